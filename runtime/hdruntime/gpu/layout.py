@@ -26,6 +26,13 @@ class Shape(NamedTuple):
     memory: int = 0
 
 
+class ShapeChoice(NamedTuple):
+    """The shape to pad a batch to, and the number of the engine's profile for it; 0 for a model without profiles."""
+
+    profile: int
+    shape: Shape
+
+
 class Place(NamedTuple):
     """A tensor: its first byte in the block, its shape and its type."""
 

@@ -1,4 +1,4 @@
-"""Slots for batches in flight: staging memory, device memory, events, and the results."""
+"""Batches in flight: the streams that they share, and a slot of memory and events for each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from hdruntime.gpu.memory import Block
 
 _WITHOUT_TIMES = 2
 """``CU_EVENT_DISABLE_TIMING``."""
+
+_NON_BLOCKING = 1
+"""``CU_STREAM_NON_BLOCKING``: the stream does not wait for the legacy default stream."""
 
 
 class PendingBatch:
@@ -105,3 +108,41 @@ class Slot:
         self.release()
         for event in (self.copied_in, self.began, self.computed, self.copied_out):
             self._device.call("cuEventDestroy", event)
+
+
+class Pipeline:
+    """Two batches in flight: copies of one, on streams of their own, overlap with computing the other.
+
+    The GPU's context must be current in every call.
+
+    Attributes:
+        copying_in: stream of the copies to the device.
+        computing: stream of the model.
+        copying_out: stream of the copies from the device.
+        slots: two, used alternately.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.copying_in, self.computing, self.copying_out = (
+            device.call("cuStreamCreate", _NON_BLOCKING) for _ in range(3)
+        )
+        self.slots = (Slot(device), Slot(device))
+
+    def settle(self) -> None:
+        """Wait for all enqueued work."""
+        for stream in (self.copying_in, self.computing, self.copying_out):
+            self._device.call("cuStreamSynchronize", stream)
+
+    def release(self) -> None:
+        """Free the buffers of slots without a batch; nothing is enqueued."""
+        for slot in self.slots:
+            if not slot.busy:
+                slot.release()
+
+    def close(self) -> None:
+        """Free everything; no slot may be in use, and nothing is enqueued."""
+        for slot in self.slots:
+            slot.close()
+        for stream in (self.copying_in, self.computing, self.copying_out):
+            self._device.call("cuStreamDestroy", stream)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hdruntime.backends.tensorrt.engine import LoadedEngine
-from hdruntime.backends.tensorrt.shapes import ShapeChoice
 from hdruntime.errors import BackendError
 from hdruntime.gpu.cuda import Device
-from hdruntime.gpu.layout import Layout
+from hdruntime.gpu.layout import Layout, ShapeChoice
 from hdruntime.gpu.memory import Block
 
 

@@ -18,11 +18,12 @@ from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugin_class import take_plugin_errors
 from hdplugins.tensorrt.plugins import plugins_with_kernels
 from hdruntime.backends.tensorrt.log import TensorRtLog, log_of
-from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape, Role, TensorSpec
+from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape, TensorSpec
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, HdexportError, OutOfMemoryError
 from hdruntime.gpu.layout import Layout, Shape, layout_of
+from hdruntime.gpu.model import staged_order
 from hdruntime.optional import require
 
 logger = logging.getLogger(__name__)
@@ -147,8 +148,7 @@ def load_engine(
         engine = runtime.deserialize_cuda_engine(bundle.file(file.file).read_bytes())
     if engine is None:
         raise error_of(log, doing)
-    # A layout has the memories last, so that the inputs before them are one copy to the device.
-    specs = sorted(bundle.manifest.inputs, key=lambda spec: spec.role is Role.MEMORY)
+    specs = staged_order(bundle.manifest.inputs)
     inputs = _tensors(bundle, engine, trt.TensorIOMode.INPUT, specs)
     outputs = _tensors(bundle, engine, trt.TensorIOMode.OUTPUT, bundle.manifest.outputs)
     _check_profiles(bundle, file, engine)

@@ -13,10 +13,9 @@ from typing import Any
 from hdruntime.arrays import FloatArray
 from hdruntime.backends.tensorrt.contexts import ExecutionContext
 from hdruntime.backends.tensorrt.graph_policy import same_answers
-from hdruntime.backends.tensorrt.shapes import ShapeChoice
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.gpu.cuda import Device
-from hdruntime.gpu.layout import Layout
+from hdruntime.gpu.layout import Layout, ShapeChoice
 from hdruntime.gpu.memory import Block
 
 _NAN_BYTE = 0xFF

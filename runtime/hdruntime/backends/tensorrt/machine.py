@@ -1,112 +1,122 @@
-"""Streams, execution contexts, scratch memory and CUDA graphs that run the batches of one engine."""
+"""Execution contexts, scratch memory and CUDA graphs that run the batches of one engine."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from hdruntime.backends.tensorrt.contexts import ExecutionContext
 from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
 from hdruntime.backends.tensorrt.graphs import BatchGraph, CaptureError
-from hdruntime.backends.tensorrt.shapes import ShapeChoice
+from hdruntime.backends.tensorrt.runtime_cache import RuntimeCache
+from hdruntime.backends.tensorrt.shapes import choose_profile
+from hdruntime.bundle.manifest import ProfileShape
 from hdruntime.errors import OutOfMemoryError
 from hdruntime.gpu.cuda import Device
-from hdruntime.gpu.layout import Layout
+from hdruntime.gpu.layout import Layout, ShapeChoice
 from hdruntime.gpu.memory import Block
 from hdruntime.gpu.slots import Slot
 
 logger = logging.getLogger(__name__)
 
-_NON_BLOCKING = 1
-"""``CU_STREAM_NON_BLOCKING``: the stream does not wait for the legacy default stream."""
-
 
 class Machine:
-    """Computes batches in order on one stream; the GPU's context must be current in every call.
+    """Computes batches of an engine; see `hdruntime.gpu.model.DeviceModel`.
 
-    Copies run on separate streams and overlap with computing; batches do not compute at the same time, so they share
-    the scratch memory. Of the CUDA graphs at most `most_graphs` are kept; the least recently used one is closed first.
+    Batches do not compute at the same time, so they share the scratch memory. Of the CUDA graphs at most `most_graphs`
+    are kept; the least recently used one is closed first.
 
-    Attributes:
-        copying_in: stream of the copies to the device.
-        computing: stream of the engine.
-        copying_out: stream of the copies from the device.
-        slots: two, used alternately.
+    Args:
+        loaded: closed with this.
+        cache: TensorRT-RTX's runtime cache; None for others.
+        profiles: of the engine.
+        limit: most tokens that a batch of so many tokens may be padded to.
+        stream: the one that computes.
     """
 
-    def __init__(self, device: Device, loaded: LoadedEngine, policy: GraphPolicy, *, most_graphs: int) -> None:
-        self._device, self._loaded, self._policy = device, loaded, policy
-        self.copying_in, self.computing, self.copying_out = (
-            device.call("cuStreamCreate", _NON_BLOCKING) for _ in range(3)
-        )
-        self.slots = (Slot(device), Slot(device))
-        self._arena = Block(device, wait=lambda: device.call("cuStreamSynchronize", self.computing))
+    zeroed: Collection[str] = ()
+
+    def __init__(
+        self,
+        device: Device,
+        loaded: LoadedEngine,
+        policy: GraphPolicy,
+        cache: RuntimeCache | None,
+        *,
+        profiles: Sequence[ProfileShape],
+        limit: Callable[[int], int],
+        stream: Any,
+        most_graphs: int,
+    ) -> None:
+        self._device, self._loaded, self._policy, self._cache = device, loaded, policy, cache
+        self.inputs, self.outputs = loaded.inputs, loaded.outputs
+        self._profiles, self._limit, self._stream = profiles, limit, stream
+        self._arena = Block(device, wait=self._wait)
         self._contexts: dict[int, ExecutionContext] = {}
         self._graphs: OrderedDict[ShapeChoice, BatchGraph] = OrderedDict()
         self._most_graphs = most_graphs
         self._graphs_arena = 0
 
-    def compute(self, slot: Slot, choice: ShapeChoice, inputs: Layout, outputs: Mapping[str, int]) -> float | None:
-        """Start a batch whose inputs are in the slot, which the computing stream may read.
+    def choose(self, batch: int, tokens: int, *, memory: int = 0) -> ShapeChoice:
+        """See `DeviceModel.choose`; rows or tokens that no profile accepts are an InputError."""
+        return choose_profile(self._profiles, batch, tokens, memory=memory, limit=self._limit(tokens))
 
-        Returns the CPU's time to enqueue it, in milliseconds; None if a graph ran.
+    def layouts(self, choice: ShapeChoice, outputs: Sequence[str]) -> tuple[Layout, Layout]:
+        """All outputs: an engine computes no fewer."""
+        return self._loaded.layouts(choice.shape)
 
-        Args:
-            inputs: layout of the inputs in the slot.
-            outputs: name -> address on the device, of all outputs.
-        """
+    def compute(
+        self, slot: Slot, choice: ShapeChoice, inputs: Layout, outputs: Mapping[str, int]
+    ) -> Callable[[], object] | None:
+        """See `DeviceModel.compute`; a batch's times decide about graphs."""
+        if self._cache is not None:
+            self._cache.note(choice)
         if (graph := self._graph(slot, choice)) is not None:
             graph.start(slot.inputs.address, outputs)
-            self._device.call("cuEventRecord", slot.computed, self.computing)
             return None
         context = self._contexts.get(choice.profile)
         if context is None:
             context = self._contexts[choice.profile] = self._new_context(choice.profile)
         context.prepare(choice)
-        self._device.call("cuEventRecord", slot.began, self.computing)
+        self._device.call("cuEventRecord", slot.began, self._stream)
         addresses = slot.inputs.addresses(inputs) | dict(outputs)
         began = time.perf_counter()
         context.enqueue(choice, addresses)
         took_ms = (time.perf_counter() - began) * 1000
-        self._device.call("cuEventRecord", slot.computed, self.computing)
-        return took_ms
+        return lambda: self._policy.ran(choice, enqueue_ms=took_ms, gpu_ms=slot.gpu_ms())
 
     @property
-    def scratch_bytes(self) -> int:
-        """Scratch memory that the contexts share: TensorRT's request for the largest shape so far."""
-        return self._arena.size
-
-    def settle(self) -> None:
-        """Wait for all enqueued work."""
-        for stream in (self.copying_in, self.computing, self.copying_out):
-            self._device.call("cuStreamSynchronize", stream)
+    def engine_bytes(self) -> int | None:
+        """Bytes of the weights, and of scratch memory for the largest shape so far; None if TensorRT does not say."""
+        weights_bytes = self._loaded.weights_bytes
+        return None if weights_bytes is None else weights_bytes + self._arena.size
 
     def release(self) -> None:
-        """Free everything that only speeds up the next batch: graphs, scratch memory, buffers of free slots."""
-        self.settle()
+        """Free graphs and scratch memory."""
         self._drop_graphs()
         self._arena.release()
-        for slot in self.slots:
-            if not slot.busy:
-                slot.release()
 
     def close(self) -> None:
-        """Free everything; no slot may be in use."""
-        self.settle()
-        self._drop_graphs()
-        for context in self._contexts.values():
-            context.close()
-        self._arena.release()
-        for slot in self.slots:
-            slot.close()
-        for stream in (self.copying_in, self.computing, self.copying_out):
-            self._device.call("cuStreamDestroy", stream)
+        """Free everything, the engine also where something else cannot be freed."""
+        try:
+            if self._cache is not None:
+                self._cache.save()
+            self._drop_graphs()
+            for context in self._contexts.values():
+                context.close()
+            self._arena.release()
+        finally:
+            self._loaded.close()
+
+    def _wait(self) -> None:
+        self._device.call("cuStreamSynchronize", self._stream)
 
     def _new_context(self, profile: int) -> ExecutionContext:
-        return ExecutionContext(self._loaded, self._device, profile, self.computing, self._arena)
+        return ExecutionContext(self._loaded, self._device, profile, self._stream, self._arena)
 
     def _graph(self, slot: Slot, choice: ShapeChoice) -> BatchGraph | None:
         if self._graphs_arena != self._arena.moves:
@@ -132,7 +142,7 @@ class Machine:
         graph = None
         try:
             context = self._new_context(choice.profile)
-            graph = BatchGraph(self._device, self.computing, context, choice, *self._loaded.layouts(choice.shape))
+            graph = BatchGraph(self._device, self._stream, context, choice, *self._loaded.layouts(choice.shape))
             graph.check(slot.inputs.address, slot.staged_outputs)
             checked, graph = graph, None
             return checked

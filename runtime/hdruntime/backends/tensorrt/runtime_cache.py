@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hdruntime.constants import RUNTIME_CACHE_SUFFIX
 from hdruntime.whole_files import write_whole
@@ -20,6 +22,9 @@ logger = logging.getLogger(__name__)
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 _KEY_DIGITS = 16
+
+_SAVE_SECONDS = 60.0
+"""Between two writes while new shapes arrive; a killed process loses no more."""
 
 
 class RuntimeCacheFile:
@@ -62,3 +67,25 @@ class RuntimeCacheFile:
                 continue
             return
         logger.warning("TensorRT-RTX's runtime cache could not be written: %s", "; ".join(reasons))
+
+
+class RuntimeCache:
+    """The cache of a loaded engine, which grows with every new shape. `content` is TensorRT-RTX's object."""
+
+    def __init__(self, file: RuntimeCacheFile, content: Any) -> None:
+        self._file, self._content = file, content
+        self._shapes: set[Hashable] = set()
+        self._is_unsaved, self._saved = False, time.monotonic()
+
+    def note(self, shape: Hashable) -> None:
+        """Say that a shape was run, which may be a new one."""
+        self._is_unsaved |= shape not in self._shapes
+        self._shapes.add(shape)
+        if time.monotonic() - self._saved >= _SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Write the cache if it has grown."""
+        if self._is_unsaved:
+            self._file.write(bytes(memoryview(self._content.serialize())))
+            self._is_unsaved, self._saved = False, time.monotonic()

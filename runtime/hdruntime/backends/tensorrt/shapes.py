@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from hdruntime.bundle.manifest import ProfileShape
 from hdruntime.errors import BackendUnavailableError, InputError
-from hdruntime.gpu.layout import Shape
+from hdruntime.gpu.layout import Shape, ShapeChoice
 
 _SHORTEST_STEP = 16
 """Tokens; rows of a matrix product that a tensor core computes at once."""
@@ -19,13 +18,6 @@ _STEPS_OF_OCTAVE = 16
 Every new shape costs: TensorRT updates its state, TensorRT-RTX compiles kernels, CUDA graphs are captured, and some
 versions leak (NVIDIA/TensorRT#4849). Texts have any length, so without steps nearly every batch has a shape of its own.
 """
-
-
-class ShapeChoice(NamedTuple):
-    """A profile's number, and the shape to pad a batch to for it."""
-
-    profile: int
-    shape: Shape
 
 
 def choose_profile(

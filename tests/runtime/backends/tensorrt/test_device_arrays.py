@@ -168,7 +168,7 @@ def test_memory_released_during_a_capture_is_freed_afterwards(
     monkeypatch.setattr(machine.device, "cuStreamEndCapture", collect_first)
     machine.run(runner, new_batch(2, 20))
     assert held == []
-    assert runner._machine._graphs, "the capture succeeded"
+    assert runner._model._graphs, "the capture succeeded"
     machine.run(runner, new_batch(2, 20))
 
 

@@ -148,8 +148,7 @@ def test_graphs_are_used_and_none_differs(
         runner = new_runner("on")
         for seed in range(5):
             check(runner, *case(1, 64, seed))
-        assert runner._machine is not None
-        used = len(runner._machine._graphs)
+        used = len(runner._model._graphs)
         runner.close()
     assert (used, "CUDA graphs are off" in caplog.text) == (1, False), caplog.text
 

@@ -142,7 +142,7 @@ def test_a_graph_is_not_freed_while_it_runs(new_machine: MachineMaker) -> None:
     batch = new_batch(2, 20, seed=9)
     results = runner.start(batch, [HIDDEN])
     with runner._device.current():
-        runner._machine._drop_graphs()
+        runner._model._drop_graphs()
     machine.check(batch, results())
 
 

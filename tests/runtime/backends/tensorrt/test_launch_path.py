@@ -91,7 +91,7 @@ def test_batches_in_flight_get_their_own_results(graphs: str, bundle: Bundle) ->
     for batch, results in started:
         check(batch, results()[HIDDEN])
     if graphs != "off":
-        assert graphs == "auto" or runner._machine._graphs, "nothing was captured"
+        assert graphs == "auto" or runner._model._graphs, "nothing was captured"
     runner.close()
 
 
@@ -155,7 +155,7 @@ def test_an_array_that_a_second_thread_releases_during_a_capture_is_freed_afterw
         check(batch, runner.start(batch, [HIDDEN])()[HIDDEN])
     assert freed, "no graph was captured"
     assert freed[0] > 0, "the array was freed during the capture"
-    assert runner._machine._graphs, "the capture failed"
+    assert runner._model._graphs, "the capture failed"
     with device.current():
         assert not device._garbage
     runner.close()

@@ -12,7 +12,7 @@ import pytest
 
 from fakes.machine import Machine, MachineMaker, new_batch
 from fakes.simulated_tensorrt import CACHE_MAGIC
-from hdruntime.backends.tensorrt import runner as runner_module
+from hdruntime.backends.tensorrt import runtime_cache
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import RUNTIME_CACHE_SUFFIX
@@ -59,8 +59,8 @@ def test_the_cache_is_written_regularly_for_processes_that_are_killed(
     runner = machine.runner()
     machine.run(runner, new_batch(2, 20))
     assert cache_files(machine.bundle.path) == []
-    now = runner_module.time.monotonic() + 61
-    monkeypatch.setattr(runner_module.time, "monotonic", lambda: now)
+    now = runtime_cache.time.monotonic() + 61
+    monkeypatch.setattr(runtime_cache.time, "monotonic", lambda: now)
     machine.run(runner, new_batch(2, 20))
     (file,) = cache_files(machine.bundle.path)
     written = file.stat().st_mtime_ns
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_ignored_with_a_warning_and_never_parsed(
 
 def test_a_cache_that_tensorrt_rtx_refuses_is_ignored_with_a_warning(machine: Machine, caplog: Any) -> None:
     runner = machine.runner()
-    runner._cache_file.write(b"of another version")
+    runner._model._cache._file.write(b"of another version")
     runner.close()
     runner = machine.runner()
     assert "TensorRT-RTX does not accept its runtime cache from disk" in caplog.text

@@ -9,20 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.arrays import Inputs, Outputs
-from hdruntime.backends.tensorrt.engine import LoadedEngine
-from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
-from hdruntime.backends.tensorrt.machine import Machine
-from hdruntime.backends.tensorrt.shapes import ShapeChoice
 from hdruntime.gpu.carried import Carried
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.device_arrays import DeviceArray
 from hdruntime.gpu.device_inputs import DeviceInput, copy_to_device, values_of
-from hdruntime.gpu.layout import Layout, padding_ranges
-from hdruntime.gpu.slots import Slot
+from hdruntime.gpu.layout import Layout, ShapeChoice, layout_of, padding_ranges
+from hdruntime.gpu.model import DeviceModel
+from hdruntime.gpu.slots import Pipeline, Slot
 
 
 class Batches:
-    """Starts batches of one engine, and collects their results.
+    """Starts batches of one model, and collects their results.
 
     The GPU's context must be current where batches are started. `fill` has the padding value of inputs by name; 0 for
     others.
@@ -31,14 +28,13 @@ class Batches:
     def __init__(
         self,
         device: Device,
-        loaded: LoadedEngine,
-        machine: Machine,
-        policy: GraphPolicy,
+        model: DeviceModel,
+        pipeline: Pipeline,
         *,
         mask: str,
         fill: Mapping[str, int],
     ) -> None:
-        self._device, self._loaded, self._machine, self._policy = device, loaded, machine, policy
+        self._device, self._model, self._pipeline = device, model, pipeline
         self._mask, self._fill = mask, fill
 
     def start(
@@ -54,37 +50,38 @@ class Batches:
         slot.
 
         Args:
-            choice: the profile, and the shape to pad the batch to.
+            choice: the shape to pad the batch to.
             inputs: of the types and shapes of the manifest.
             carried: states on the GPU that the batch reads and replaces; None if they are among the inputs.
 
         Raises:
-            BackendError: TensorRT or the driver refuses; some of the work may already be enqueued.
+            BackendError: the model or the driver refuses; some of the work may already be enqueued.
             OutOfMemoryError: the GPU has too little memory; likewise.
         """
-        layouts = self._loaded.layouts(choice.shape)
+        left = () if carried is None else carried.fed_from.values()
+        layouts = self._model.layouts(choice, list(dict.fromkeys((*outputs, *left))))
         slot.ensure(*layouts)
         self._stage(slot, layouts[0], inputs, but=() if carried is None else carried.fed_from)
-        call = self._device.call
+        call, pipeline = self._device.call, self._pipeline
         size = layouts[0].size
         if carried is not None:
             size = min(layouts[0].places[name].offset for name in carried.fed_from)
-        call("cuMemcpyHtoDAsync", slot.inputs.address, slot.staged_inputs.address, size, self._machine.copying_in)
-        call("cuEventRecord", slot.copied_in, self._machine.copying_in)
-        call("cuStreamWaitEvent", self._machine.computing, slot.copied_in, 0)
+        call("cuMemcpyHtoDAsync", slot.inputs.address, slot.staged_inputs.address, size, pipeline.copying_in)
+        call("cuEventRecord", slot.copied_in, pipeline.copying_in)
+        call("cuStreamWaitEvent", pipeline.computing, slot.copied_in, 0)
         if carried is not None:
             carried.read(slot.inputs.addresses(layouts[0]), layouts[0])
-        enqueue_ms = self._machine.compute(slot, choice, layouts[0], slot.outputs.addresses(layouts[1]))
+        computed = self._compute(slot, choice, layouts[0], slot.outputs.addresses(layouts[1]))
         if carried is not None:
             carried.replace(slot.outputs.addresses(layouts[1]))
-        call("cuStreamWaitEvent", self._machine.copying_out, slot.computed, 0)
+        call("cuStreamWaitEvent", pipeline.copying_out, slot.computed, 0)
         for name in outputs:
             place = layouts[1].places[name]
-            staged, computed = slot.staged_outputs.address + place.offset, slot.outputs.address + place.offset
-            call("cuMemcpyDtoHAsync", staged, computed, place.size, self._machine.copying_out)
-        call("cuEventRecord", slot.copied_out, self._machine.copying_out)
+            staged, address = slot.staged_outputs.address + place.offset, slot.outputs.address + place.offset
+            call("cuMemcpyDtoHAsync", staged, address, place.size, pipeline.copying_out)
+        call("cuEventRecord", slot.copied_out, pipeline.copying_out)
         padding = inputs[self._mask] == 0
-        return lambda: self._collected(slot, choice, layouts[1], outputs, padding, enqueue_ms)
+        return lambda: self._collected(slot, layouts[1], outputs, padding, computed)
 
     def start_on_device(
         self, slot: Slot, choice: ShapeChoice, inputs: Mapping[str, DeviceInput], outputs: list[str]
@@ -93,55 +90,61 @@ class Batches:
 
         Returns the results, and a function that waits until the slot is free again and returns no arrays.
         """
-        layouts = self._loaded.layouts(choice.shape)
+        layouts = self._model.layouts(choice, [])
         slot.ensure(*layouts)
         padding = self._copied_in(slot, layouts[0], inputs)
+        places = layout_of({name: self._model.outputs[name] for name in outputs}, choice.shape).places
         shape = inputs[self._mask].shape
         results = {}
-        for name in outputs:
-            padded = layouts[1].places[name].shape
+        for name, place in places.items():
             axes = shape if self._has_tokens_axis(name) else shape[:1]
-            results[name] = DeviceArray(self._device, (*axes, *padded[len(axes) :]), padded=padded)
+            results[name] = DeviceArray(self._device, (*axes, *place.shape[len(axes) :]), padded=place.shape)
         addresses = {name: result.address for name, result in results.items()}
-        enqueue_ms = self._machine.compute(slot, choice, layouts[0], slot.outputs.addresses(layouts[1]) | addresses)
+        computed = self._compute(slot, choice, layouts[0], slot.outputs.addresses(layouts[1]) | addresses)
         for name, result in results.items():
-            if self._has_tokens_axis(name):
-                place = layouts[1].places[name]
-                size = place.size // math.prod(place.shape[:2])
+            if self._has_tokens_axis(name) and name not in self._model.zeroed:
+                size = places[name].size // math.prod(places[name].shape[:2])
                 for first, end in padding:
                     where, length = result.address + first * size, (end - first) * size
-                    self._device.call("cuMemsetD8Async", where, 0, length, self._machine.computing)
-            result.mark_ready(self._machine.computing)
-        return results, lambda: self._computed(slot, choice, enqueue_ms)
+                    self._device.call("cuMemsetD8Async", where, 0, length, self._pipeline.computing)
+            result.mark_ready(self._pipeline.computing)
+        return results, lambda: self._computed(slot, computed)
 
-    def _computed(self, slot: Slot, choice: ShapeChoice, enqueue_ms: float | None) -> Outputs:
-        """Wait until a batch is computed, and record its times."""
+    def _compute(
+        self, slot: Slot, choice: ShapeChoice, layout: Layout, outputs: Mapping[str, int]
+    ) -> Callable[[], object] | None:
+        computed = self._model.compute(slot, choice, layout, outputs)
+        self._device.call("cuEventRecord", slot.computed, self._pipeline.computing)
+        return computed
+
+    def _computed(self, slot: Slot, computed: Callable[[], object] | None) -> Outputs:
+        """Wait until a batch is computed."""
         with self._device.current():
             self._device.call("cuEventSynchronize", slot.computed)
-            if enqueue_ms is not None:
-                self._policy.ran(choice, enqueue_ms=enqueue_ms, gpu_ms=slot.gpu_ms())
+            if computed is not None:
+                computed()
         return {}
 
     def _collected(
         self,
         slot: Slot,
-        choice: ShapeChoice,
         layout: Layout,
         outputs: list[str],
         padding: npt.NDArray[np.bool_],
-        enqueue_ms: float | None,
+        computed: Callable[[], object] | None,
     ) -> Outputs:
         """Wait for a batch and copy its results out of the staging memory."""
         with self._device.current():
             self._device.call("cuEventSynchronize", slot.copied_out)
-        self._computed(slot, choice, enqueue_ms)
+        self._computed(slot, computed)
         rows, tokens = padding.shape
-        staged = slot.staged_outputs.arrays(layout)
+        staged, is_padded = slot.staged_outputs.arrays(layout), padding.any()
         results = {}
         for name in outputs:
             if self._has_tokens_axis(name):
                 results[name] = staged[name][:rows, :tokens].copy()
-                results[name][padding] = 0
+                if is_padded and name not in self._model.zeroed:
+                    results[name][padding] = 0
             else:
                 results[name] = staged[name][:rows].copy()
         return results
@@ -149,7 +152,7 @@ class Batches:
     def _copied_in(self, slot: Slot, layout: Layout, inputs: Mapping[str, DeviceInput]) -> list[tuple[int, int]]:
         """Copy inputs into the slot and wait for the copies; returns the padding, as (first, end) in the slot's
         flattened rows."""
-        call, stream = self._device.call, self._machine.copying_in
+        call, stream = self._device.call, self._pipeline.copying_in
         self._stage(slot, layout, {})
         staged, alike = slot.staged_inputs.arrays(layout), {}
         for name, array in inputs.items():
@@ -182,5 +185,5 @@ class Batches:
                 staged[tuple(slice(size) for size in inputs[name].shape)] = inputs[name]
 
     def _has_tokens_axis(self, name: str) -> bool:
-        spec, _ = self._loaded.outputs[name]
+        spec, _ = self._model.outputs[name]
         return spec.has_tokens_axis
