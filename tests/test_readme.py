@@ -17,6 +17,7 @@ from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.lowering.lowering import ENGINES, Lowering
 from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
+from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.backends.onnxruntime import CPU_LOWERING
 from hdruntime.backends.openvino import OPENVINO_LOWERING
 from hdruntime.bundle.manifest import Dtype, Task
@@ -44,7 +45,7 @@ def support_table() -> str:
         fused = lowering.fused.get(CPU_LOWERING)
         cpu = f"fused in {', '.join(fused)}" if fused else "linear function"
         cpu += ", fused for short texts" * lowering.fuses_short_texts
-        is_plugin = operator.has_face("plugin")
+        is_plugin = operator in plugin_operators()
         in_engines = face_of(operator).DTYPES if is_plugin else lowering.fused.get(ENGINES)
         kind = "plugin" if is_plugin else "fused"
         engine = f"{kind} in {', '.join(in_engines)}; function otherwise" if in_engines else "function"

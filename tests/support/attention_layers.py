@@ -101,6 +101,11 @@ class Layer(ABC):
         return function_of_node(self.operator, inputs=inputs, order=order, **described)
 
     @property
+    def answers_padding(self) -> bool:
+        """Whether a query of padding has an answer, and not 0."""
+        return False
+
+    @property
     def constants(self) -> dict[str, np.ndarray]:
         """Inputs that are initializers, by name."""
         return {}
@@ -131,6 +136,10 @@ class Layer(ABC):
         arguments |= {**self.attributes, "scale": states[0].shape[-1] ** -0.5, **changes}
         definition: Callable[..., torch.Tensor] = self.operator.definition
         return definition(**arguments)
+
+    def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """PyTorch's answer in the states' dtype, whose error is what a kernel is measured by."""
+        return self.by_definition(states, feeds)
 
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
         """Weights above 0 of the definition where all scores are equal: values are unit vectors, which show them."""
@@ -174,10 +183,6 @@ class SparseLayer(Layer):
     def keys_of(self, states: Mapping[str, np.ndarray]) -> np.ndarray:
         """What queries, the first states, are multiplied with: [batch, tokens, heads, head_dim]."""
         return states["key"]
-
-    def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """PyTorch's answer in the states' dtype, whose error is what a kernel is measured by."""
-        return self.by_definition(states, feeds)
 
 
 @dataclass(frozen=True, kw_only=True)

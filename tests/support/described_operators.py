@@ -1,7 +1,7 @@
 """Descriptions of all operators, for tests that iterate over them: one module per operator in `support/operators`.
 
 A module has `NODES`, the nodes of the operator that tests try. That of a sparse operator, linear in tokens in both
-orders of blocks, has a `DESCRIPTION`, and `KERNELS` where it has a kernel; that of one by distance has `BODIES`.
+orders of blocks, has a `DESCRIPTION`; that of one by distance has `BODIES`; another with a kernel has `KERNELS`.
 One with a plugin has a `PLUGIN_NODE`, which a plugin is made for.
 """
 
@@ -12,6 +12,7 @@ import pkgutil
 from collections.abc import Sequence
 
 import support.operators
+from hdplugins import OPERATORS
 from support.attention_layers import BodyDescription, Description, Layer
 from support.kernel_cases import KernelDescription
 
@@ -20,6 +21,9 @@ _MODULES = {
     for found in pkgutil.iter_modules(support.operators.__path__)
     for module in [importlib.import_module(f"support.operators.{found.name}")]
 }
+
+WITH_KERNELS = {name for name, operator in OPERATORS.items() if operator.has_face("kernel")}
+"""Names of operators."""
 
 NODES: dict[str, Sequence[Layer]] = {name: module.NODES for name, module in _MODULES.items()}
 

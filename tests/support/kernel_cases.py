@@ -1,4 +1,4 @@
-"""What tests of all kernels and plugins ask of a sparse operator, and their calls."""
+"""What tests of all kernels and plugins ask of an operator, and their calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hdplugins import Operator
 from hdplugins.attention.kernel_launch import launch
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
-from support.attention_layers import SparseLayer
+from support.attention_layers import Layer
 from support.interpreted_kernel import Inputs
 
 KERNEL_DTYPES = ("float32", "float16")
@@ -29,29 +29,30 @@ class KernelDescription:
     cases: Sequence[Any]  # layer, kinds, tiles and size of the queries, whose answers must be right
     # a node, tokens, the first key that holds NaN, the end of the queries that must not see it, and the first of
     # the queries that do; None where hashes decide which keys are seen
-    not_loaded: tuple[SparseLayer, int, int, int, int] | None
-    fitting: SparseLayer  # a node with twelve heads of 64 that kernels can be launched for
+    not_loaded: tuple[Layer, int, int, int, int] | None
+    fitting: Layer  # a node with twelve heads of 64 that kernels can be launched for
     # attributes, and the shape of a query or of the last input -> the message that refuses a launch
     refused: Sequence[tuple[dict[str, Any], str]]
 
 
-def inputs_of(layer: SparseLayer, kinds: torch.Tensor, *, size: float = 1.0) -> Inputs:
-    """Random states; a query of padding is NaN, since its answer is 0 with any content of padding."""
+def inputs_of(layer: Layer, kinds: torch.Tensor, *, size: float = 1.0) -> Inputs:
+    """Random states, and a mask of its type; a query of padding is NaN where its answer is 0 with any content."""
     (batch, tokens), names = kinds.shape, layer.operator.state_names
     shapes = [(batch, tokens, layer.heads_of(name), layer.head_dim) for name in names]
     generator = torch.Generator().manual_seed(math.prod(shapes[0]))
     dtype = getattr(torch, layer.dtype)
     query, *others = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
-    query = (layer.decided(query) * size).masked_fill((kinds == 0)[:, :, None, None], torch.nan)
+    query = layer.decided(query) * size
+    if not layer.answers_padding:
+        query = query.masked_fill((kinds == 0)[:, :, None, None], torch.nan)
     typed = (query, *others)
     states = dict(zip(names, typed, strict=True))
     tables = map(torch.from_numpy, layer.constants.values())
-    return states | dict(zip(layer.operator.inputs[len(names) :], (kinds, *tables), strict=False))
+    mask = kinds != 0 if face_of(layer.operator).INPUT_DTYPES[len(names)] == "bool" else kinds
+    return states | dict(zip(layer.operator.inputs[len(names) :], (mask, *tables), strict=False))
 
 
-def right_answers(
-    layer: SparseLayer, inputs: Inputs, dtype: torch.dtype = torch.float64, **changes: Any
-) -> torch.Tensor:
+def right_answers(layer: Layer, inputs: Inputs, dtype: torch.dtype = torch.float64, **changes: Any) -> torch.Tensor:
     """The answer by the definition."""
     states = [inputs[name].nan_to_num().to(dtype) for name in layer.operator.state_names]
     return layer.by_definition(states, inputs, **changes)
@@ -72,7 +73,7 @@ def answer_of_gpu(operator: Operator, inputs: Inputs, attributes: Mapping[str, A
     return out.cpu()
 
 
-def tiles_of_gpu(layer: SparseLayer) -> Tiles:
+def tiles_of_gpu(layer: Layer) -> Tiles:
     """A node's tiles for sm_86."""
     shapes = [(1, 1, 1, layer.head_dim)] * layer.operator.states
     return face_of(layer.operator).tiles(shapes, layer.node_attributes, dtype=layer.dtype, architecture=86)
@@ -80,7 +81,7 @@ def tiles_of_gpu(layer: SparseLayer) -> Tiles:
 
 def kernel_case(
     *name: object,
-    layer: SparseLayer,
+    layer: Layer,
     kinds: torch.Tensor,
     tiles: Tiles | None = None,
     size: float = 1.0,

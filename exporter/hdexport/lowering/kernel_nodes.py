@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
-from hdplugins.attention.plugin_face import PLUGIN_FACE, face_of
+from hdplugins.attention.plugin_face import face_of
+from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.errors import ExportError
 
@@ -19,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 def kernel_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
     """The nodes whose operators have kernels, in graph order."""
-    return [node for node in operator_nodes(model) if operator_of(node).has_face(PLUGIN_FACE)]
+    operators = plugin_operators()
+    return [node for node in operator_nodes(model) if operator_of(node) in operators]
 
 
 def shapes_of_inputs(node: onnx_ir.Node, inputs: Sequence[onnx_ir.Value | None] | None = None) -> list[list[int]]:

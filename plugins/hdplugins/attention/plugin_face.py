@@ -99,6 +99,7 @@ class PluginFace(ABC):
         POINTERS: kernel -> its pointers, in the function's order; the kernels in the order in which they run.
         SCALARS: kernel -> its scalar arguments, which follow; all are int32 but `scale`.
         CALLED_MODULES: import paths of the modules whose functions the kernels call beside their own.
+        IS_PLUGIN: whether engines run the kernels, by a plugin, rather than what TensorRT has.
     """
 
     OPERATOR: ClassVar[Operator]
@@ -111,6 +112,7 @@ class PluginFace(ABC):
     POINTERS: ClassVar[Mapping[str, tuple[str, ...]]]
     SCALARS: ClassVar[Mapping[str, tuple[str, ...]]]
     CALLED_MODULES: ClassVar[tuple[str, ...]] = (INNER_LOOP,)
+    IS_PLUGIN: ClassVar[bool] = True
 
     @property
     def kernels(self) -> tuple[str, ...]:

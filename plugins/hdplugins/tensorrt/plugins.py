@@ -26,7 +26,8 @@ _registry_lock = threading.RLock()
 
 def plugin_operators() -> tuple[Operator, ...]:
     """The operators that have a plugin."""
-    return tuple(operator for operator in OPERATORS.values() if operator.has_face(PLUGIN_FACE))
+    with_kernels = [operator for operator in OPERATORS.values() if operator.has_face(PLUGIN_FACE)]
+    return tuple(operator for operator in with_kernels if face_of(operator).IS_PLUGIN)
 
 
 @contextlib.contextmanager

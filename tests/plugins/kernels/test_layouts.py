@@ -14,14 +14,15 @@ import torch
 from hdplugins.attention.operator import Operator
 from hdplugins.attention.plugin_face import face_of, sizes, stride_names
 from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.tensorrt.plugins import plugin_operators
 from support.attention_layers import Layer, token_kinds
 from support.comparators import named_case
+from support.described_operators import WITH_KERNELS
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import inputs_of
 from support.operators import distance, relative
 from support.operators.blocks import Blocks
 from support.operators.chunks import Chunks
+from support.operators.dense import Dense
 from support.operators.distance import Clipped
 from support.operators.lsh import Lsh
 from support.operators.relative import Relative, key_kinds
@@ -56,6 +57,7 @@ CALLS: tuple[tuple[Layer, Inputs], ...] = (
     # So long that the keys of queries that see all are in parts, whose answers another kernel writes.
     of_sparse(Blocks(block=128, head_dim=80), token_kinds("right", 520, batch=2)),
     of_sparse(Chunks(chunk=16, after=1, head_dim=80), np.minimum(KINDS, 1)),
+    of_sparse(Dense(heads=4, kv_heads=2, head_dim=80), np.minimum(KINDS, 1)),
     of_sparse(Lsh(chunk=16, head_dim=80), np.minimum(KINDS, 1)),
     (CLIPPED, tensors(distance.inputs_of(CLIPPED, np.minimum(KINDS, 1)))),
     (RELATIVE, tensors(relative.inputs_of(RELATIVE, key_kinds("holes", 37, 7, batch=2), 37))),
@@ -109,7 +111,7 @@ def states_of(operator: Operator, inputs: Inputs) -> Inputs:
 
 
 def test_every_operator_with_a_kernel_is_called() -> None:
-    assert {layer.operator.name for layer, _ in CALLS} == {operator.name for operator in plugin_operators()}
+    assert {layer.operator.name for layer, _ in CALLS} == WITH_KERNELS
 
 
 @each_call

@@ -30,8 +30,8 @@ from hdplugins.kernels.aot import (
 )
 from hdplugins.kernels.aot_worker import register_limits
 from hdplugins.kernels.attention_tiles import HEAD_DIMS
-from hdplugins.tensorrt.plugins import plugin_operators
 from support.comparators import named_case
+from support.described_operators import WITH_KERNELS
 from support.no_compilers import without_compilers
 
 triton = pytest.importorskip("triton", reason="Triton has no wheel for this platform")
@@ -45,7 +45,9 @@ WINDOWS, BLOCKS, CHUNKS, LSH = "SlidingWindowAttention", "BlockSparseAttention",
 
 RELATIVE, CLIPPED = "RelativeAttention", "ClippedDistanceAttention"
 
-EVERY = (WINDOWS, BLOCKS, CHUNKS, LSH, RELATIVE, CLIPPED)
+DENSE = "DenseAttention"
+
+EVERY = (WINDOWS, BLOCKS, CHUNKS, LSH, RELATIVE, CLIPPED, DENSE)
 
 
 def sources_of(
@@ -109,6 +111,7 @@ EVERY_RUN = (
     Case(CHUNKS, 100),
     Case(RELATIVE, 86, head_dim=32),
     Case(CLIPPED, 80, "float32"),
+    Case(DENSE, 90),
 )
 """Every operator, architecture and dtype."""
 
@@ -119,6 +122,7 @@ SIZES = {
     BLOCKS: [("float16", 64, 64), ("float32", 64, 64), ("bfloat16", 128, 64), ("float16", 64, 84)],
     **dict.fromkeys((CHUNKS, LSH), tuple(itertools.product(DTYPES, HEAD_DIMS, (16, 32, 64)))),
     **dict.fromkeys((RELATIVE, CLIPPED), tuple(itertools.product(DTYPES, HEAD_DIMS, (64,)))),
+    DENSE: tuple(itertools.product(DTYPES, WINDOW_HEAD_DIMS, (64,))),
 }
 """Operator -> types, sizes of heads, and sizes of blocks or chunks, of its kernels that a nightly run compiles."""
 
@@ -178,7 +182,7 @@ def compiled_apart(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Compile
 
 
 def test_every_run_compiles_each_operator_and_for_each_architecture_and_dtype() -> None:
-    assert {case.operator for case in EVERY_RUN} == set(EVERY) == {operator.name for operator in plugin_operators()}
+    assert {case.operator for case in EVERY_RUN} == set(EVERY) == WITH_KERNELS
     assert {case.architecture for case in EVERY_RUN} == set(SHARED_BYTES)
     assert {case.dtype for case in EVERY_RUN} == {*DTYPES}
 
@@ -229,7 +233,7 @@ def assert_is_good_machine_code(case: Case, kernels: Sequence[CompiledKernel]) -
             assert (copies > 0) == (kernel.constants.get("columns", case.head_dim) == case.head_dim)
             # A query has one score of other segments; a truth is a byte.
             is_narrow = case.dtype != "float32" and "segment_scores" in dict(kernel.arguments)
-            assert (narrow_loads(ptx) > 0) == (is_narrow or case.operator == CLIPPED)
+            assert (narrow_loads(ptx) > 0) == (is_narrow or case.operator in (CLIPPED, DENSE))
             # So many queries as the newer instructions take do not fit the registers beside sums by distance.
             is_older = case.operator == RELATIVE and case.architecture == 90
             cores = TENSOR_CORES[80 if is_older else kernel.architecture]
@@ -358,7 +362,7 @@ def test_our_kernels_name_every_module_whose_functions_they_call() -> None:
 def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype() -> None:
     sizes = [(RELATIVE, 0), *itertools.product((BLOCKS, CHUNKS, LSH), (1, 16, 32, 64, 84, 128))]
     for head_dim, dtype in itertools.product(WINDOW_HEAD_DIMS, DTYPES):
-        for operator, size in [(WINDOWS, 0), *(sizes if head_dim in HEAD_DIMS else [])]:
+        for operator, size in [(WINDOWS, 0), (DENSE, 0), *(sizes if head_dim in HEAD_DIMS else [])]:
             sources = sources_of(operator, size, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
             case = (operator, size, head_dim, dtype)
             assert [source.architecture for source in sources if source.function == "attend"] == [*SHARED_BYTES], case

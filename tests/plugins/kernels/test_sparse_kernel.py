@@ -1,4 +1,4 @@
-"""The GPU kernels of the sparse operators, interpreted on the CPU, against the definitions."""
+"""The GPU kernels of sparse operators and of dense attention, interpreted on the CPU, against the definitions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hdplugins import OPERATORS
 from hdplugins.attention.lsh.reference import hash_tokens
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.tensorrt.plugins import plugin_operators
-from support.attention_layers import SparseLayer
+from support.attention_layers import Layer
 from support.comparators import assert_as_accurate, named_case
-from support.described_operators import KERNELS
+from support.described_operators import KERNELS, WITH_KERNELS
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import KernelDescription, answer_of_gpu, inputs_of, right_answers, row_of_kinds
 from support.operators.blocks import BLOCK_MODES, Blocks, block_mask
 from support.operators.chunks import Chunks, chunk_mask
+from support.operators.dense import Dense
 from support.operators.lsh import Lsh
 from support.operators.window import Window
 
@@ -32,17 +32,17 @@ pytest.importorskip("triton", reason="the kernel is written in Triton, which has
 each_operator = pytest.mark.parametrize(("operator", "described"), KERNELS.items(), ids=KERNELS)
 
 
-def answer_of(interpreter: Interpreter, layer: SparseLayer, inputs: Inputs, tiles: Tiles | None = None) -> torch.Tensor:
+def answer_of(interpreter: Interpreter, layer: Layer, inputs: Inputs, tiles: Tiles | None = None) -> torch.Tensor:
     name = layer.operator.name
     return interpreter.attention(name, inputs, tiles=tiles or KERNELS[name].tiles, attributes=layer.node_attributes)[0]
 
 
-def answers_of_pytorch(layer: SparseLayer, inputs: Inputs) -> torch.Tensor:
+def answers_of_pytorch(layer: Layer, inputs: Inputs) -> torch.Tensor:
     return layer.by_pytorch([inputs[name].nan_to_num() for name in layer.operator.state_names], inputs)
 
 
 def check(
-    interpreter: Interpreter, layer: SparseLayer, kinds: torch.Tensor, *, tiles: Tiles | None = None, size: float = 1
+    interpreter: Interpreter, layer: Layer, kinds: torch.Tensor, *, tiles: Tiles | None = None, size: float = 1
 ) -> None:
     inputs = inputs_of(layer, kinds, size=size)
     actual = answer_of(interpreter, layer, inputs, tiles)
@@ -52,16 +52,16 @@ def check(
     assert_as_accurate(actual, right, max(orders, key=lambda usual: float((usual.double() - right).abs().max())))
 
 
-def backwards(layer: SparseLayer, inputs: Inputs) -> Inputs:
+def backwards(layer: Layer, inputs: Inputs) -> Inputs:
     """The inputs with the values of each head in the opposite order, which changes nothing but the order of sums."""
     *scored, _ = layer.operator.state_names
     return {name: value.flip(-1) if name in scored else value for name, value in inputs.items()}
 
 
-def test_every_operator_with_a_plugin_is_described() -> None:
+def test_every_operator_with_a_kernel_is_described() -> None:
     """Those with tables of distances in test_distance_kernel.py."""
     by_distance = {"ClippedDistanceAttention", "RelativeAttention"}
-    assert {*KERNELS, *by_distance} == {operator.name for operator in plugin_operators()}
+    assert {*KERNELS, *by_distance} == WITH_KERNELS
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_every_operator_with_a_plugin_is_described() -> None:
     ],
 )
 def test_a_kernel_gives_the_right_answer(
-    layer: SparseLayer, kinds: torch.Tensor, tiles: Tiles | None, size: float, interpreter: Interpreter
+    layer: Layer, kinds: torch.Tensor, tiles: Tiles | None, size: float, interpreter: Interpreter
 ) -> None:
     check(interpreter, layer, kinds, tiles=tiles, size=size)
 
@@ -82,7 +82,7 @@ def test_a_kernel_gives_the_right_answer(
     "not_loaded", [described.not_loaded for described in KERNELS.values() if described.not_loaded], ids=str
 )
 def test_keys_that_no_query_sees_are_not_loaded(
-    not_loaded: tuple[SparseLayer, int, int, int, int], interpreter: Interpreter
+    not_loaded: tuple[Layer, int, int, int, int], interpreter: Interpreter
 ) -> None:
     layer, tokens, nan_from, unseen_until, seen_from = not_loaded
     inputs = inputs_of(layer, row_of_kinds(tokens))
@@ -106,6 +106,24 @@ def test_any_window_over_any_mixture_of_kinds_gives_the_right_answer(
 ) -> None:
     layer = Window(left=left, right=right, dilation=(dilation,), heads=1, bound=row.count(2))
     check(interpreter, layer, torch.tensor([row], dtype=torch.int32))
+
+
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(row=st.lists(st.sampled_from([0, 1, 1, 1]), min_size=1, max_size=90), causal=st.integers(0, 1))
+def test_dense_attention_under_any_mask_gives_the_right_answer(
+    row: list[int], causal: int, interpreter: Interpreter
+) -> None:
+    check(interpreter, Dense(heads=1, causal=causal), torch.tensor([row], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+def test_dense_attention_loads_no_padding_at_the_ends_of_a_text(causal: int, interpreter: Interpreter) -> None:
+    layer = Dense(heads=1, causal=causal)
+    inputs = inputs_of(layer, row_of_kinds(97, padding=[*range(33), *range(80, 97)]))
+    right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
+    for name in ("key", "value"):
+        inputs[name][~inputs["key_mask"]] = torch.nan
+    assert_as_accurate(answer_of(interpreter, layer, inputs), right, pytorch)
 
 
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -165,7 +183,9 @@ def test_a_token_of_which_a_query_sees_no_chunk_does_not_reach_it(interpreter: I
     assert_as_accurate(actual[~reached], right[~reached], pytorch[~reached])
 
 
-GPU_LAYERS: dict[str, tuple[SparseLayer, torch.Tensor]] = {
+GPU_LAYERS: dict[str, tuple[Layer, torch.Tensor]] = {
+    "dense": (Dense(heads=4, kv_heads=2, head_dim=64), chunk_mask(1100)),
+    "dense, causal": (Dense(causal=1, head_dim=128), chunk_mask(1100)),
     **{
         f"{mode} {block}": (replace(layer, block=block, by_row=1, dense=100, head_dim=64), block_mask(1100))
         for mode, layer in BLOCK_MODES.items()
@@ -180,7 +200,7 @@ GPU_LAYERS: dict[str, tuple[SparseLayer, torch.Tensor]] = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("layer", "mask"), GPU_LAYERS.values(), ids=GPU_LAYERS)
-def test_a_gpu_gives_the_right_answers(layer: SparseLayer, mask: torch.Tensor) -> None:
+def test_a_gpu_gives_the_right_answers(layer: Layer, mask: torch.Tensor) -> None:
     for dtype in ("float32", "float16", "bfloat16"):
         typed = replace(layer, dtype=dtype)
         inputs = inputs_of(typed, mask)
@@ -294,8 +314,8 @@ def test_tensors_that_do_not_fit_are_refused(
             r"value is .*strides \[1280, 64, 1, 2\]; .* contiguous along head_dim",
         ),
         ("value", inputs["value"][:, :, :1].contiguous(), r"are .*, \[1, 20, 1, 32\] and"),
-        (mask, inputs[mask].long(), rf"{mask} is torch.int64 .*torch.int32"),
-        (mask, row_of_kinds(21), rf"{mask} is \[1, 21\]"),
+        (mask, inputs[mask].long(), rf"{mask} is torch.int64 .*{inputs[mask].dtype}"),
+        (mask, row_of_kinds(21).to(inputs[mask].dtype), rf"{mask} is \[1, 21\]"),
     ]
     if isinstance(layer, Blocks):
         table = torch.zeros(3, 1, 1, dtype=torch.int32)

@@ -33,15 +33,16 @@ from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.onnxruntime import operators
 from hdplugins.onnxruntime.operators import KernelOperators, library_path
-from hdplugins.tensorrt.plugins import plugin_operators
 from support.attention_graphs import chain_of
 from support.attention_layers import Layer, token_kinds
 from support.comparators import assert_close, named_case
+from support.described_operators import WITH_KERNELS
 from support.interpreted_kernel import Interpreter
 from support.kernel_cases import inputs_of
 from support.operators import distance, relative
 from support.operators.blocks import Blocks
 from support.operators.chunks import Chunks
+from support.operators.dense import Dense
 from support.operators.distance import Clipped
 from support.operators.lsh import Lsh
 from support.operators.relative import Relative, key_kinds
@@ -87,6 +88,13 @@ CASES: dict[str, tuple[Layer, Sequence[np.ndarray]]] = {
     "hashes": (Lsh(chunk=16), [np.minimum(token_kinds("right", 37), 1)]),
     "distances": (Clipped(reach=16), [np.minimum(token_kinds("left", 37), 1)]),
     "distances with values": (Clipped(by_query=True, values=True, reach=16), [np.minimum(token_kinds("holes", 37), 1)]),
+    "dense, grouped heads": (
+        Dense(heads=4, kv_heads=2), [np.minimum(token_kinds(padding, 37, batch=batch), 1)
+                                     for padding, batch in (("left", 1), ("holes", 3), ("all", 1), ("none", 3))],
+    ),
+    "dense, causal, float16": (
+        Dense(causal=1, dtype="float16"), [token_kinds("right", tokens) for tokens in (1, 15, 16, 17)],
+    ),
     "relative": (Relative(), [token_kinds("none", 31)]),
     "relative without segments, float16": (
         Relative(segments=False, causal=1, dtype="float16"), [token_kinds("none", 16, batch=1)],
@@ -179,7 +187,7 @@ def test_kernels_give_the_right_answers_in_the_place_of_functions(
 
 
 def test_every_operator_with_kernels_is_tried() -> None:
-    assert {layer.operator.name for layer, _ in CASES.values()} == {operator.name for operator in plugin_operators()}
+    assert {layer.operator.name for layer, _ in CASES.values()} == WITH_KERNELS
 
 
 # One node, called in all the ways that sessions are.

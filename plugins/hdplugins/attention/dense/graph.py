@@ -18,8 +18,8 @@ from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute
 from hdplugins.attention.body_parts import MASKED, heads_first, wide
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
-    """The body for nodes with these attributes, of which ``causal`` decides the body."""
+def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool) -> Bodies:
+    """The body for nodes with these attributes, of which ``causal`` decides the body; it serves grouped heads too."""
     causal = bool(attributes["causal"])
     return Bodies(suffix="_causal" * causal, parallel=heads_first(partial(_attended, causal=causal)))
 

@@ -2,8 +2,8 @@
 
 Several heads of queries may share one of keys and values.
 
-It has no kernel and no plugin of ours: backends have fused operators for it, to which lowerings map
-it. Being one node in the portable graph, it is found without matching patterns.
+It has no plugin: backends have fused operators for it, to which lowerings map it. ONNX Runtime on a GPU can run a
+kernel of ours in their place. Being one node in the portable graph, it is found without matching patterns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hdplugins.attention.operator import Operator
+from hdplugins.attention.operator import FLAG, Operator
 
 
 def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
@@ -24,6 +24,7 @@ OPERATOR = Operator(
     version=2,
     package=__package__,
     inputs=("query", "key", "value", "key_mask"),
-    attributes={"scale": None, "causal": None},
+    groups_heads=True,
+    attributes={"scale": None, "causal": FLAG},
     pairs=pairs,
 )

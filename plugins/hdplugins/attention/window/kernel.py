@@ -118,6 +118,63 @@ def _run_around(begins, ends, at, begin, end, residue, dilation):
     return tl.maximum(begin, run_begin), tl.minimum(end, run_end)
 
 
+@triton.jit
+def attend_window(
+    query,
+    query_tail,
+    keys,
+    values,
+    kinds,  # of the keys, from the first on
+    m,  # [queries]
+    begin,  # of the keys that a query may see, up to `end`
+    end,
+    whole_begin,  # of the keys that every query sees, up to `whole_end`
+    whole_end,
+    left,
+    right,
+    key_step,  # elements from a key to the next
+    value_step,
+    kind_step,
+    state,
+    scale,
+    head: tl.constexpr,
+    tail: tl.constexpr,
+    block_keys: tl.constexpr,
+):
+    """Add the local tokens around queries to the running softmax: those that some may not see, masked, then others."""
+    # In whole blocks, counted from the first key; empty is [begin, begin).
+    edge_blocks = tl.cdiv(whole_begin - begin, block_keys)
+    whole_begin = begin + edge_blocks * block_keys
+    whole_blocks = tl.maximum(whole_end - whole_begin, 0) // block_keys
+    if whole_blocks == 0:
+        edge_blocks = 0
+        whole_begin = begin
+    whole_end = whole_begin + whole_blocks * block_keys
+
+    for edge in range(edge_blocks + tl.cdiv(end - whole_end, block_keys)):
+        start = begin + edge * block_keys + tl.where(edge < edge_blocks, 0, whole_end - whole_begin)
+        n = start + tl.arange(0, block_keys)
+        present = n < end
+        # A truth of masks, a number of kinds.
+        kind = tl.load(kinds + n * kind_step, mask=present, other=0).to(tl.int32)
+        # Globals are seen already, by the first loop.
+        # One comparison of unsigned numbers: whatever is before the window's first key is a large one.
+        place = tl.where(kind == _LOCAL, n, _NOWHERE)
+        seen = (place[None, :] - (m - left)[:, None]).to(tl.uint32, bitcast=True) <= (left + right).to(tl.uint32)
+        state = attend_keys(
+            query, query_tail, keys, values, n * key_step, n * value_step, present, seen, None, state, scale, head,
+            tail, True,
+        )  # fmt: skip
+
+    for start in range(whole_begin, whole_end, block_keys):
+        n = start + tl.arange(0, block_keys)
+        state = attend_keys(
+            query, query_tail, keys, values, n * key_step, n * value_step, n < end, n[None, :] < end, None, state,
+            scale, head, tail, False,
+        )  # fmt: skip
+    return state
+
+
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def attend(
     query,  # query, out: [batch, tokens, heads, head_dim]
@@ -198,15 +255,6 @@ def attend(
         c, d = _run_around(begins, ends, whole_end - 1, whole_begin, whole_end, residue, dilation)
         whole_begin = tl.where(d - c > b - a, c, a)
         whole_end = tl.where(d - c > b - a, d, b)
-    # In whole blocks, counted from the first key; empty is [begin, begin).
-    edge_blocks = tl.cdiv(whole_begin - begin, block_keys)
-    whole_begin = begin + edge_blocks * block_keys
-    whole_blocks = tl.maximum(whole_end - whole_begin, 0) // block_keys
-    if whole_blocks == 0:
-        edge_blocks = 0
-        whole_begin = begin
-    whole_end = whole_begin + whole_blocks * block_keys
-
     state = nothing_seen(block_queries, head, tail)
     for start in range(0, globals_listed, block_globals):
         slot = start + tl.arange(0, block_globals)
@@ -217,26 +265,10 @@ def attend(
             scale, head, tail, True,
         )  # fmt: skip
 
-    for edge in range(edge_blocks + tl.cdiv(end - whole_end, block_keys)):
-        start = begin + edge * block_keys + tl.where(edge < edge_blocks, 0, whole_end - whole_begin)
-        n = start + tl.arange(0, block_keys)
-        present = n < end
-        kind = tl.load(kinds + n * dilation, mask=present, other=0)
-        # Globals are seen already, by the first loop.
-        # One comparison of unsigned numbers: whatever is before the window's first key is a large one.
-        place = tl.where(kind == _LOCAL, n, _NOWHERE)
-        seen = (place[None, :] - (m - left)[:, None]).to(tl.uint32, bitcast=True) <= (left + right).to(tl.uint32)
-        state = attend_keys(
-            q, q_tail, class_key, class_value, n * key_step, n * value_step, present, seen, None, state, scale,
-            head, tail, True,
-        )  # fmt: skip
-
-    for start in range(whole_begin, whole_end, block_keys):
-        n = start + tl.arange(0, block_keys)
-        state = attend_keys(
-            q, q_tail, class_key, class_value, n * key_step, n * value_step, n < end, n[None, :] < end, None, state,
-            scale, head, tail, False,
-        )  # fmt: skip
+    state = attend_window(
+        q, q_tail, class_key, class_value, kinds, m, begin, end, whole_begin, whole_end, left, right, key_step,
+        value_step, dilation, state, scale, head, tail, block_keys,
+    )  # fmt: skip
 
     out = rows_of(out, row, head_number, stride_out_batch, stride_out_head) + residue * stride_out_token
     store_shares(out, m * (stride_out_token * dilation), m < count, query_kind, state, head, tail)

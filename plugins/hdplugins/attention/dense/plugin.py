@@ -1,0 +1,77 @@
+"""Dense attention by the windows' kernel, whose tiles it has: a call is one launch, and needs no workspace.
+
+It is no plugin of engines: TensorRT has an attention of its own. Nothing here, the tiles of the kernels included, needs
+Triton or PyTorch: a machine that runs compiled kernels has neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from hdplugins.attention.dense.operator import OPERATOR
+from hdplugins.attention.plugin_face import (
+    Attributes,
+    FieldType,
+    PluginFace,
+    Shapes,
+    Strides,
+    sizes,
+    stride_names,
+)
+from hdplugins.attention.window.plugin import FACE as WINDOWS
+from hdplugins.attention.window.plugin import WINDOW_HEAD_DIMS
+from hdplugins.kernels.aot import Constant
+from hdplugins.kernels.attention_tiles import INNER_LOOP, LOG2_E, Tiles, ceil_div, check_sizes
+from hdplugins.kernels.cuda_launch import Launch
+
+_MASK_CHUNK = 1024
+"""Tokens whose truths a program reads at a time. To be tuned on a GPU."""
+
+
+class _Face(PluginFace):
+    """One kernel, for attention of both sides and for causal attention."""
+
+    OPERATOR = OPERATOR
+    FIELDS: ClassVar = {"causal": FieldType.INT, "scale": FieldType.FLOAT}
+    INPUT_DTYPES = (None, None, None, "bool")
+    POINTERS: ClassVar = {"attend": (*OPERATOR.inputs, "out")}
+    SCALARS: ClassVar = {
+        "attend": (*stride_names("query", "key", "value", "out"), "tokens", "group", "causal", "scale"),
+    }
+    CALLED_MODULES = (INNER_LOOP, f"{WINDOWS.OPERATOR.package}.kernel")
+    IS_PLUGIN = False
+
+    def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
+        return WINDOWS.tiles(shapes, attributes, dtype=dtype, architecture=architecture)
+
+    def constants(
+        self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
+    ) -> Mapping[str, Mapping[str, Constant]]:
+        return {"attend": {**tiles.constants(sizes(shapes[0]).head_dim), "mask_chunk": _MASK_CHUNK}}
+
+    def launches(
+        self,
+        shapes: Shapes,
+        attributes: Attributes,
+        *,
+        constants: Mapping[str, Mapping[str, Any]],
+        strides: Strides | None = None,
+    ) -> tuple[Launch, ...]:
+        self.check_shapes(shapes)
+        batch, heads, tokens, head_dim = sizes(shapes[0])
+        causal, scale = (attributes[name] for name in self.FIELDS)
+        check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale, head_dims=WINDOW_HEAD_DIMS)
+        OPERATOR.check(causal=causal)
+        scalars = {
+            **self.stride_scalars(shapes, strides),
+            "tokens": tokens,
+            "group": heads // sizes(shapes[1]).heads,
+            "causal": causal,
+            "scale": scale * LOG2_E,
+        }
+        grid = (ceil_div(tokens, constants["attend"]["block_queries"]), heads, batch)
+        return (Launch(kernel="attend", grid=grid, scalars=scalars),)
+
+
+FACE = _Face()
