@@ -41,6 +41,7 @@ _OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     "longt5": {**_T5, "encoder_attention_type": "transient-global"},
     "luke": {"entity_vocab_size": 8},
     "modernbert": _SPECIAL,
+    "modernbert-decoder": _SPECIAL,
     "mt5": _T5,
     "reformer": {
         "feed_forward_size": 3072,

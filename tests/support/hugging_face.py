@@ -37,6 +37,7 @@ _COMPUTED_POSITIONS = (
     "jina_embeddings_v3",
     "longt5",
     "modernbert",
+    "modernbert-decoder",
     "mt5",
     "neomme",
     "nezha",
@@ -205,8 +206,8 @@ class HuggingFace:
             self._summarise_last(attention_mask)
         if self.model.config.model_type in ("deberta", "deberta-v2") and self.task == "text-classification":
             self._read_first(attention_mask)
-        if self.model.config.model_type == "qwen3" and self.task == "text-classification":
-            # Qwen3 reads the last token whose id is not padding's, even against the mask.
+        if self.model.config.model_type in ("modernbert-decoder", "qwen3") and self.task == "text-classification":
+            # Causal classifiers read the last token whose id is not padding's, even against the mask.
             inputs["input_ids"] = np.where(attention_mask == 1, input_ids, self.model.config.pad_token_id)
         with torch.inference_mode():
             outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})

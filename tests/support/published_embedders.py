@@ -55,6 +55,16 @@ LAYOUTS = {
         prompts={"query": f"{_TASK}Query:", "document": ""},
         end="<|endoftext|>",
     ),
+    # As embedders are trained of it with sentence-transformers.
+    "ettin-decoder": Layout(
+        card="https://huggingface.co/jhu-clsp/ettin-decoder-17m",
+        config={"model_type": "modernbert-decoder", "local_attention": 16},
+        architectures="ModernBertDecoderModel",
+        prompts={"query": "search_query: ", "document": "search_document: "},
+        beginning="<s>",
+        end="</s>",
+        max_seq_length=100,
+    ),
 }
 
 

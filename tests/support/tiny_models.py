@@ -157,6 +157,9 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     "luke": _AFTER_PADDING_ROW | {"entity_vocab_size": 6, "entity_emb_size": 8},
     "modernbert": {"local_attention": 16, "classifier_pooling": "mean"}
     | dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"), 0),
+    # Of a window, half that counts: a token and seven before it.
+    "modernbert-decoder": {"local_attention": 16, "num_hidden_layers": 4}
+    | dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"), 0),
     "mpnet": _AFTER_PADDING_ROW,
     "neomme": _GROUPS
     | {

@@ -71,6 +71,7 @@ def _mask(
     query_scale: LogScale | None,
     mask_function: Callable[..., Any] | None = None,
     local_size: int | None = None,
+    allow_is_bidirectional_skip: bool | None = None,
     **__: Any,
 ) -> DenseMask | WindowMask:
     """Pass on the [batch, tokens] mask, or kinds of tokens: no [tokens, tokens] mask is ever made.
@@ -80,11 +81,17 @@ def _mask(
         query_scale: factor of the queries; None for none.
         mask_function: the library's definition of which tokens see each other.
         local_size: the library's word for layers whose own attention is windowed: the farthest token that one sees, on
-            each side. (What such layers hand to the attention itself as ``sliding_window`` is one more.)
+            each side. (What such layers hand to the attention itself as ``sliding_window`` is one more.) In causal
+            layers it counts the token itself, and those before it.
+        allow_is_bidirectional_skip: the library gives it for masks of both sides alone; the functions of windows do not
+            tell, since each is made anew.
     """
     if local_size is None:
         causal = mask_function is causal_mask_function
         assert not causal or query_scale is None, "families whose tokens see different numbers of keys refuse a factor"
         factors = None if query_scale is None else query_scale.for_mask(attention_mask)
         return DenseMask(attention_mask, factors, causal=causal)
-    return window_mask(Window(tokens=local_size, global_tokens=0, dilation=(1,)), attention_mask, query_scale)
+    window = Window(tokens=local_size, global_tokens=0, dilation=(1,))
+    if mask_function is not None and allow_is_bidirectional_skip is None:
+        window = Window(tokens=local_size - 1, right=0, global_tokens=0, dilation=(1,))
+    return window_mask(window, attention_mask, query_scale)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.checkpoint.sentence_modules import LogitScore
+from hdexport.families.qwen3 import last_read
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -66,6 +67,5 @@ def _score(generator: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor
     from transformers.modeling_outputs import SequenceClassifierOutput
 
     states = generator.base_model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-    last = (attention_mask * torch.arange(attention_mask.shape[1], device=attention_mask.device)).argmax(1)  # [batch]
-    index = last[:, None, None].expand(-1, 1, states.shape[-1])
-    return SequenceClassifierOutput(logits=generator.get_output_embeddings()(states.gather(1, index).squeeze(1)))
+    last = last_read(states, input_ids, attention_mask, None)
+    return SequenceClassifierOutput(logits=generator.get_output_embeddings()(last))

@@ -18,38 +18,39 @@ from hdexport.model.family import Family
 from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-    """A classifier's forward pass, of one token of each text.
+def last_read(
+    states: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor, padding_id: int | None
+) -> torch.Tensor:
+    """The vector that the library's causal classifiers read of states, [batch, tokens, hidden_size]: [batch,
+    hidden_size].
 
-    As in the original that is the last token whose id is not padding's; here it must be real as well, with any id of
+    As there it is that of the last token whose id is not padding's; here that must be real as well, with any id of
     padding.
     """
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
-    states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-    read, padding_id = attention_mask, model.config.pad_token_id
+    read = attention_mask
     if padding_id is not None:
         read = attention_mask * (input_ids != padding_id)
     last = (read * torch.arange(read.shape[1], device=read.device)).argmax(1)  # [batch]
-    index = last[:, None, None].expand(-1, 1, states.shape[-1])
-    return SequenceClassifierOutput(logits=model.score(states.gather(1, index).squeeze(1)))
+    return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
+
+
+def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    """A classifier's forward pass, of one token of each text."""
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    last = last_read(states, input_ids, attention_mask, model.config.pad_token_id)
+    return SequenceClassifierOutput(logits=model.score(last))
 
 
 def _adapt(model: PreTrainedModel) -> None:
     from transformers import Qwen3ForSequenceClassification
 
-    if "sliding_attention" in model.config.layer_types:
-        raise ModelError(
-            "This qwen3 has layers whose tokens see a window of earlier tokens, which no checkpoint of the family that "
-            "is published for embeddings has: its config.json has use_sliding_window.\n"
-            "Set use_sliding_window to false and layer_types to full_attention, if it was trained so."
-        )
     model.config.use_cache = False
     use_rotary_tables(model)
     use_root_mean_squares(model)
@@ -57,13 +58,13 @@ def _adapt(model: PreTrainedModel) -> None:
         model.forward = functools.partial(_classify, model)
 
 
-class _Qwen3(Family):
+class CausalFamily(Family):
     """Tokens see different numbers of keys."""
 
     why_not_scaled = "each of its tokens sees one key more than the one before, and the factor is one for a text"
 
 
-FAMILY = _Qwen3(
+FAMILY = CausalFamily(
     model_types=("qwen3",),
     tasks=(
         Task.FEATURE_EXTRACTION,

@@ -18,6 +18,7 @@ OF_OTHER_KINDS = (
     "longformer",
     "longt5",
     "modernbert",
+    "modernbert-decoder",
     "mt5",
     "neomme",
     "nezha",

@@ -93,6 +93,7 @@ DISTINCT_TASKS = [
     ("deberta-v2", "text-classification"),
     ("modernbert", "text-classification"),
     ("eurobert", "text-classification"),
+    ("modernbert-decoder", "text-classification"),
     ("qwen3", "text-classification"),
     # Not of the class that is loaded for the encoder alone.
     ("mt5", "token-classification"),
@@ -102,7 +103,7 @@ DISTINCT_TASKS = [
 FEATURES = Task.FEATURE_EXTRACTION.value
 
 EACH_ATTENTION = (
-    *("bert", "roberta", "longformer", "big_bird", "t5", "deberta-v2", "esm", "modernbert"),
+    *("bert", "roberta", "longformer", "big_bird", "t5", "deberta-v2", "esm", "modernbert", "modernbert-decoder"),
     *("qwen3", "xlnet", "longt5", "performer", "reformer", "nezha"),
 )
 """A family for each kind of attention and each way to count positions: what padding changes is theirs."""
@@ -296,6 +297,16 @@ VARIANTS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
         {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
     ),
     "qwen3 on both sides, with biases": ("qwen3", HEAD_LENGTHS, {"is_causal": False, "attention_bias": True}),
+    "qwen3 with windows of earlier tokens": (
+        "qwen3",
+        (1, 15, 16, 17, 131),
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
+    "modernbert-decoder on both sides, of odd windows": (
+        "modernbert-decoder",
+        (1, 17, 131),
+        {"is_causal": False, "local_attention": 11, "num_hidden_layers": 3},
+    ),
     "nezha whose distances are farther than texts are long": ("nezha", HEAD_LENGTHS, {"max_relative_position": 400}),
     "roformer whose values turn, too, with narrow embeddings": (
         "roformer",

@@ -20,6 +20,7 @@ import torch
 import transformers
 
 from hdexport.checkpoint import find_checkpoint
+from hdexport.cli import main
 from hdexport.families import family_of
 from hdexport.graph.targets.tensorrt.builder import build_engine
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
@@ -49,6 +50,21 @@ def random_text(tokens: int) -> dict[str, np.ndarray]:
 
 def test_local_and_global_layers_answer_as_hugging_face(tiny_bundles) -> None:
     assert_as_hugging_face(tiny_bundles("modernbert"), LENGTHS)
+
+
+def test_a_decoders_windows_look_back(tiny_bundles, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of the window that its configuration says, the token itself counted."""
+    bundle = tiny_bundles("modernbert-decoder")
+    (record,) = (each for each in bundle.manifest.attention if each["kind"] == "window")
+    assert (record["layers"], record["right"]) == ([7, 7], 0)
+    text = random_text(65)
+    changed = text | {"input_ids": text["input_ids"].copy()}
+    changed["input_ids"][0, 40] += 1 if text["input_ids"][0, 40] < VOCAB_SIZE - 1 else -1
+    before, after = (bundle.session(**each)["last_hidden_state"][0] for each in (text, changed))
+    assert_close(after[:40], before[:40], atol=ATOL)
+    assert (np.abs(after[40:] - before[40:]).max(axis=1) > 1e-3).all(), "the global layers see it"
+    assert main(["inspect", str(bundle.path)]) == 0
+    assert "before and after: 7 and 0 in 2 layers" in capsys.readouterr().out
 
 
 def test_the_keys_of_older_configurations_are_read(tmp_path: Path) -> None:

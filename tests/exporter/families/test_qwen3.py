@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import InputError, ModelError
+from hdruntime.errors import InputError
 from support.answers import ATOL
 from support.comparators import assert_close
 from support.grids import nightly_unless
@@ -96,10 +96,6 @@ def test_a_generator_s_checkpoint_is_an_encoder_without_its_head(tmp_path: Path)
 
 
 def test_what_causal_attention_cannot_have_is_refused(tmp_path: Path) -> None:
-    options = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
-    save_tiny_model(tmp_path / "windows", "qwen3", Task.FEATURE_EXTRACTION, **options)
-    with pytest.raises(ModelError, match=r"see a window of earlier tokens.*use_sliding_window"):
-        build(BuildOptions(model=tmp_path / "windows", output=tmp_path / "bundle", max_len=64))
     save_tiny_model(tmp_path / "model", "qwen3", Task.FEATURE_EXTRACTION)
     with pytest.raises(InputError, match=r"logn does not fit this qwen3: each .*\n.*--attention-scale none"):
         build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=128, attention_scale="logn"))

@@ -13,7 +13,7 @@ OTHERWISE_FOUND = {
     # Encoders of models that generate text.
     *("bigbird_pegasus", "led", "longt5"),
     # Their classes generate text; what is built attends to all tokens, or to those before.
-    *("embedding_gemma2_text", "gemma3_text", "qwen3", "xlnet"),
+    *("embedding_gemma2_text", "gemma3_text", "modernbert-decoder", "qwen3", "xlnet"),
     # transformers has no classes for them, or no longer.
     *("nezha", "performer", "transfo-xl"),
 }

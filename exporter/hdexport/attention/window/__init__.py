@@ -49,19 +49,20 @@ class WindowAttention(AttentionRecord):
     """Layers in which a query sees the tokens around it.
 
     Attributes:
-        layers: tokens before a query in the window of each such layer, in graph order; as many after it, unless
-            `converted` says otherwise.
+        layers: tokens before a query in the window of each such layer, in graph order.
         converted: the windows that took the place of dense attention; None where the model was trained with them.
+        right: tokens after a query where the model was trained with windows; None for as many as before it.
     """
 
     holds_scores: ClassVar = False
     kind: Literal["window"] = "window"
     layers: tuple[TokenCount, ...]
     converted: Window | None = None
+    right: TokenCount | None = None
 
     def sides(self) -> Iterator[tuple[int, int]]:
         """Tokens before and after a query, in each layer."""
-        right = None if self.converted is None else self.converted.right
+        right = self.right if self.converted is None else self.converted.right
         for left in self.layers:
             yield left, left if right is None else right
 

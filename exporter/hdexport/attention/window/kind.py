@@ -155,10 +155,19 @@ class WindowKind(AttentionKind):
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> WindowAttention | None:
         """The windows of the nodes, which layers of the library have, too."""
-        layers = tuple(int(node.attributes["left"]) for node in nodes if node.operator == "SlidingWindowAttention")
-        if not layers:
+        sides = [
+            (int(node.attributes["left"]), int(node.attributes["right"]))
+            for node in nodes
+            if node.operator == "SlidingWindowAttention"
+        ]
+        if not sides:
             return None
-        return WindowAttention(layers=layers, converted=setup.window if isinstance(setup, WindowSetup) else None)
+        layers = tuple(left for left, _ in sides)
+        if isinstance(setup, WindowSetup) and setup.window is not None:
+            return WindowAttention(layers=layers, converted=setup.window)
+        # A model's windows look back, or to both sides.
+        is_causal = any(right != left for left, right in sides)
+        return WindowAttention(layers=layers, right=0 if is_causal else None)
 
     def problems(self, record: WindowAttention, manifest: Manifest) -> Iterator[str]:
         """Dilations are one for all heads, or one for each."""

@@ -1,0 +1,57 @@
+"""ModernBERT's decoder, as an encoder: causal attention, in most layers of a window of earlier tokens.
+
+``local_attention`` is twice the window, which holds the token itself: a token sees one token less before it than one of
+a ModernBERT sees on each side.
+
+Source: Weller et al., "Seq vs Seq: An Open Suite of Paired Encoders and Decoders" (2025), of Ettin's decoders.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.families.qwen3 import CausalFamily, last_read
+from hdexport.model.rotary import use_rotary_tables
+from hdruntime.bundle.manifest import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    """A classifier's forward pass, of one token of each text, which it reads as Qwen3's does."""
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    last = last_read(states, input_ids, attention_mask, model.config.pad_token_id)
+    return SequenceClassifierOutput(logits=model.classifier(model.head(last)))
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    from transformers import ModernBertDecoderForSequenceClassification
+
+    model.config.use_cache = False
+    use_rotary_tables(model)
+    if isinstance(model, ModernBertDecoderForSequenceClassification):
+        model.forward = functools.partial(_classify, model)
+
+
+FAMILY = CausalFamily(
+    model_types=("modernbert-decoder",),
+    tasks=(Task.FEATURE_EXTRACTION, Task.TEXT_CLASSIFICATION),
+    why_not_other_tasks="is for a model that sees the tokens after a token as well, or that generates text",
+    # Beside norm_eps, which is read.
+    keys_of_other_code=frozenset({"layer_norm_eps"}),
+    learned_positions=False,
+    is_causal=True,
+    stretches_rotary=True,
+    training_weights=("decoder.", "lm_head."),
+    embeddings=lambda model: model.base_model.embeddings,
+    adapt=_adapt,
+    classifies_first=False,
+    why_not_converted="its local layers have windows already, and its global layers see all earlier tokens",
+    why_not_tuned="its positions are computed, and none is learned",
+)
