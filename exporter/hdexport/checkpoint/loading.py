@@ -144,16 +144,22 @@ def _as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) ->
     from transformers.core_model_loading import WeightConverter, rename_source_key
 
     rules = get_model_conversion_mapping(skeleton, add_legacy=False)
-    converters = [rule for rule in rules if isinstance(rule, WeightConverter) and len(rule.source_patterns) == 1]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
-    converter_of = {rule.source_patterns[0]: rule for rule in converters}
+    converter_of = {pattern: rule for rule in converters for pattern in rule.source_patterns}
     loaded: dict[str, StoredWeight] = {}
+    merged: dict[str, dict[str, dict[str, StoredWeight]]] = {}
     for name, weight in stored.items():
         renamed, pattern = rename_source_key(name, renamings, converters)
-        parts = {renamed: weight} if pattern is None else _converted(renamed, weight, converter_of[pattern])
-        for part, made in parts.items():
+        if pattern is None:
             # A name that exists already is the library's own; keeping this one shows that the weight is there twice.
-            loaded[part if part not in loaded else name] = made
+            loaded[renamed if renamed not in loaded else name] = weight
+        else:
+            merged.setdefault(renamed, {}).setdefault(pattern, {})[name] = weight
+    for renamed, sources in merged.items():
+        names = [name for weights in sources.values() for name in weights]
+        for part, made in _converted(renamed, sources, converter_of[next(iter(sources))]).items():
+            loaded[part if part not in loaded else names[0]] = made
     return loaded
 
 
@@ -224,18 +230,33 @@ def _prefixes(names: Collection[str], keys: Collection[str]) -> list[str]:
     return [prefix for prefix in found if all(prefix + key in names for key in keys)]
 
 
-def _converted(name: str, weight: StoredWeight, converter: Any) -> dict[str, StoredWeight]:
-    """The weights that a converter of one source makes of a weight, whose name has the converter's first target
-    already."""
+def _converted(
+    name: str, sources: Mapping[str, Mapping[str, StoredWeight]], converter: Any
+) -> Mapping[str, StoredWeight]:
+    """The weights that a converter makes of files' weights, by the converter's patterns and by name.
+
+    `name` has the converter's first target already. Weights that lack some for the converter, or do not fit each other,
+    stay as they are.
+    """
     import torch
 
     targets = converter.target_patterns
-    tensors: dict[str, Any] = {converter.source_patterns[0]: torch.empty(weight.shape, device="meta")}
-    for operation in converter.operations:
-        tensors = operation.convert(
-            tensors, source_patterns=converter.source_patterns, target_patterns=targets, full_layer_name=name
-        )
+    stored = {stored_name: weight for weights in sources.values() for stored_name, weight in weights.items()}
+    tensors: dict[str, Any] = {
+        pattern: [torch.empty(weight.shape, device="meta") for weight in weights.values()]
+        for pattern, weights in sources.items()
+    }
+    if set(tensors) != set(converter.source_patterns):
+        return stored
+    try:
+        for operation in converter.operations:
+            tensors = operation.convert(
+                tensors, source_patterns=converter.source_patterns, target_patterns=targets, full_layer_name=name
+            )
+    except RuntimeError:
+        return stored
+    first = min(stored.values(), key=lambda weight: weight.is_floating)
     return {
-        name.replace(targets[0], target, 1): replace(weight, shape=tuple(tensor.shape))
+        name.replace(targets[0], target, 1): replace(first, shape=tuple(tensor.shape))
         for target, tensor in tensors.items()
     }

@@ -120,6 +120,7 @@ def graph_module(
     """
     from hdexport.attention.interface import use_operators
     from hdexport.checkpoint.heads import task_head
+    from hdexport.model.experts import use_chosen_experts
     from hdexport.model.graph_module import GraphModule, graph_inputs
     from hdexport.model.half_precision import cast_model
     from hdexport.model.surgery import (
@@ -144,6 +145,7 @@ def graph_module(
     folded_positions = fold_positions(model, family)
     cast_model(model, options.precision)
     fuse_gelu(model)
+    use_chosen_experts(model)
     if not any(setup.is_own for setup in setups.values()):
         family.adapt(model)
     for setup in setups.values():

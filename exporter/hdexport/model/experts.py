@@ -1,0 +1,55 @@
+"""Mixtures of experts: each expert computes the tokens that were routed to it, however many they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_IMPLEMENTATION = "hdexport"
+"""Name under which the library's interface of experts knows us."""
+
+
+def use_chosen_experts(model: PreTrainedModel) -> None:
+    """Make a model's experts traceable for any number of tokens, in place; nothing changes without experts.
+
+    The library's own code loops over the experts that some token chose, sorts tokens by expert, or gathers a copy of an
+    expert's weights for each token. Here the loop is over all experts, so that a graph has it, and an expert without
+    tokens multiplies an empty matrix. Only experts of the library's interface are reached.
+    """
+    for module in model.modules():
+        if hasattr(module, "_is_expert_parallel"):
+            ALL_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, _experts)
+            module.config._experts_implementation = _IMPLEMENTATION
+
+
+def _experts(module: Any, states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of each token's experts, [tokens, hidden_size], as states are.
+
+    chosen: [tokens, chosen], int64, the numbers of a token's experts, each once.
+    weights: [tokens, chosen].
+    """
+    total = torch.zeros_like(states)
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    for expert in range(module.num_experts):
+        rows, places = torch.where(chosen == expert)
+        found = _linear(module, first, expert, states[rows])
+        found = module._apply_gate(found) if module.has_gate else module.act_fn(found)
+        found = _linear(module, "down_proj", expert, found)
+        if module.has_post_expert_norm:
+            found = module.post_expert_norm(found)
+        added = total[rows] + found * weights[rows, places].unsqueeze(-1)
+        # No row is there twice, so that no backend has to add while it writes.
+        total = total.index_put((rows,), added.to(total.dtype))
+    return total
+
+
+def _linear(module: Any, name: str, expert: int, states: torch.Tensor) -> torch.Tensor:
+    """An expert's projection of states, [rows, width]."""
+    weight = getattr(module, name)[expert]
+    result = states @ (weight if module.is_transposed else weight.T)
+    return result + getattr(module, f"{name}_bias")[expert] if module.has_bias else result
