@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_face import PLAN, face_of, sizes
 from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.errors import ExportError
@@ -35,6 +35,37 @@ def shapes_of_inputs(node: onnx_ir.Node, inputs: Sequence[onnx_ir.Value | None] 
             )
         shapes.append([axis if isinstance(axis, int) else 1 for axis in value.shape])
     return shapes
+
+
+def nodes_of_equal_plans(nodes: Sequence[onnx_ir.Node]) -> list[list[onnx_ir.Node]]:
+    """The nodes whose plans are equal, two or more at a time, in graph order.
+
+    A plan depends on the mask, on few attributes, and on the size of a head, which decides the steps of keys that a
+    plan of blocks is for. The layers of a graph mostly have equal plans.
+    """
+    alike: dict[Any, list[onnx_ir.Node]] = {}
+    for node in nodes:
+        operator, attributes = operator_of(node), attributes_of(node)
+        face, shapes = face_of(operator), shapes_of_inputs(node)
+        if face.plan_size(shapes, attributes) is not None:
+            given = dict(zip(operator.inputs, node.inputs, strict=False))
+            inputs = [value for name, value in given.items() if name in face.planned_inputs]
+            decided = [attributes[name] for name in face.PLANNED_BY]
+            key = (operator.name, node.graph, sizes(shapes[0]).head_dim, *inputs, *decided)
+            alike.setdefault(key, []).append(node)
+    return [each for each in alike.values() if len(each) > 1]
+
+
+def give_plan(first: onnx_ir.Node, others: Sequence[onnx_ir.Node], *, place: int) -> None:
+    """Give a node a second output, its plan, which becomes the input at a place of the others, their last one."""
+    import onnx_ir as ir
+
+    first.resize_outputs(2)
+    result, plan = first.outputs
+    plan.name, plan.type = f"{result.name}_{PLAN}", ir.TensorType(ir.DataType.INT32)
+    for other in others:
+        other.resize_inputs(place + 1)
+        other.replace_input_with(place, plan)
 
 
 def kernel_records(model: onnx_ir.Model, *, dtype: str) -> tuple[KernelNode, ...]:

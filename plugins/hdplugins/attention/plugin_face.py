@@ -24,6 +24,10 @@ PLAN = "plan"
 PLAN_USE = "plan_use"
 """The attribute of a plugin's node that holds its `PlanUse`, where that is not `PlanUse.OWN`."""
 
+GIVES_PLAN = "_gives_plan"
+"""The end of the type of a node of ONNX Runtime's whose second output is the plan, `PlanUse.GIVES`. A node that takes a
+plan has it behind the operator's inputs."""
+
 Attributes = Mapping[str, Any]
 """An operator's attributes by name: an int, a tuple of ints, or a float each, as `PluginFace.FIELDS` says."""
 

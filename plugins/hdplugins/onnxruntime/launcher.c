@@ -22,6 +22,8 @@
 
 enum {
     MOST_INPUTS = 16,
+    MOST_OUTPUTS = 4,
+    MOST_AXES = 16,
     MOST_ATTRIBUTES = 16,
     MOST_ASKED_WORDS = 512,
     MOST_ANSWERED_WORDS = 8192,
@@ -40,9 +42,10 @@ enum { ARGUMENT_INPUT, ARGUMENT_OUTPUT, ARGUMENT_SCRATCH, ARGUMENT_VALUE, ARGUME
  * of their declaration: the number of its values, and these (of a float, its bits) | the number of inputs, and for each:
  * type (0 where the input is left out), number of axes, sizes.
  *
- * What it answers: bytes of scratch memory | the number of launches, and for each: the driver's function, the grid's x, y
- * and z, threads, bytes of shared memory, the number of arguments, and for each: kind, value. The value is the number of an
- * input or output, an offset in the scratch memory, or a scalar's bits. The output has the shape of the first input.
+ * What it answers: bytes of scratch memory | for each output but the first, which has the shape of the first input: number
+ * of axes, sizes | the number of launches, and for each: the driver's function, the grid's x, y and z, threads, bytes of
+ * shared memory, the number of arguments, and for each: kind, value. The value is the number of an input or output, an
+ * offset in the scratch memory, or a scalar's bits.
  *
  * It returns the number of words; -1 for a refusal, whose reason is in `error`. */
 typedef int64_t (*Planner)(const int64_t *asked, int64_t asked_words, int64_t *answer, int64_t room, char *error,
@@ -55,8 +58,8 @@ typedef struct Operator {
     struct Operator *next;
     Registry *registry;
     char name[NAME_BYTES], provider[NAME_BYTES];
-    int number, inputs, required, attributes, output_type;
-    int input_types[MOST_INPUTS];
+    int number, inputs, required, outputs, attributes;
+    int input_types[MOST_INPUTS], output_types[MOST_OUTPUTS];
     char attribute_names[MOST_ATTRIBUTES][NAME_BYTES];
     int attribute_types[MOST_ATTRIBUTES];
 } Operator;
@@ -183,18 +186,26 @@ static void remember(Registry *registry, const int64_t *asked, int64_t asked_wor
 
 enum { LAUNCH_WORDS = 7 };
 
-static int is_argument(int64_t kind, int64_t value, int64_t scratch_bytes, int inputs) {
+static int is_argument(int64_t kind, int64_t value, int64_t scratch_bytes, int inputs, int outputs) {
     if (kind == ARGUMENT_INPUT) return value >= 0 && value < inputs;
-    if (kind == ARGUMENT_OUTPUT) return value == 0;
+    if (kind == ARGUMENT_OUTPUT) return value >= 0 && value < outputs;
     if (kind == ARGUMENT_SCRATCH) return value >= 0 && value < scratch_bytes;
     return kind == ARGUMENT_VALUE;
 }
 
 /* What is wrong with an answer; NULL where every number of it can be relied on. */
-static const char *flaw_of(const int64_t *answer, int64_t words, int inputs) {
-    if (words < 2 || answer[0] < 0 || answer[1] < 0) return "it lacks the bytes of scratch memory or the launches";
-    const int64_t *at = answer + 2, *end = answer + words;
-    for (int64_t launch = 0; launch < answer[1]; launch++) {
+static const char *flaw_of(const int64_t *answer, int64_t words, int inputs, int outputs) {
+    const int64_t *at = answer + 1, *end = answer + words;
+    if (words < 1 || answer[0] < 0) return "it lacks the bytes of scratch memory";
+    for (int output = 1; output < outputs; output++) {
+        int64_t axes = at < end ? *at++ : -1;
+        if (axes < 0 || axes > MOST_AXES || end - at < axes) return "the shape of an output is cut off, or too long";
+        for (; axes > 0; axes--, at++)
+            if (*at < 0 || *at > INT32_MAX) return "a size of an output is out of range";
+    }
+    int64_t launches = at < end ? *at++ : -1;
+    if (launches < 0) return "it lacks the launches";
+    for (; launches > 0; launches--) {
         if (end - at < LAUNCH_WORDS) return "a launch is cut off";
         for (int i = 1; i < 6; i++)
             if (at[i] < 0 || at[i] > INT32_MAX) return "a grid, a number of threads or a size is out of range";
@@ -203,7 +214,7 @@ static const char *flaw_of(const int64_t *answer, int64_t words, int inputs) {
         if (arguments < 0 || arguments > MOST_ARGUMENTS || end - at - LAUNCH_WORDS < 2 * arguments)
             return "the arguments of a launch are cut off, or too many";
         for (at += LAUNCH_WORDS; arguments > 0; arguments--, at += 2)
-            if (!is_argument(at[0], at[1], answer[0], inputs)) return "an argument is none of the call's";
+            if (!is_argument(at[0], at[1], answer[0], inputs, outputs)) return "an argument is none of the call's";
     }
     return at == end ? NULL : "there are words behind it";
 }
@@ -213,7 +224,7 @@ static const char *flaw_of(const int64_t *answer, int64_t words, int inputs) {
 typedef struct {
     uint64_t inputs[MOST_INPUTS]; /* addresses, 0 for one that is left out */
     int count;
-    int64_t axes[16]; /* of the first input */
+    int64_t axes[MOST_AXES]; /* of the first input */
     size_t rank;
     const Value *first;
 } Inputs;
@@ -232,14 +243,15 @@ static Status *describe_inputs(const Operator *operator, const CallContext *cont
         found->inputs[i] = 0;
         int type = 0;
         size_t rank = 0;
-        int64_t sizes[16];
+        int64_t sizes[MOST_AXES];
         if (value) {
             TensorInfo *info;
             void *data;
             TRY(ORT(GetTensorTypeAndShape)(value, &info));
             Status *problem = ORT(GetTensorElementType)(info, &type);
             if (!problem) problem = ORT(GetDimensionsCount)(info, &rank);
-            if (!problem && rank > 16) problem = failed(operator, "input %zu has %zu axes; 16 are the most", i, rank);
+            if (!problem && rank > MOST_AXES)
+                problem = failed(operator, "input %zu has %zu axes; %d are the most", i, rank, MOST_AXES);
             if (!problem) problem = ORT(GetDimensions)(info, sizes, rank);
             ORT(ReleaseTensorTypeAndShapeInfo)(info);
             if (problem) return problem;
@@ -272,11 +284,22 @@ static const char *shape_of(const Inputs *inputs, char *text, size_t bytes) {
     return text;
 }
 
-static Status *launch_all(const Operator *operator, const int64_t *answer, void *stream, const Inputs *inputs,
-                          uint64_t output, uint64_t scratch) {
-    const int64_t *at = answer + 2;
+/* Makes an output with that shape; its address is 0 where the node leaves it out. */
+static Status *make_output(CallContext *context, int number, const int64_t *axes, size_t rank, uint64_t *addresses) {
+    Value *value = NULL;
+    void *data = NULL;
+    TRY(ORT(KernelContext_GetOutput)(context, (size_t)number, axes, rank, &value));
+    if (value) TRY(ORT(GetTensorMutableData)(value, &data));
+    addresses[number] = (uint64_t)(uintptr_t)data;
+    return NULL;
+}
+
+/* Launches the kernels; `at` is the number of launches in an answer, and what follows. */
+static Status *launch_all(const Operator *operator, const int64_t *at, void *stream, const Inputs *inputs,
+                          const uint64_t *outputs, uint64_t scratch) {
     char shape[256];
-    for (int64_t number = 0; number < answer[1]; number++) {
+    int64_t launches = *at++;
+    for (int64_t number = 0; number < launches; number++) {
         const int64_t *head = at;
         uint64_t slots[MOST_ARGUMENTS];
         void *parameters[MOST_ARGUMENTS];
@@ -285,7 +308,7 @@ static Status *launch_all(const Operator *operator, const int64_t *answer, void 
             uint64_t value = (uint64_t)at[1];
             if (at[0] != ARGUMENT_VALUE) {
                 value = at[0] == ARGUMENT_INPUT    ? inputs->inputs[at[1]]
-                        : at[0] == ARGUMENT_OUTPUT ? output
+                        : at[0] == ARGUMENT_OUTPUT ? outputs[at[1]]
                                                    : scratch + (uint64_t)at[1];
                 if (!value || value % POINTER_ALIGNMENT)
                     return failed(operator, "a tensor of a call on %s is at the address %#llx; kernels need multiples of %d",
@@ -307,20 +330,20 @@ static Status *launch_all(const Operator *operator, const int64_t *answer, void 
     return NULL;
 }
 
-static Status *launch_with_scratch(const Operator *operator, const CallContext *context, const int64_t *answer,
-                                   const Inputs *inputs, uint64_t output) {
+static Status *launch_with_scratch(const Operator *operator, const CallContext *context, size_t scratch_bytes,
+                                   const int64_t *launches, const Inputs *inputs, const uint64_t *outputs) {
     void *stream = NULL, *scratch = NULL;
     TRY(ORT(KernelContext_GetGPUComputeStream)(context, &stream));
-    if (!answer[0]) return launch_all(operator, answer, stream, inputs, output, 0);
+    if (!scratch_bytes) return launch_all(operator, launches, stream, inputs, outputs, 0);
     const Memory *memory;
     Allocator *allocator;
     TRY(ORT(GetTensorMemoryInfo)(inputs->first, &memory));
     TRY(ORT(KernelContext_GetAllocator)(context, memory, &allocator));
     /* A scratch buffer belongs to the stream: given back once all is queued, it is not handed out to another stream while
      * the kernels are at work. Providers without a stream, such as the CPU's, crash there in ONNX Runtime 1.31. */
-    Status *problem = stream ? ORT(KernelContext_GetScratchBuffer)(context, memory, (size_t)answer[0], &scratch)
-                             : ORT(AllocatorAlloc)(allocator, (size_t)answer[0], &scratch);
-    if (!problem) problem = launch_all(operator, answer, stream, inputs, output, (uint64_t)(uintptr_t)scratch);
+    Status *problem = stream ? ORT(KernelContext_GetScratchBuffer)(context, memory, scratch_bytes, &scratch)
+                             : ORT(AllocatorAlloc)(allocator, scratch_bytes, &scratch);
+    if (!problem) problem = launch_all(operator, launches, stream, inputs, outputs, (uint64_t)(uintptr_t)scratch);
     if (scratch) {
         Status *freeing = ORT(AllocatorFree)(allocator, scratch);
         if (freeing) ORT(ReleaseStatus)(freeing);
@@ -329,35 +352,43 @@ static Status *launch_with_scratch(const Operator *operator, const CallContext *
     return problem;
 }
 
+/* Makes every output but the first one, without values: [0]. */
+static Status *make_empty(const Operator *operator, CallContext *context) {
+    const int64_t nothing = 0;
+    uint64_t outputs[MOST_OUTPUTS];
+    for (int i = 1; i < operator->outputs; i++) TRY(make_output(context, i, &nothing, 1, outputs));
+    return NULL;
+}
+
 static Status *compute(void *opaque, CallContext *context) {
     const Node *node = opaque;
     const Operator *operator = node->operator;
     Registry *registry = operator->registry;
     int64_t asked[MOST_ASKED_WORDS], answer[MOST_ANSWERED_WORDS], words = 2 + node->words;
-    void *cuda_context = NULL, *data;
+    void *cuda_context = NULL;
     Inputs inputs = {.first = NULL};
-    Value *output = NULL;
+    uint64_t outputs[MOST_OUTPUTS];
     if (driver.get_context(&cuda_context) || !cuda_context) return failed(operator, "this thread has no CUDA context");
     asked[0] = operator->number, asked[1] = (int64_t)(intptr_t)cuda_context;
     memcpy(asked + 2, node->attributes, 8 * (size_t)node->words);
     TRY(describe_inputs(operator, context, asked, &words, &inputs));
-
-    TRY(ORT(KernelContext_GetOutput)(context, 0, inputs.axes, inputs.rank, &output));
+    TRY(make_output(context, 0, inputs.axes, inputs.rank, outputs));
     for (size_t i = 0; i < inputs.rank; i++)
-        if (!inputs.axes[i]) return NULL; /* an empty batch has nothing to compute, and no plan */
-    if (!output) return NULL;
-    TRY(ORT(GetTensorMutableData)(output, &data));
+        if (!inputs.axes[i]) return make_empty(operator, context); /* an empty batch has nothing to compute, and no plan */
 
     uint64_t hash = hash_of(asked, words);
     if (!recall(registry, asked, words, hash, answer)) {
         char error[ERROR_BYTES] = "";
         int64_t answered = registry->planner(asked, words, answer, MOST_ANSWERED_WORDS, error, sizeof error);
         if (answered < 0 || answered > MOST_ANSWERED_WORDS) return failed(operator, "%s", error);
-        const char *flaw = flaw_of(answer, answered, inputs.count);
+        const char *flaw = flaw_of(answer, answered, inputs.count, operator->outputs);
         if (flaw) return failed(operator, "the planner's answer cannot be used: %s", flaw);
         remember(registry, asked, words, hash, answer, answered);
     }
-    return launch_with_scratch(operator, context, answer, &inputs, (uint64_t)(uintptr_t)data);
+    const int64_t *at = answer + 1;
+    for (int i = 1; i < operator->outputs; at += 1 + at[0], i++)
+        TRY(make_output(context, i, at + 1, (size_t)at[0], outputs));
+    return launch_with_scratch(operator, context, (size_t)answer[0], at, &inputs, outputs);
 }
 
 /* --- what ONNX Runtime asks about an operator --- */
@@ -407,6 +438,7 @@ static Status *create(const CustomOperator *base, const Api *given, const NodeIn
     return NULL;
 }
 
+/* The first output is like the first input; nothing is known of the others before a call. */
 static Status *infer_shapes(const CustomOperator *base, ShapeContext *context) {
     TensorInfo *info; /* the context's own */
     (void)base;
@@ -419,8 +451,8 @@ static const char *name_of(const CustomOperator *base) { return of(base)->name; 
 static const char *provider_of(const CustomOperator *base) { return of(base)->provider; }
 static int input_type(const CustomOperator *base, size_t i) { return of(base)->input_types[i]; }
 static size_t input_count(const CustomOperator *base) { return (size_t)of(base)->inputs; }
-static int output_type(const CustomOperator *base, size_t i) { return (void)i, of(base)->output_type; }
-static size_t one(const CustomOperator *base) { return (void)base, 1; }
+static int output_type(const CustomOperator *base, size_t i) { return of(base)->output_types[i]; }
+static size_t output_count(const CustomOperator *base) { return (size_t)of(base)->outputs; }
 static int kind_of_input(const CustomOperator *base, size_t i) {
     return (int)i < of(base)->required ? KIND_REQUIRED : KIND_OPTIONAL;
 }
@@ -443,10 +475,13 @@ EXPORT Registry *hd_new_registry(Planner planner) {
     return registry;
 }
 
-/* Adds an operator, whose output has the type of its first input; returns its number, -1 where it does not fit. */
+/* Adds an operator; returns its number, -1 where it does not fit. A node may leave out the inputs behind the required
+ * ones. */
 EXPORT int hd_add_operator(Registry *registry, const char *name, const char *provider, int inputs, const int *input_types,
-                           int required, int attributes, const char *const *attribute_names, const int *attribute_types) {
-    if (inputs < 1 || inputs > MOST_INPUTS || attributes < 0 || attributes > MOST_ATTRIBUTES) return -1;
+                           int required, int outputs, const int *output_types, int attributes,
+                           const char *const *attribute_names, const int *attribute_types) {
+    if (inputs < 1 || inputs > MOST_INPUTS || outputs < 1 || outputs > MOST_OUTPUTS) return -1;
+    if (attributes < 0 || attributes > MOST_ATTRIBUTES) return -1;
     if (strlen(name) >= NAME_BYTES || strlen(provider) >= NAME_BYTES) return -1;
     for (int i = 0; i < attributes; i++)
         if (strlen(attribute_names[i]) >= NAME_BYTES) return -1;
@@ -459,7 +494,7 @@ EXPORT int hd_add_operator(Registry *registry, const char *name, const char *pro
         .input_type = input_type,
         .input_count = input_count,
         .output_type = output_type,
-        .output_count = one,
+        .output_count = output_count,
         .destroy = free,
         .input_kind = kind_of_input,
         .output_kind = kind_of_output,
@@ -475,10 +510,11 @@ EXPORT int hd_add_operator(Registry *registry, const char *name, const char *pro
         .last_version = last_version,
     };
     operator->registry = registry, operator->number = registry->count, operator->inputs = inputs;
-    operator->required = required, operator->attributes = attributes, operator->output_type = input_types[0];
+    operator->required = required, operator->outputs = outputs, operator->attributes = attributes;
     strcpy(operator->name, name);
     strcpy(operator->provider, provider);
     memcpy(operator->input_types, input_types, sizeof *input_types * (size_t)inputs);
+    memcpy(operator->output_types, output_types, sizeof *output_types * (size_t)outputs);
     for (int i = 0; i < attributes; i++) {
         operator->attribute_types[i] = attribute_types[i];
         strcpy(operator->attribute_names[i], attribute_names[i]);
@@ -492,7 +528,9 @@ EXPORT int hd_add_operator(Registry *registry, const char *name, const char *pro
 EXPORT void hd_register_next(Registry *registry) { registering = registry; }
 
 /* Whether an answer of a planner could be used: what is wrong with it, or NULL. For tests. */
-EXPORT const char *hd_flaw_of(const int64_t *answer, int64_t words, int inputs) { return flaw_of(answer, words, inputs); }
+EXPORT const char *hd_flaw_of(const int64_t *answer, int64_t words, int inputs, int outputs) {
+    return flaw_of(answer, words, inputs, outputs);
+}
 
 /* ONNX Runtime calls it when a session's options register the library. */
 EXPORT Status *RegisterCustomOps(SessionOptions *options, const ApiBase *base) {

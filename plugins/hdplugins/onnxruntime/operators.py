@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import Attributes, FieldType, PluginFace, Shapes, face_of
+from hdplugins.attention.plugin_face import GIVES_PLAN, PLAN, Attributes, FieldType, PluginFace, Shapes, face_of, sizes
 from hdplugins.kernels.cuda_launch import Launch, LaunchError, LoadedKernel, load_kernels
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class KernelOperators:
     ) -> None:
         self._path, self._kernels = library, kernels.absolute()
         self._library = _opened(library)
-        self._operators: list[tuple[Operator, PluginFace]] = []
+        self._operators: list[tuple[Operator, PluginFace, bool]] = []  # the last: whether it gives its plan
         self._loaded: dict[tuple[int, int], Mapping[str, LoadedKernel]] = {}
         self._lock = threading.Lock()
         # The library calls it as long as a session lives, and sessions may outlive this object.
@@ -97,19 +97,22 @@ class KernelOperators:
         options.register_custom_ops_library(str(self._path))
 
     def _add(self, op_type: str, operator: Operator, provider: str) -> None:
-        """One operator of ONNX Runtime's for each dtype: the types of an operator's inputs are fixed."""
+        """An operator of ONNX Runtime's for each dtype, and another for nodes that give their plan: the types of inputs
+        and the number of outputs are fixed."""
         face = face_of(operator)
         names, kinds = list(face.FIELDS), [_FIELD_TYPES[kind] for kind in face.FIELDS.values()]
-        for dtype in face.DTYPES:
-            types = [_TYPES[kind or dtype] for kind in face.INPUT_DTYPES]
+        plans = [_TYPES["int32"]] * (PLAN in face.SCRATCH)
+        for dtype, gives in itertools.product(face.DTYPES, (False, True)[: 1 + len(plans)]):
+            own = [_TYPES[kind or dtype] for kind in face.INPUT_DTYPES]
+            inputs, outputs = (own, [_TYPES[dtype], *plans]) if gives else ([*own, *plans], [_TYPES[dtype]])
             number = self._library.hd_add_operator(
-                self._registry, op_type.encode(), provider.encode(),
-                len(types), _ints(types), len(types) - len(operator.optional_inputs),
+                self._registry, (op_type + GIVES_PLAN * gives).encode(), provider.encode(),
+                len(inputs), _ints(inputs), len(own) - len(operator.optional_inputs), len(outputs), _ints(outputs),
                 len(names), (ctypes.c_char_p * len(names))(*(name.encode() for name in names)), _ints(kinds),
             )  # fmt: skip
             if number != len(self._operators):
-                raise ValueError(f"The library has no room for {op_type}, with {len(types)} inputs and {names}.")
-            self._operators.append((operator, face))
+                raise ValueError(f"The library has no room for {op_type}, with {len(inputs)} inputs and {names}.")
+            self._operators.append((operator, face, gives))
 
     def _answer(self, asked: Any, words: int, answer: Any, room: int, error: int, error_bytes: int) -> int:
         try:
@@ -128,22 +131,32 @@ class KernelOperators:
         """The answer to what is asked, as ``launcher.c`` describes both."""
         words = iter(asked)
         number, context = next(words), next(words)
-        operator, face = self._operators[number]
+        operator, face, gives = self._operators[number]
         attributes = {name: _value(kind, _counted(words)) for name, kind in face.FIELDS.items()}
         inputs = [(next(words), tuple(_counted(words))) for _ in range(next(words))]
-        while not inputs[-1][0]:  # left out
-            inputs.pop()
-        shapes, dtype = [shape for _, shape in inputs], _DTYPES[inputs[0][0]]
+        own, plans = inputs[: len(operator.inputs)], [each for each in inputs[len(operator.inputs) :] if each[0]]
+        while not own[-1][0]:  # left out
+            own.pop()
+        shapes, dtype = [shape for _, shape in own], _DTYPES[own[0][0]]
         loaded = self._kernels_of(number, context, shapes, attributes, dtype)
         constants = {name: kernel.compiled.constants for name, kernel in loaded.items()}
-        workspace = face.workspace(shapes, attributes)
-        sizes = [-(-max(1, size) // _ALIGNMENT) * _ALIGNMENT for size in workspace.values()]
-        offsets = list(itertools.accumulate(sizes, initial=0))
-        places = {name: (_INPUT, place) for place, name in enumerate(operator.inputs[: len(shapes)])}
-        places |= {name: (_SCRATCH, offset) for name, offset in zip(workspace, offsets, strict=False)}
-        places[face.OUTPUT] = _OUTPUT, 0
         launches = face.launches(shapes, attributes, constants=constants)
+        workspace, given = dict(face.workspace(shapes, attributes)), list[tuple[int, int]]()
+        places = {name: (_INPUT, place) for place, name in enumerate(operator.inputs[: len(shapes)])}
+        places[face.OUTPUT] = _OUTPUT, 0
+        if gives:
+            places[PLAN] = _OUTPUT, 1
+            given.append(_shape_of_plan(workspace.pop(PLAN), shapes))
+        for _, plan in plans:
+            places[PLAN] = _INPUT, len(operator.inputs)
+            _check_plan(plan, _shape_of_plan(workspace.pop(PLAN), shapes))
+            launches = tuple(launch for launch in launches if launch.kernel not in face.planning_kernels)
+        bytes_of = [-(-max(1, size) // _ALIGNMENT) * _ALIGNMENT for size in workspace.values()]
+        offsets = list(itertools.accumulate(bytes_of, initial=0))
+        places |= {name: (_SCRATCH, offset) for name, offset in zip(workspace, offsets, strict=False)}
         yield offsets[-1]
+        for shape in given:
+            yield from (len(shape), *shape)
         yield len(launches)
         for launch in launches:
             yield from _described(loaded[launch.kernel], launch, places)
@@ -151,7 +164,7 @@ class KernelOperators:
     def _kernels_of(
         self, number: int, context: int, shapes: Shapes, attributes: Attributes, dtype: str
     ) -> Mapping[str, LoadedKernel]:
-        operator, face = self._operators[number]
+        operator, face, _ = self._operators[number]
 
         def serves(kernel: Any) -> bool:
             return face.serves(kernel, shapes, attributes, dtype=dtype)
@@ -176,10 +189,10 @@ def _opened(path: Path) -> ctypes.CDLL:
     integers = ctypes.POINTER(ctypes.c_int)
     library.hd_add_operator.argtypes = [
         ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p,
-        ctypes.c_int, integers, ctypes.c_int,
+        ctypes.c_int, integers, ctypes.c_int, ctypes.c_int, integers,
         ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), integers,
     ]  # fmt: skip
-    library.hd_flaw_of.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.c_int]
+    library.hd_flaw_of.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.c_int, ctypes.c_int]
     library.hd_flaw_of.restype = ctypes.c_char_p
     return library
 
@@ -193,6 +206,18 @@ def _value(kind: FieldType, words: list[int]) -> Any:
     if kind is FieldType.INTS:
         return tuple(words)
     return _float(words[0]) if kind is FieldType.FLOAT else words[0]
+
+
+def _shape_of_plan(plan_bytes: int, shapes: Shapes) -> tuple[int, int]:
+    """[batch, values], int32."""
+    batch = sizes(shapes[0]).batch
+    return batch, plan_bytes // (4 * batch)
+
+
+def _check_plan(given: tuple[int, ...], wanted: tuple[int, int]) -> None:
+    # Kernels would read behind a shorter one.
+    if given != wanted:
+        raise LaunchError(f"the plan that it takes is {list(given)}; for these states it is {list(wanted)}.")
 
 
 def _described(kernel: LoadedKernel, launch: Launch, places: Mapping[str, tuple[int, int]]) -> Iterator[int]:

@@ -13,30 +13,34 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import TensorProto, helper
 
 from fakes.simulated_cuda import write_simulated_kernels
 from fakes.stand_in_driver import StandInDriver, build_stand_in
+from hdexport.graph.targets.onnxruntime.shared_plans import share_plans
 from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.onnxruntime import operators
 from hdplugins.onnxruntime.operators import KernelOperators, library_path
-from support.attention_graphs import chain_of
+from support.attention_graphs import attention_model, chain_of
 from support.attention_layers import Layer, token_kinds
 from support.comparators import assert_close, named_case
 from support.described_operators import WITH_KERNELS
+from support.fork_here import said_in_a_fork
 from support.interpreted_kernel import Interpreter
 from support.kernel_cases import inputs_of
 from support.operators import distance, relative
@@ -142,6 +146,7 @@ def session_of(
 def with_useless_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A model whose functions answer 7 everywhere: what runs a body shows."""
     for function in proto.functions:
+        kept = [node for node in function.node if set(node.output) & set(function.output[1:])]
         del function.node[:]
         query = function.input[0]
         function.node.extend(
@@ -149,7 +154,8 @@ def with_useless_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
                 helper.make_node("Sub", [query, query], ["nothing"]),
                 helper.make_node("Constant", [], ["number"], value_float=7.0),
                 helper.make_node("CastLike", ["number", query], ["typed"]),
-                helper.make_node("Add", ["nothing", "typed"], list(function.output)),
+                helper.make_node("Add", ["nothing", "typed"], list(function.output[:1])),
+                *kept,
             ]
         )
     return proto
@@ -190,6 +196,44 @@ def test_every_operator_with_kernels_is_tried() -> None:
     assert {layer.operator.name for layer, _ in CASES.values()} == WITH_KERNELS
 
 
+# Layers that share a plan.
+
+SHARED: dict[str, tuple[Layer, np.ndarray]] = {
+    name: (layer, masks[-2:][0])
+    for name, (layer, masks) in CASES.items()
+    if name in ("windows of grouped heads", "blocks", "blocks with a table, float16")
+}
+
+
+def sharing(layer: Layer) -> onnx.ModelProto:
+    """Two layers of which the first gives its plan to the second."""
+    model = attention_model(layer, layer)
+    assert share_plans(model) == 1
+    return ir.serde.serialize_model(model)
+
+
+@pytest.mark.parametrize(("layer", "kinds"), SHARED.values(), ids=SHARED)
+def test_layers_share_a_plan_by_which_answers_are_the_same(
+    layer: Layer, kinds: np.ndarray, stand_in: Path, interpreter: Interpreter, tmp_path: Path
+) -> None:
+    calls = [feeds_of(layer, kinds)]
+    kernels, types = write_kernels(tmp_path / "kernels", layer, calls[0]), {layer.name: layer.operator.name}
+    # Neither texts nor tokens: there is no plan.
+    calls += [{name: array[:0] for name, array in calls[0].items()}]
+    answers, launches = {}, {}
+    for name, proto in (("own", chain_of([layer] * 2)), ("shared", sharing(layer))):
+        answers[name], launches[name] = interpreter.run(
+            answer, stand_in, with_useless_functions(proto).SerializeToString(), kernels, types, calls
+        )
+    for own, shared in zip(answers["own"], answers["shared"], strict=True):
+        assert np.array_equal(own, shared)
+    assert not (answers["shared"][0] == 7).all()
+    own, shared = Counter(launches["own"]), Counter(launches["shared"])
+    for kernel in face_of(layer.operator).planning_kernels:
+        assert (own.pop(kernel), shared.pop(kernel)) == (2, 1)
+    assert own == shared
+
+
 # One node, called in all the ways that sessions are.
 
 NODE = Window(left=4, right=3, bound=2)
@@ -203,6 +247,10 @@ def kernels(tmp_path: Path) -> Path:
 
 def model(layer: Layer = NODE) -> bytes:
     return with_useless_functions(chain_of((layer,))).SerializeToString()  # type: ignore[no-any-return]
+
+
+def layers_sharing_a_plan() -> bytes:
+    return with_useless_functions(sharing(NODE)).SerializeToString()  # type: ignore[no-any-return]
 
 
 def test_without_the_library_the_functions_run(stand_in: Path, interpreter: Interpreter) -> None:
@@ -239,9 +287,9 @@ def test_python_is_entered_once_for_a_shape_and_a_gpu(stand_in: Path, kernels: P
     assert interpreter.run(_planning, stand_in, kernels) == [(1, 2), (1, 2), (2, 2), (2, 2), (3, 4), (3, 4), (3, 4)]
 
 
-def _by_threads(stand_in: Path, kernels: Path, calls: Sequence[Feeds]) -> list[list[np.ndarray]]:
+def _by_threads(stand_in: Path, proto: bytes, kernels: Path, calls: Sequence[Feeds]) -> list[list[np.ndarray]]:
     StandInDriver(stand_in)
-    session, _ = session_of(onnx.load_from_string(model()), kernels, TYPES)
+    session, _ = session_of(onnx.load_from_string(proto), kernels, TYPES)
     answers: list[list[np.ndarray]] = [[] for _ in range(6)]
 
     def work(number: int) -> None:
@@ -257,10 +305,13 @@ def _by_threads(stand_in: Path, kernels: Path, calls: Sequence[Feeds]) -> list[l
     return answers
 
 
-def test_threads_share_a_session(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
+@pytest.mark.parametrize("made", [model, layers_sharing_a_plan])
+def test_threads_share_a_session(
+    made: Callable[[], bytes], stand_in: Path, kernels: Path, interpreter: Interpreter
+) -> None:
     calls = [feeds_of(NODE, token_kinds("right", tokens, batch=batch)) for tokens, batch in ((5, 1), (9, 3), (17, 1))]
-    one_by_one, _ = interpreter.run(answer, stand_in, model(), kernels, TYPES, calls)
-    answers = interpreter.run(_by_threads, stand_in, kernels, calls)
+    one_by_one, _ = interpreter.run(answer, stand_in, made(), kernels, TYPES, calls)
+    answers = interpreter.run(_by_threads, stand_in, made(), kernels, calls)
     for number, found in enumerate(answers):
         for turn, array in enumerate(found):
             assert np.array_equal(array, one_by_one[(number + turn) % len(calls)])
@@ -347,52 +398,162 @@ def _two_sessions(stand_in: Path, kernels: Path, others: Path, wide: Layer) -> l
     return [session.run(None, dict(feeds))[0].shape for _ in range(2) for (session, _), feeds in sessions]
 
 
+def test_two_sessions_on_two_gpus_have_kernels_and_plans_of_their_own(
+    stand_in: Path, kernels: Path, interpreter: Interpreter
+) -> None:
+    calls = [feeds_of(NODE, token_kinds("right", tokens)) for tokens in (9, 12)]
+    one_by_one, _ = interpreter.run(answer, stand_in, layers_sharing_a_plan(), kernels, TYPES, calls)
+    answers, loaded, launched = interpreter.run(_on_two_gpus, stand_in, layers_sharing_a_plan(), kernels, calls)
+    for found in answers:
+        assert all(map(np.array_equal, found, one_by_one))
+    assert loaded == Counter({201: 2, 202: 2})
+    # Of two calls each: a plan, and two layers.
+    assert launched == Counter({201: 6, 202: 6})
+
+
+def _on_two_gpus(
+    stand_in: Path, proto: bytes, kernels: Path, calls: Sequence[Feeds]
+) -> tuple[list[list[np.ndarray]], Counter[int], Counter[int]]:
+    """The answers of a thread on each; contexts -> the kernels that were loaded there, and the launches."""
+    driver = StandInDriver(stand_in)
+    answers: dict[int, list[np.ndarray]] = {}
+    both = threading.Barrier(2)
+
+    def work(context: int) -> None:
+        driver.enter(context, of_thread=True)
+        session, _ = session_of(onnx.load_from_string(proto), kernels, TYPES)
+        both.wait()
+        answers[context] = [session.run(None, dict(feeds))[0] for feeds in calls]
+
+    threads = [threading.Thread(target=work, args=(context,)) for context in (201, 202)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return list(answers.values()), driver.loaded, driver.launched_in
+
+
+def test_a_plan_of_other_states_is_refused(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
+    """Kernels would read behind it. The function of a node that is not registered gives an empty one."""
+    proto = onnx.load_from_string(layers_sharing_a_plan())
+    proto.graph.node[0].output[1] = "unread"
+    proto.graph.input.append(helper.make_tensor_value_info(proto.graph.node[1].input[4], TensorProto.INT32, None))
+    plan = np.zeros((3, 5), np.int32)
+    feeds = {**feeds_of(NODE, token_kinds("none", 9)), proto.graph.input[-1].name: plan}
+    said = interpreter.run(_refused, stand_in, proto.SerializeToString(), kernels, feeds)
+    assert "SlidingWindowAttention_global2: the plan that it takes is [3, 5]; for these states it is [3, 24]" in said
+
+
+def _refused(stand_in: Path, proto: bytes, kernels: Path, feeds: Feeds) -> str:
+    StandInDriver(stand_in)
+    session, _ = session_of(onnx.load_from_string(proto), kernels, TYPES)
+    with pytest.raises(Exception, match="SlidingWindowAttention") as error:
+        session.run(None, dict(feeds))
+    return str(error.value)
+
+
+def test_a_session_of_before_a_fork_is_refused_there(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
+    """Whatever other threads were doing: one was in Python, asked what to launch. Without kernels a fork computes."""
+    assert interpreter.run(_forked, stand_in, kernels) == [
+        "SlidingWindowAttention_global2: this thread has no CUDA context", "7.0", "parent: (3, 9, 2, 32)",
+    ]  # fmt: skip
+
+
+def _forked(stand_in: Path, kernels: Path) -> list[str]:
+    StandInDriver(stand_in)
+    feeds = dict(feeds_of(NODE, token_kinds("none", 9)))
+    session, found = session_of(onnx.load_from_string(model()), kernels, TYPES)
+    assert found is not None
+    asked, may_answer, plan = threading.Event(), threading.Event(), found._planned
+
+    def slowly(words: Sequence[int]) -> Iterator[int]:
+        asked.set()
+        may_answer.wait()
+        return plan(words)
+
+    found._planned = slowly  # type: ignore[method-assign]
+    answers: list[np.ndarray] = []
+    thread = threading.Thread(target=lambda: answers.append(session.run(None, feeds)[0]))
+    thread.start()
+    asked.wait()
+
+    def child() -> Iterator[str]:
+        with pytest.raises(Exception, match="SlidingWindowAttention") as error:
+            session.run(None, feeds)
+        yield str(error.value).partition("Status Message: ")[2]
+        without, _ = session_of(onnx.load_from_string(model()), None, TYPES)
+        yield str(without.run(None, feeds)[0].max())
+
+    said = said_in_a_fork(child)
+    may_answer.set()
+    thread.join()
+    return [*said, f"parent: {answers[0].shape}"]
+
+
 # What the library in C takes from a planner.
 
 
-def flaw_of(words: Sequence[int], inputs: int = 4) -> str | None:
+def flaw_of(words: Sequence[int], inputs: int = 4, outputs: int = 2) -> str | None:
     library = library_path()
     assert library is not None
-    found = operators._opened(library).hd_flaw_of((ctypes.c_int64 * len(words))(*words), len(words), inputs)
+    given = (ctypes.c_int64 * len(words))(*words)
+    found = operators._opened(library).hd_flaw_of(given, len(words), inputs, outputs)
     return None if found is None else found.decode()
 
 
-LAUNCH = [0xB0, 2, 3, 4, 128, 0, 4, 0, 3, 1, 0, 2, 256, 3, -5]
-"""A function, its grid, its threads, and four arguments: an input, the output, scratch memory and a scalar."""
+LAUNCH = [0xB0, 2, 3, 4, 128, 0, 4, 0, 3, 1, 1, 2, 256, 3, -5]
+"""A function, its grid, its threads, and four arguments: an input, the second output, scratch memory and a scalar."""
+
+ANSWER = [512, 2, 3, 24, 2, *LAUNCH, *LAUNCH]
+"""Scratch memory, the shape of the second output, and two launches."""
 
 
 def test_an_answer_that_names_what_is_not_there_is_refused() -> None:
-    right = [512, 2, *LAUNCH, *LAUNCH]
-    assert flaw_of(right) is None
-    assert flaw_of([0, 0]) is None
+    assert flaw_of(ANSWER) is None
+    assert flaw_of([0, 0], outputs=1) is None
+    assert flaw_of([0, 0, 0]) is None
     for changes, message in (
         ({0: -1}, "bytes of scratch"),
-        ({1: 3}, "a launch is cut off"),
-        ({1: 1}, "words behind"),
-        ({2: 0}, "no function"),
-        ({3: -1}, "out of range"),
-        ({6: 0}, "or no threads"),
-        ({7: 2**31}, "out of range"),
-        ({8: 5}, "none of the call's"),
-        ({8: 97}, "cut off, or too many"),
-        ({10: 4}, "none of the call's"),
-        ({12: 1}, "none of the call's"),
-        ({14: 512}, "none of the call's"),
-        ({15: 4}, "none of the call's"),
+        ({1: -1}, "shape of an output is cut off"),
+        ({1: 17}, "shape of an output is cut off, or too long"),
+        ({2: -1}, "size of an output is out of range"),
+        ({3: 2**31}, "size of an output is out of range"),
+        ({4: 3}, "a launch is cut off"),
+        ({4: 1}, "words behind"),
+        ({4: -1}, "lacks the launches"),
+        ({5: 0}, "no function"),
+        ({6: -1}, "out of range"),
+        ({9: 0}, "or no threads"),
+        ({10: 2**31}, "out of range"),
+        ({11: 5}, "none of the call's"),
+        ({11: 97}, "cut off, or too many"),
+        ({13: 4}, "none of the call's"),
+        ({15: 2}, "none of the call's"),
+        ({17: 512}, "none of the call's"),
+        ({18: 4}, "none of the call's"),
     ):
-        wrong = [changes.get(place, word) for place, word in enumerate(right)]
+        wrong = [changes.get(place, word) for place, word in enumerate(ANSWER)]
         with named_case(changes):
             assert message in (flaw_of(wrong) or "")
-    assert all(flaw_of(right[:end]) for end in range(len(right)))
+    assert all(flaw_of(ANSWER[:end]) for end in range(len(ANSWER)))
 
 
-def is_well_formed(words: Sequence[int], inputs: int = 4) -> bool:
+def is_well_formed(words: Sequence[int], inputs: int = 4, outputs: int = 2) -> bool:
     """The same check, in Python."""
     left = list(words)
-    if len(left) < 2 or min(left[:2]) < 0:
+    if not left or left[0] < 0:
         return False
-    scratch, launches = left[:2]
-    left = left[2:]
+    scratch, *left = left
+    for _ in range(outputs - 1):
+        if not left or not 0 <= left[0] <= min(16, len(left) - 1):
+            return False
+        (axes, *left) = left
+        shape, left = left[:axes], left[axes:]
+        if any(not 0 <= size < 2**31 for size in shape):
+            return False
+    if not left or left[0] < 0:
+        return False
+    launches, *left = left
     for _ in range(launches):
         if len(left) < 7:
             return False
@@ -403,7 +564,7 @@ def is_well_formed(words: Sequence[int], inputs: int = 4) -> bool:
             return False
         arguments, left = left[: 2 * count], left[2 * count :]
         pairs = zip(arguments[::2], arguments[1::2], strict=True)
-        limits = {0: inputs, 1: 1, 2: scratch}
+        limits = {0: inputs, 1: outputs, 2: scratch}
         if any(kind != 3 and not (kind in limits and 0 <= value < limits[kind]) for kind, value in pairs):
             return False
     return not left
@@ -412,16 +573,22 @@ def is_well_formed(words: Sequence[int], inputs: int = 4) -> bool:
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(
     places=st.lists(
-        st.tuples(st.integers(0, 31), st.integers(-1, 8) | st.sampled_from([2**31, -(2**63), 2**63 - 1, 97, 512])),
+        st.tuples(
+            st.integers(0, len(ANSWER) - 1),
+            st.integers(-1, 8) | st.sampled_from([2**31, -(2**63), 2**63 - 1, 17, 97, 512]),
+        ),
         max_size=4,
     ),
-    end=st.none() | st.integers(0, 32),
+    end=st.none() | st.integers(0, len(ANSWER)),
+    outputs=st.integers(1, 3),
 )
-def test_any_answer_is_either_well_formed_or_refused(places: list[tuple[int, int]], end: int | None) -> None:
-    words = [512, 2, *LAUNCH, *LAUNCH]
+def test_any_answer_is_either_well_formed_or_refused(
+    places: list[tuple[int, int]], end: int | None, outputs: int
+) -> None:
+    words = list(ANSWER)
     for place, word in places:
         words[place] = word
-    assert (flaw_of(words[:end]) is None) == is_well_formed(words[:end])
+    assert (flaw_of(words[:end], outputs=outputs) is None) == is_well_formed(words[:end], outputs=outputs)
 
 
 def test_the_library_compiles_without_a_warning(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import shutil
@@ -24,11 +25,12 @@ from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.onnxruntime.operators import library_path
 from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
 from hdruntime.backends.onnxruntime import kernels as onnxruntime_kernels
-from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.manifest import Backend, Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.gpu.driver import Gpu
 from support.comparators import assert_close
+from support.fork_here import said_in_a_fork
 from support.interpreted_kernel import Interpreter
 from support.tiny_models import VOCAB_SIZE, save_tiny_model
 
@@ -105,11 +107,10 @@ def batches() -> list[dict[str, np.ndarray]]:
     ]
 
 
-def _answers(stand_in: Path, bundle: Path) -> tuple[list[dict[str, np.ndarray]], list[str]]:
-    """The answers of the backend for a GPU, on the CPU's provider, and the kernels that were started."""
-    driver = StandInDriver(stand_in)
-    patch = pytest.MonkeyPatch()
-    with patch.context() as patched:
+@contextlib.contextmanager
+def _session(bundle: Path) -> Iterator[hdruntime.Session]:
+    """The backend for a GPU, on the CPU's provider."""
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(onnxruntime_cuda, "_providers", lambda gpu: [("CPUExecutionProvider", {})])
         patched.setattr(onnxruntime_cuda, "CUDA_PROVIDER", "CPUExecutionProvider")
         patched.setattr(onnxruntime_cuda, "_DEVICE", "cpu")
@@ -118,7 +119,14 @@ def _answers(stand_in: Path, bundle: Path) -> tuple[list[dict[str, np.ndarray]],
         )
         opened = open_bundle(bundle, check_files=False)
         with hdruntime.Session(opened, onnxruntime_cuda.OnnxRuntimeCudaRunner(opened)) as session:
-            return [session(**feeds) for feeds in batches()], driver.launches
+            yield session
+
+
+def _answers(stand_in: Path, bundle: Path) -> tuple[list[dict[str, np.ndarray]], list[str]]:
+    """The answers, and the kernels that were started."""
+    driver = StandInDriver(stand_in)
+    with _session(bundle) as session:
+        return [session(**feeds) for feeds in batches()], driver.launches
 
 
 @pytest.mark.parametrize(
@@ -145,13 +153,13 @@ def test_a_bundle_answers_alike_with_kernels_and_without(
     with_kernels = {node.operator for node in manifest.kernel_nodes}
     layers = sum(count for name, count in manifest.operators.items() if name.rpartition("::")[2] in with_kernels)
     assert launches.count("attend") >= layers * len(by_bodies) > 0
+    for name in {name for operator in with_kernels for name in face_of(OPERATORS[operator]).planning_kernels}:
+        # All layers of these models have one plan.
+        assert launches.count(name) == len(by_bodies)
     for bodies, kernels in zip(by_bodies, by_kernels, strict=True):
         assert bodies.keys() == kernels.keys()
         for name, values in bodies.items():
             assert_close(kernels[name], values, atol=2e-5)
-
-
-# What keeps a session from kernels.
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +167,33 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle = built(tmp_path_factory.mktemp("windowed"), *MODELS["windows"])
     write_kernels(bundle)
     return bundle
+
+
+def _in_a_fork(stand_in: Path, bundle: Path) -> list[str]:
+    StandInDriver(stand_in)
+    feeds = batches()[1]
+    with _session(bundle) as session:
+        session(**feeds)
+
+        def child() -> Iterator[str]:
+            for use in (lambda: session(**feeds), lambda: hdruntime.load(bundle, Backend.ONNXRUNTIME_CUDA)):
+                with pytest.raises(hdruntime.BackendError) as error:
+                    use()
+                yield str(error.value).splitlines()[0]
+            with hdruntime.load(bundle, Backend.ONNXRUNTIME, threads=1) as another:
+                yield str(another(**feeds)["last_hidden_state"].shape)
+
+        return [*said_in_a_fork(child), f"parent: {session(**feeds)['last_hidden_state'].shape}"]
+
+
+def test_a_fork_has_neither_the_session_nor_the_gpu(windowed: Path, stand_in: Path, interpreter: Interpreter) -> None:
+    refused, no_gpu, by_cpu, parent = interpreter.run(_in_a_fork, stand_in, windowed)
+    assert "This session was loaded in another process" in refused
+    assert "this process was forked from one that has used CUDA, which does not start in a fork" in no_gpu
+    assert (by_cpu, parent) == ("(1, 17, 64)", "parent: (1, 17, 64)")
+
+
+# What keeps a session from kernels.
 
 
 @pytest.mark.parametrize(

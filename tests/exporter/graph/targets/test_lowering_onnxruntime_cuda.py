@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto
 
 from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
+from hdexport.lowering.nodes import operator_nodes
 from support.answers import inputs_of
 from support.attention_graphs import BATCH, answer_by_definition, portable_graph, session_of, states_of
 from support.attention_layers import PADDINGS, Layer, token_kinds
@@ -159,6 +160,30 @@ def test_sparse_attention_is_left_as_it_is() -> None:
     before = ir.serde.serialize_model(model)
     assert lower_for_onnxruntime_cuda(model) == 0
     assert ir.serde.serialize_model(model) == before
+
+
+SHARING: dict[str, tuple[Layer, Layer]] = {
+    "windows": (Window(left=9, right=5, bound=3), Window(left=2, right=30, bound=3)),
+    "blocks": (Blocks(), Blocks()),
+    "blocks with a table": (Blocks(listed=(2, 3, 2)), Blocks(listed=(2, 3, 2))),
+}
+
+
+@pytest.mark.parametrize("layers", SHARING.values(), ids=SHARING)
+def test_layers_share_a_plan_which_bodies_ignore(layers: tuple[Layer, Layer]) -> None:
+    model = portable_graph(*layers)
+    session, name, inputs = session_of(model), layers[0].name, len(layers[0].operator.inputs)
+    assert lower_for_onnxruntime_cuda(model) == 1
+    gives, takes = operator_nodes(model)
+    assert (gives.op_type, takes.op_type) == (f"{name}_gives_plan", name)
+    assert len(takes.inputs) == inputs + 1
+    assert takes.inputs[inputs] is gives.outputs[1]
+    assert sorted(function.name for function in model.functions.values()) == sorted([name, gives.op_type])
+    lowered = session_of(model)
+    for tokens, mask in ((1, "none"), (37, "holes"), (130, "left")):
+        kinds = token_kinds(mask, tokens, globals_="scattered", bound=layers[0].bound)
+        feeds = states_of(BATCH, tokens, layer=layers[0]) | {layers[0].inputs[0]: kinds}
+        assert np.array_equal(lowered.run(None, feeds)[0], session.run(None, feeds)[0])
 
 
 @pytest.mark.parametrize(

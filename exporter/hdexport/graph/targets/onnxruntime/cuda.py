@@ -3,8 +3,8 @@
 It computes in the bundle's own type and reads the portable graph's weights. Layer normalisations of half precision have
 no casts around them: ONNX Runtime's kernel computes them in float32, with the sum before them. Other attention keeps
 its functions: a session runs compiled kernels in their place where the bundle has them for the GPU, and their bodies of
-standard operators elsewhere. Attention with a bias keeps its function for longer texts: shorter texts are fused with a
-bias for every query and key.
+standard operators elsewhere. Layers whose kernels would make equal plans share one. Attention with a bias keeps its
+function for longer texts: shorter texts are fused with a bias for every query and key.
 
 Which kernel ``com.microsoft::MultiHeadAttention`` takes there depends on its mask (read in the sources of ONNX
 Runtime's CUDA provider; float16 and float32 since 1.16, bfloat16 since 1.24):
@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 from hdexport.attention.kinds import lowerings_of
 from hdexport.graph.passes.narrow_norms import narrow_norms
 from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
+from hdexport.graph.targets.onnxruntime.shared_plans import share_plans
 from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, choice, fused_attention
@@ -65,8 +66,8 @@ _LEAST_FLOAT32_TOKENS = 256
 
 
 def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
-    """Lower a portable graph, in place; returns how many pools are in blocks, normalisations narrowed and attentions
-    fused. With none the graph is the portable one still."""
+    """Lower a portable graph, in place; returns how many pools are in blocks, normalisations narrowed, attentions fused
+    and plans of keys taken from another layer. With none the graph is the portable one still."""
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
     pooled, narrowed = pool_in_blocks(model), narrow_norms(model)
@@ -78,10 +79,11 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
         replace_by_merged(fusion.insertion, node, fusion.insertion.insert(attended))
     if dense:
         model.graph.opset_imports[CONTRIB_DOMAIN] = 1
-    if dense or narrowed:
+    shared = share_plans(model)
+    if dense or narrowed or shared:
         RemoveUnusedNodesPass()(model)
         RemoveUnusedFunctionsPass()(model)
-    return pooled + narrowed + len(dense)
+    return pooled + narrowed + len(dense) + shared
 
 
 class _Fusion:

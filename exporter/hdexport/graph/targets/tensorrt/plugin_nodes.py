@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hdexport.lowering.kernel_nodes import kernel_nodes, shapes_of_inputs
+from hdexport.lowering.kernel_nodes import give_plan, kernel_nodes, nodes_of_equal_plans, shapes_of_inputs
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import ONNX_DOMAIN
-from hdplugins.attention.plugin_face import PLAN_USE, PlanUse, face_of, sizes
+from hdplugins.attention.plugin_face import PLAN_USE, PlanUse, face_of
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
@@ -36,7 +36,11 @@ def use_plugins(model: onnx_ir.Model, *, dtype: str) -> int:
         node.op_type = operator.name
         node.attributes[_NAMESPACE] = ir.AttrString(_NAMESPACE, ONNX_DOMAIN)
         node.attributes[_VERSION] = ir.AttrString(_VERSION, str(operator.version))
-    _share_plans(nodes)
+    for first, *others in nodes_of_equal_plans(nodes):
+        give_plan(first, others, place=len(first.inputs))
+        for node in (first, *others):
+            use = PlanUse.GIVES if node is first else PlanUse.TAKES
+            node.attributes[PLAN_USE] = ir.AttrInt64(PLAN_USE, int(use))
     return len(nodes)
 
 
@@ -54,41 +58,6 @@ def plan_use_of(node: onnx_ir.Node) -> PlanUse:
     """Where a plugin's node finds its plan."""
     attribute = node.attributes.get(PLAN_USE)
     return PlanUse.OWN if attribute is None else PlanUse(attribute.as_int())
-
-
-def _share_plans(nodes: list[onnx_ir.Node]) -> None:
-    """Let the first node of those with equal plans give its plan to the others, which come after it.
-
-    A plan depends on the mask, on few attributes, and on the size of a head, which decides the steps of keys that a
-    plan of blocks is for. The layers of a graph mostly have equal plans.
-    """
-    sharing: dict[Any, list[onnx_ir.Node]] = {}
-    for node in nodes:
-        operator, attributes = operator_of(node), attributes_of(node)
-        face, shapes = face_of(operator), own_shapes(node)
-        if face.plan_size(shapes, attributes) is not None:
-            given = dict(zip(operator.inputs, node.inputs, strict=False))
-            inputs = [value for name, value in given.items() if name in face.planned_inputs]
-            decided = [attributes[name] for name in face.PLANNED_BY]
-            key = (operator.name, node.graph, sizes(shapes[0]).head_dim, *inputs, *decided)
-            sharing.setdefault(key, []).append(node)
-    for first, *others in sharing.values():
-        if others:
-            _give_plan(first, others)
-
-
-def _give_plan(first: onnx_ir.Node, others: list[onnx_ir.Node]) -> None:
-    """Give a node a second output, its plan, which becomes the last input of the others."""
-    import onnx_ir as ir
-
-    first.resize_outputs(2)
-    result, plan = first.outputs
-    plan.name, plan.type = f"{result.name}_plan", ir.TensorType(ir.DataType.INT32)
-    first.attributes[PLAN_USE] = ir.AttrInt64(PLAN_USE, int(PlanUse.GIVES))
-    for other in others:
-        other.resize_inputs(len(other.inputs) + 1)
-        other.replace_input_with(len(other.inputs) - 1, plan)
-        other.attributes[PLAN_USE] = ir.AttrInt64(PLAN_USE, int(PlanUse.TAKES))
 
 
 def _check(node: onnx_ir.Node, dtype: str) -> None:
