@@ -40,7 +40,8 @@ _HALF_OTHERWISE = {
 
 _FLOAT32_OTHERWISE = {
     **{(architecture, 80, 32): Tiles(32, 32, 8, 2, 64) for architecture in (80, 86, 90, 100, 120)},
-    **{(architecture, 96, 32): Tiles(32, 32, 8, 2, 64) for architecture in (80, 86, 120)},
+    **{(architecture, 96, 32): Tiles(32, 32, 8, 2, 64) for architecture in (80, 120)},
+    (86, 96, 32): Tiles(32, 16, 8, 2, 64),
     **dict.fromkeys([(90, 96, 32), (100, 96, 32)], Tiles(32, 16, 4, 2, 64)),
     (80, 128, 32): Tiles(32, 16, 8, 2, 64),
     (80, 64, 16): Tiles(16, 16, 4, 2, 64),
