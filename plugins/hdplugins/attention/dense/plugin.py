@@ -1,4 +1,4 @@
-"""Dense attention by the windows' kernel, whose tiles it has: a call is one launch, and needs no workspace.
+"""Dense attention by the windows' kernel, with its tiles but for a few: a call is one launch, and needs no workspace.
 
 It is no plugin of engines: TensorRT has an attention of its own. Nothing here, the tiles of the kernels included, needs
 Triton or PyTorch: a machine that runs compiled kernels has neither.
@@ -22,8 +22,14 @@ from hdplugins.attention.plugin_face import (
 from hdplugins.attention.window.plugin import FACE as WINDOWS
 from hdplugins.attention.window.plugin import WINDOW_HEAD_DIMS
 from hdplugins.kernels.aot import Constant
-from hdplugins.kernels.attention_tiles import INNER_LOOP, LOG2_E, Tiles, ceil_div, check_sizes
+from hdplugins.kernels.attention_tiles import INNER_LOOP, LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture
 from hdplugins.kernels.cuda_launch import Launch
+
+_HALF_OTHERWISE = {(120, 96): Tiles(64, 32, 8, 2, 64)}
+"""(lowest architecture, head_dim) -> tiles, where those of windows would spill registers, for float16 and bfloat16."""
+
+_FLOAT32_OTHERWISE = dict.fromkeys([(90, 80), (120, 80), (120, 96)], Tiles(32, 16, 8, 2, 64))
+"""Likewise for float32."""
 
 _MASK_CHUNK = 1024
 """Tokens whose truths a program reads at a time. To be tuned on a GPU."""
@@ -43,7 +49,9 @@ class _Face(PluginFace):
     IS_PLUGIN = False
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        return WINDOWS.tiles(shapes, attributes, dtype=dtype, architecture=architecture)
+        otherwise = _FLOAT32_OTHERWISE if dtype == "float32" else _HALF_OTHERWISE
+        listed = listed_architecture(architecture), sizes(shapes[0]).head_dim
+        return otherwise.get(listed) or WINDOWS.tiles(shapes, attributes, dtype=dtype, architecture=architecture)
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
