@@ -1,4 +1,4 @@
-"""Rebuilds a bundle's engines for another GPU, and adds graphs, without the checkpoint."""
+"""Rebuilds a bundle's engines and kernels for another GPU, and adds graphs, without the checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class RebuildOptions:
     Attributes:
         bundle: a bundle's directory.
         output: directory of the new bundle; the same directory replaces it.
-        engines: which engines. The bundle's engines of other flavours are kept.
+        engines: which engines, and the architectures of kernels, for ONNX Runtime alone where no engine is built. The
+            bundle's engines of other flavours are kept.
         targets: names of targets whose graphs are added, or written again.
         int8: how the graphs for CPUs with int8 weights are made, in place of the bundle's; None keeps the bundle's.
         force: replace a bundle at `output` where that is another directory.
@@ -73,14 +74,15 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
     with staged_directory(options.output, BUNDLE_DIRECTORY, force=options.force or in_place) as directory:
         kept = [engine for engine in bundle.manifest.engines if Backend(engine.flavour) not in options.engines.flavours]
         graphs = _graphs_to_keep(bundle.manifest, options)
-        files = _files_to_keep(bundle, kept, graphs, keeps_kernels=bool(kept) or not options.engines.flavours)
+        writes_kernels = bool(options.engines.flavours or options.engines.architectures)
+        files = _files_to_keep(bundle, kept, graphs, keeps_kernels=bool(kept) or not writes_kernels)
         _copy(bundle, directory, files)
         manifest = bundle.manifest
         if options.engines.flavours and options.engines.attention_impl is AttentionImpl.NATIVE:
             manifest = dataclasses.replace(manifest, kernel_nodes=())
         portable = read_portable_graph(bundle, directory=directory)
         built = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
-        if options.engines.flavours:
+        if writes_kernels:
             # Those of the bundle are compiled again: another version's may be others.
             engine_builder.write_kernels(
                 portable,

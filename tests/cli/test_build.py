@@ -6,6 +6,7 @@ import functools
 import os
 import pty
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 import hdruntime
 from hdexport.build import BuildOptions
 from hdexport.cli.build import _print_summary
+from hdruntime.backends.onnxruntime.kernels import _what_is_missing
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.gpu.driver import Gpu
 from support.commands import HDEXPORT, Command, Refused
@@ -230,6 +232,49 @@ def test_kernels_are_for_this_machines_gpu_if_there_are_any_for_it(
     done = hdexport("build", with_heads_of_32, *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert hdruntime.open_bundle(tmp_path / "bundle").manifest.kernel_architectures == expected
+
+
+def test_the_command_of_the_log_adds_kernels_for_another_gpu(
+    hdexport: Command,
+    refused: Refused,
+    with_heads_of_32: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To a bundle without an engine: none is built."""
+    pytest.importorskip("triton", reason="compiles kernels, and has no wheel for this platform")
+    monkeypatch.setattr("hdexport.engines.build.gpus", lambda: ())
+    monkeypatch.setattr("hdruntime.backends.onnxruntime.kernels.library_path", lambda: tmp_path)
+    monkeypatch.setattr("hdruntime.backends.onnxruntime.kernels.installed_version", lambda name: "13")
+    bundle = tmp_path / "a bundle"
+    options = ("--target", "onnx", "--no-verify", "--attention", "window:8", "--sm", "86", "-o", bundle)
+    assert hdexport("build", with_heads_of_32, *options).returncode == 0
+    before = hdruntime.open_bundle(bundle).manifest
+    assert _what_is_missing(hdruntime.open_bundle(bundle), 86) is None
+    said = _what_is_missing(hdruntime.open_bundle(bundle), 120)
+    assert said is not None
+    name, command, *arguments = shlex.split(said[said.index("hdexport rebuild") : said.index(" (with an engine")])
+    done = hdexport(command, *arguments)
+    assert (name, done.returncode, done.stderr) == ("hdexport", 0, "")
+    assert done.stdout == f"{bundle / 'kernels'}: sm86, sm120\n"
+    assert all(_what_is_missing(hdruntime.open_bundle(bundle), number) is None for number in (86, 120))
+    after = hdruntime.open_bundle(bundle).manifest
+    assert (after.engines, after.verification) == ((), before.verification)
+    assert {file for file in after.files if "-sm120-" not in file} == before.files.keys()
+    for option, message in (
+        (
+            ("--attention-impl", "native"),
+            "--attention-impl describes an engine, but no engine is built: the bundle has none",
+        ),
+        (("--profiles", "8"), "--profiles describes an engine"),
+    ):
+        refused("rebuild", bundle, "--sm", "120", *option, message=message)
+
+
+def test_architectures_are_refused_where_no_kernel_computes_a_bundle_s_attention(
+    refused: Refused, bundle: Path
+) -> None:
+    refused("rebuild", bundle, "--sm", "86", message="--sm 86 has nothing to compile: the bundle has no engine")
 
 
 # Options that do not fit

@@ -25,8 +25,7 @@ PRECISIONS = tuple(precision.value for precision in Precision)
 
 _BOUNDS = ("min", "opt", "max")
 _SHAPE_OPTIONS = ("profiles", "batch", *(f"{bound}Shapes" for bound in _BOUNDS))
-_ENGINE_OPTIONS = (*_SHAPE_OPTIONS, "version_compatible")
-_KERNEL_OPTIONS = ("sm", "attention_impl")
+_ENGINE_OPTIONS = (*_SHAPE_OPTIONS, "version_compatible", "sm", "attention_impl")
 
 
 def add_attention_arguments(parser: argparse._ArgumentGroup, *, effect: str) -> None:
@@ -266,11 +265,12 @@ def engine_options(
     )
 
 
-def refuse_engine_options(options: argparse.Namespace, *, why: str, has_kernels: bool = False) -> None:
-    """Refuse options that describe an engine where none is built, and say why that is; those of kernels too, unless
-    there are kernels all the same."""
-    names = _ENGINE_OPTIONS if has_kernels else (*_ENGINE_OPTIONS, *_KERNEL_OPTIONS)
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+def refuse_engine_options(options: argparse.Namespace, *, why: str, kernels: Sequence[str] = ()) -> None:
+    """Refuse options that describe an engine where none is built, and say why that is, but for `kernels`, those that
+    kernels without an engine have."""
+    given = [
+        f"--{name.replace('_', '-')}" for name in _ENGINE_OPTIONS if name not in kernels and getattr(options, name)
+    ]
     if given:
         raise InputError(
             f"{', '.join(given)} describes an engine, but no engine is built: {why}.\n"

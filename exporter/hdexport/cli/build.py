@@ -173,7 +173,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     flavours = flavours_of(targets)
     if not flavours:
         why = "--target asks for ONNX only" if options.target else "none can be built here, see: hdexport doctor"
-        refuse_engine_options(options, why=why, has_kernels=True)
+        refuse_engine_options(options, why=why, kernels=("sm", "attention_impl"))
     return BuildOptions(
         model=checkpoint,
         output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),

@@ -1,4 +1,4 @@
-"""Rebuild the engines of a bundle for this machine's GPU and libraries, or add graphs for CPUs.
+"""Rebuild the engines of a bundle for this machine's GPU and libraries, or add graphs for CPUs, or kernels.
 
 No checkpoint is needed. Options that are left out take the values that the bundle's engine was built with. The bundle
 is replaced when all is complete, or stays as it was. Graphs that are added are verified by hdexport verify.
@@ -19,13 +19,14 @@ from hdexport.cli.arguments import (
     refuse_engine_options,
 )
 from hdexport.cli.process import outlive_readers, whole_or_nothing
+from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
 
-SUMMARY = "rebuild a bundle's engines for another GPU or library, or add graphs for CPUs"
+SUMMARY = "rebuild a bundle's engines or kernels for another GPU or library, or add graphs for CPUs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=[name for name in target_names() if name != ONNX],
         help=f"engine to build, or {' or '.join(of_graphs)} for its graphs; may be repeated (default: "
-        "the engines that the bundle has; auto if none; none with --int8)",
+        "the engines that the bundle has; if none, auto, or with --sm the kernels for ONNX Runtime alone; none with "
+        "--int8)",
     )
     add_int8_arguments(parser)
     add_engine_arguments(parser.add_argument_group("engines"))
@@ -64,8 +66,12 @@ def run(options: argparse.Namespace) -> int:
         int8 = int8_options(options)
         # Graphs are added by name alone.
         targets = graph_targets(chosen_targets([name for name in options.target or () if name != "auto"]))
-        flavours = _flavours(options.target, bundle, adds_graphs=bool(targets) or int8 is not None)
-        if not flavours:
+        adds_graphs = bool(targets) or int8 is not None
+        adds_kernels = not adds_graphs and _adds_kernels(options, bundle)
+        flavours = () if adds_kernels else _flavours(options.target, bundle, adds_graphs=adds_graphs)
+        if adds_kernels:
+            refuse_engine_options(options, why="the bundle has none, and --sm adds kernels", kernels=["sm"])
+        elif not flavours:
             refuse_engine_options(options, why="only graphs for CPUs are added")
         manifest = rebuild(
             RebuildOptions(
@@ -87,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
         )
     for engine in manifest.engines:
         print(f"{output / engine.file}: {engine.flavour} {engine.version}, {', '.join(engine.architectures)}")
+    if adds_kernels:
+        print(f"{output / KERNELS_FOLDER}: {', '.join(manifest.kernel_architectures)}")
     if targets or int8 is not None:
         lowerings = {lowering for target in targets_named(targets) for lowering in target.lowerings}
         written = [
@@ -97,6 +105,20 @@ def run(options: argparse.Namespace) -> int:
         print(f"{', '.join(written)}: not yet verified")
         print(f"Compare with PyTorch: hdexport verify {shlex.quote(str(output))}")
     return 0
+
+
+def _adds_kernels(options: argparse.Namespace, bundle: Bundle) -> bool:
+    """Whether kernels are compiled and no engine is built, as in ``hdexport build --sm``."""
+    manifest = bundle.manifest
+    if options.target is not None or options.sm is None or manifest.engines:
+        return False
+    if not manifest.kernel_nodes:
+        raise InputError(
+            f"--sm {options.sm} has nothing to compile: the bundle has no engine, and no kernel computes its "
+            "attention.\n"
+            f"Ask for an engine: --target tensorrt-rtx --sm {options.sm}"
+        )
+    return True
 
 
 def _flavours(targets: list[str] | None, bundle: Bundle, *, adds_graphs: bool) -> tuple[Backend, ...]:

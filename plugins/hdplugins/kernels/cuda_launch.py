@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,8 +133,9 @@ def find_kernels(
             has = ", ".join(f"sm_{number}" for number in sorted({kernel.architecture for kernel in fitting})) or "none"
             raise KernelError(
                 f"This GPU is an sm_{architecture}; in {folder} the kernel {function} of these types and sizes is for "
-                f"{has}.\nBuild the bundle for this GPU: hdexport build --sm {architecture} "
-                "(--target tensorrt builds for the GPU of the machine and takes no --sm)"
+                f"{has}.\nCompile it for this GPU: "
+                f"hdexport rebuild {shlex.quote(str(folder.parent))} --sm {architecture} "
+                "(with an engine of TensorRT's, on a machine with this GPU and without --sm)"
             )
         found[function] = max(running, key=lambda kernel: kernel.architecture)
     return found

@@ -205,7 +205,7 @@ def test_a_fork_has_neither_the_session_nor_the_gpu(windowed: Path, stand_in: Pa
             90,
             True,
             True,
-            "This GPU is an sm_90; .* is for sm_86.\nBuild .* for this GPU: hdexport build --sm 90",
+            "This GPU is an sm_90; .* is for sm_86.\nCompile .* for this GPU: hdexport rebuild .*/bundle --sm 90",
         ),
         (86, False, True, "the library that launches kernels was not built"),
         (86, True, False, "'cuda-bindings' is not installed; install it with: pip install cuda-bindings"),

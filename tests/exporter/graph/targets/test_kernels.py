@@ -73,7 +73,7 @@ def test_a_plugin_finds_what_was_written_for_its_gpu(nodes: list[ir.Node], tmp_p
 
     assert found("float16", 86) == found("float16", 89) == set(FACE.kernels)
     for dtype, architecture in (("bfloat16", 86), ("float16", 80), ("float16", 120)):
-        with pytest.raises(KernelError, match="Build the bundle for this GPU"):
+        with pytest.raises(KernelError, match="Compile it for this GPU"):
             found(dtype, architecture)
 
 
