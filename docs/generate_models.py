@@ -38,6 +38,26 @@ scaled_dot_product_attention where the model has it), of one text on a CPU, in f
 A dash: not measured yet.
 """
 
+_ANY = """\
+## Any other type
+
+A family says what hdexport *changes*: positions, attention, what tuning trains. A model type without one is built all
+the same, as its own code computes: an encoder, a decoder (with causal attention, or both sides where `is_causal` is
+false), the encoder of a model with a decoder, and with `--trust-remote-code` a class of the checkpoint's own.
+
+* **Attention** that is provably dense, or causal, becomes hdexport's operator, with memory linear in tokens: nothing
+  but padding and the order of tokens goes into the mask, and the module's own function computes, of random numbers,
+  what the operator does. Windows, caps of scores, sinks and biases are traced as they are, in standard operators, and
+  `hdexport inspect` says that their memory grows with the square of the tokens.
+* **Facts** are found in the model: tasks, the rows of a table of positions, token types, the padding's row. Before the
+  trace the model's own code is run: an answer that depends on padding, on the batch or on the call is refused, and so
+  is a model that needs more than ids and a mask.
+* **Proof**: the full grid of `hdexport verify` (every length, batches of 1 and 3, padding on both sides) and texts,
+  with every build. `--verify none` needs `--unverified`, which the manifest keeps.
+* **Not for these types**: `--attention`, `--attention-scale`, positions past a table's rows, `extend` and `tune`. They
+  need [a family](https://github.com/hdexport/hdexport/blob/main/CONTRIBUTING.md#add-a-model-family).
+"""
+
 
 def page(record: Path = RECORD) -> str:
     """The page, Markdown.
@@ -50,7 +70,7 @@ def page(record: Path = RECORD) -> str:
     lines = ["| model type | verified | fp16 | windows | engine | " + " | ".join(columns) + " |"]
     lines.append("|" + "---|" * (5 + len(_LENGTHS)))
     lines += [_line(name, rows.get(name, {})) for name in SUPPORTED_MODEL_TYPES]
-    return "\n".join([_HEAD, *lines, "", *_remarks(rows)])
+    return "\n".join([_HEAD, *lines, "", *_remarks(rows), _ANY])
 
 
 def _last_rows(record: Path) -> dict[str, Mapping[str, Any]]:

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.adapters import adapter_named, adapters_of, merge_adapter, saved_names
-from hdexport.checkpoint.config import check_labels, read_config, settings_from
+from hdexport.checkpoint.config import check_labels, read_config, refuse_variants, settings_from
 from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.hub import download
 from hdexport.checkpoint.layouts import arranged, is_checkpoint
 from hdexport.checkpoint.loading import load_model
-from hdexport.checkpoint.model_code import CodeAnswers, ModelCode, model_code
+from hdexport.checkpoint.model_code import CodeAnswers, ModelCode, family_of_checkpoint, model_code
 from hdexport.checkpoint.multi_vector import leaves_tokens_out
 from hdexport.checkpoint.sentence_modules import (
     LogitScore,
@@ -29,7 +29,7 @@ from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_p
 from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import weight_files
-from hdexport.families import Family, family_of
+from hdexport.families import Family
 from hdexport.model.positions import LONGEST
 from hdexport.model.task import ENCODER_TASKS, TASKS, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
@@ -177,7 +177,7 @@ class Checkpoint:
 
     def settings(self) -> PreTrainedConfig:
         """The configuration in transformers."""
-        settings = settings_from(self.path, self.config, newer_keys=self.family.newer_keys(self.config))
+        settings = settings_from(self.path, self.config, family=self.family)
         labels = 1 if self.logit_score is not None else scored_labels(self.path)
         if labels is not None:
             settings.num_labels = labels
@@ -342,7 +342,9 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
         for head in sorted(path.glob(_SETFIT_HEAD))
     )
     config = read_config(path)
-    family = family_of(str(config["model_type"]))
+    family = family_of_checkpoint(path, config, trust)
+    refuse_variants(path / "config.json", config, family=family)
+    family = family if family.of_config is None else family.of_config(config)
     padding = config.get("pad_token_id")
     # A family with attention of its own may pad texts with this token in transformers' code.
     if type(padding) is int and padding < 0 and family.own is None:
@@ -354,7 +356,7 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
         name=name,
         source=source,
         config={**config, **family.newer_keys(config)},
-        family=family if family.of_config is None else family.of_config(config),
+        family=family,
         origin=origin,
         remarks=remarks,
         adapter=adapter,

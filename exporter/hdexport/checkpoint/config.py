@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.sentence_modules import sentence_modules
-from hdexport.families import Family, family_of
+from hdexport.families import Family
 from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
@@ -49,7 +49,6 @@ def read_config(path: Path) -> dict[str, Any]:
             f'{file} names no model_type, so the model\'s family is unknown.\nAdd it, e.g. "model_type": "bert".'
         )
     _check_values(file, config)
-    _refuse_variants(file, config, family=family_of(config["model_type"]))
     return config
 
 
@@ -73,9 +72,8 @@ def _no_config(path: Path) -> ModelError:
     )
 
 
-def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str, Any]) -> PreTrainedConfig:
-    """The configuration in transformers, with values that a model can be made of. `newer_keys` has settings that the
-    file names by older keys, by the keys that transformers knows."""
+def settings_from(path: Path, config: dict[str, Any], *, family: Family) -> PreTrainedConfig:
+    """The configuration in transformers, or of the family's own classes, with values that a model can be made of."""
     from transformers import AutoConfig
 
     file = path / "config.json"
@@ -85,7 +83,11 @@ def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str
             "Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large."
         )
     try:
-        settings = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False, **newer_keys)
+        newer_keys = family.newer_keys(config)
+        if family.classes is not None:
+            settings = family.classes.config.from_pretrained(path, local_files_only=True, **newer_keys)
+        else:
+            settings = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False, **newer_keys)
     except MemoryError:
         raise
     except Exception as error:
@@ -204,8 +206,8 @@ def _check_size(file: Path, key: str, value: object) -> None:
         )
 
 
-def _refuse_variants(file: Path, config: dict[str, Any], *, family: Family) -> None:
-    """Refuses settings of a supported family that no graph of ours would compute."""
+def refuse_variants(file: Path, config: dict[str, Any], *, family: Family) -> None:
+    """Refuses settings that no graph of ours would compute."""
     if config.get("is_decoder") and not family.runs_decoders:
         raise ModelError(
             f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are "

@@ -205,7 +205,7 @@ def _unread_of_config(config: Mapping[str, Any], checkpoint: Checkpoint, task: T
 
 def _is_of_models(kind: type) -> bool:
     """Whether a class belongs to one model type; the library's base classes know keys of many types."""
-    return kind.__module__.startswith(("transformers.models.", "hdexport."))
+    return kind.__module__.startswith(("transformers.models.", "transformers_modules.", "hdexport."))
 
 
 _QUOTED = r"""(?:["']{key}["']|self\.{key}\b)"""
@@ -219,7 +219,11 @@ def _not_in_source(keys: list[str], kinds: Iterable[type], pattern: str) -> list
     """The keys that the modules of classes do not mention in that pattern."""
     if not keys:
         return []
-    modules = {kind.__module__ for kind in kinds if kind.__module__.startswith(("transformers.", "hdexport."))}
+    modules = {
+        kind.__module__
+        for kind in kinds
+        if kind.__module__.startswith(("transformers.", "transformers_modules.", "hdexport."))
+    }
     sources = [inspect.getsource(sys.modules[module]) for module in modules]
     asked = {key: re.compile(pattern.replace("{key}", re.escape(key))) for key in keys}
     return [key for key in keys if not any(asked[key].search(source) for source in sources)]

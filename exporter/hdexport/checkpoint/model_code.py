@@ -11,11 +11,15 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hdexport.checkpoint.loading import free_of_reports
+from hdexport.checkpoint.trust import Trust
+from hdexport.families import SUPPORTED_MODEL_TYPES, Family, any_family, family_of
+from hdexport.model.family import ModelClasses
 from hdexport.model.task import AUTO_CLASS_OF_TASK, model_class, model_task
 from hdexport.support.json_files import shown
 from hdruntime.bundle.manifest import Task
@@ -67,11 +71,13 @@ class ModelCode:
         key: the Auto class of transformers that it is named for: of the task's model, or ``AutoConfig``.
         reference: the class, as ``auto_map`` has it: ``module.Class``, after ``repository--`` where it is elsewhere.
         instead: name of the class that a bundle is made of, with its package.
+        if_trusted: what happens where the code may run, as the end of a sentence.
     """
 
     key: str
     reference: str
     instead: str
+    if_trusted: str
 
     @property
     def name(self) -> str:
@@ -88,7 +94,7 @@ class ModelCode:
         """The sentences for a user who does not let the code run."""
         return (
             f"The checkpoint names {self.named}. It was not run: the answers are those of {self.instead}. "
-            "--trust-remote-code runs both, and refuses a difference."
+            f"--trust-remote-code {self.if_trusted}."
         )
 
     @property
@@ -148,10 +154,54 @@ class ModelCode:
         )
 
 
+def family_of_checkpoint(path: Path, config: Mapping[str, Any], trust: Trust) -> Family:
+    """The family of a checkpoint by the ``model_type`` of its ``config.json``. Without one, the classes of its own code
+    are built if they are trusted, else the library's; a ModelError says that there are neither."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type, named = str(config["model_type"]), _auto_map(config)
+    family = family_of(model_type)
+    if family.is_written:
+        return family
+    codes = {task: named[key] for task, key in AUTO_CLASS_OF_TASK.items() if key in named}
+    if trust.code and codes and (model_type in CONFIG_MAPPING or _CONFIG_CLASS in named):
+        try:
+            settings = (
+                _named_class(path, named[_CONFIG_CLASS]) if _CONFIG_CLASS in named else CONFIG_MAPPING[model_type]
+            )
+            models = {task: _named_class(path, reference) for task, reference in codes.items()}
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Code of the checkpoint's own, often of another version of transformers, fails in any way.
+            raise ModelError(
+                f"{path} names Python code of its own (auto_map of config.json), which cannot be loaded here: "
+                f"{shown(error)}\nInstall what it needs."
+            ) from error
+        return any_family(model_type, ModelClasses(config=settings, models=models))
+    if model_type not in CONFIG_MAPPING:
+        raise ModelError(
+            f"hdexport has no family for the model type {model_type!r}, and transformers {transformers.__version__} no "
+            "class.\n"
+            + (
+                f"The checkpoint has Python code of its own: {', '.join(map(shown, codes.values()))} (auto_map of "
+                "config.json). Read it, and add --trust-remote-code if you trust it."
+                if codes
+                else "Install the version that config.json names (transformers_version), or correct the type. Types "
+                f"with a family: {', '.join(SUPPORTED_MODEL_TYPES)}."
+            )
+        )
+    return family
+
+
 def model_code(checkpoint: Checkpoint, task: Task) -> ModelCode | None:
     """The code that a checkpoint names for a task of `AUTO_CLASS_OF_TASK`; None where its library runs the class that
     we build."""
     named = _auto_map(checkpoint.config)
+    if not checkpoint.family.is_written and checkpoint.family.classes is not None:
+        # It is what a bundle is made of.
+        return None
     for key in (AUTO_CLASS_OF_TASK[task], _CONFIG_CLASS):
         if key in named:
             try:
@@ -160,7 +210,13 @@ def model_code(checkpoint: Checkpoint, task: Task) -> ModelCode | None:
                 # There is no class, which is refused where it is needed.
                 return None
             package = "transformers'" if kind.__module__.startswith("transformers.") else "hdexport's"
-            return ModelCode(key=key, reference=named[key], instead=f"{package} {kind.__name__}")
+            is_written = checkpoint.family.is_written
+            return ModelCode(
+                key=key,
+                reference=named[key],
+                instead=f"{package} {kind.__name__}",
+                if_trusted="runs both, and refuses a difference" if is_written else "builds a bundle of that code",
+            )
     return None
 
 
@@ -174,19 +230,22 @@ def _loaded(checkpoint: Checkpoint, task: Task) -> Any:
     """The model by the classes that ``auto_map`` names, as transformers loads it where we have registered nothing."""
     import torch
     import transformers
-    from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     path, named = checkpoint.path, _auto_map(checkpoint.config)
 
-    def kind(key: str) -> Any:
-        # Code of another repository is downloaded, as its user trusts it.
-        return get_class_from_dynamic_module(named[key], str(path), local_files_only="--" not in named[key])
-
-    config_kind = kind(_CONFIG_CLASS) if _CONFIG_CLASS in named else transformers.AutoConfig
+    config_kind = _named_class(path, named[_CONFIG_CLASS]) if _CONFIG_CLASS in named else transformers.AutoConfig
     config = config_kind.from_pretrained(path, local_files_only=True)
     auto_class = AUTO_CLASS_OF_TASK[task]
-    model_kind = kind(auto_class) if auto_class in named else getattr(transformers, auto_class)
+    model_kind = _named_class(path, named[auto_class]) if auto_class in named else getattr(transformers, auto_class)
     return model_kind.from_pretrained(path, config=config, local_files_only=True, dtype=torch.float32).eval()
+
+
+def _named_class(path: Path, reference: str) -> Any:
+    """A class of the code that ``auto_map`` names."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    # Code of another repository is downloaded, as its user trusts it.
+    return get_class_from_dynamic_module(reference, str(path), local_files_only="--" not in reference)
 
 
 def _with_the_same_weights(model: PreTrainedModel) -> Any:

@@ -71,6 +71,11 @@ def choose_positions(
             "Use --attention-scale none."
         )
     base = max_len if family.counts_distances else checkpoint.base_positions
+    if max_len > base and family.why_not_extended is not None:
+        raise InputError(
+            f"--max-len {max_len} is above the {base} positions of this {checkpoint.config['model_type']}, and "
+            f"{family.why_not_extended}.\nUse --max-len {base} or less."
+        )
     extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
     scalable = all(kind_named(name).scales_queries for name in attention)
     chosen = (

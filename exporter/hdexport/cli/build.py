@@ -98,10 +98,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["quick", "full", "none"],
         default="quick",
         help="how the bundle is compared with PyTorch: quick (default), about ten cases for each graph; full, every "
-        "length, batch and padding that hdexport verify checks",
+        "length, batch and padding that hdexport verify checks, and always so for a model type without a family",
     )
     parser.add_argument(
         "--no-verify", action="store_const", dest="verify", const="none", help="the same as --verify none"
+    )
+    parser.add_argument(
+        "--unverified",
+        action="store_true",
+        help="allow --verify none for a model type that hdexport has no family for; the manifest keeps it",
     )
     positions = parser.add_argument_group("positions")
     positions.add_argument(
@@ -196,6 +201,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),
         verify=None if options.verify == "none" else Grid(options.verify),
+        unverified=options.unverified,
         force=options.force,
         command=options.command_line,
     )

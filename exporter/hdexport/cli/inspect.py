@@ -171,7 +171,7 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from class_of(manifest.task).described(manifest)
     if manifest.sentence is not None:
         yield from _prompts(manifest.sentence)
-    yield from _verification(manifest.verification)
+    yield from _verification(manifest.verification, unverified=manifest.unverified)
     if manifest.half_range is not None:
         yield "float16 range", _half_range(manifest.half_range)
     yield from _made_by(manifest.made_by)
@@ -250,9 +250,10 @@ def _carried(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "", f"a document has at most {manifest.document_tokens} tokens, in all of its segments"
 
 
-def _verification(found: dict[str, object] | None) -> Iterator[tuple[str, str]]:
+def _verification(found: dict[str, object] | None, *, unverified: bool) -> Iterator[tuple[str, str]]:
     if found is None:
-        yield "verification", "none; run: hdexport verify BUNDLE"
+        by_choice = " (--unverified), though no family was written for the model type" if unverified else ""
+        yield "verification", f"none{by_choice}; run: hdexport verify BUNDLE"
         return
     grid = found.get("grid")
     outcome = "passed" if found.get("passed") else "FAILED"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "convertible_model_types", "family_of"]
+__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "any_family", "convertible_model_types", "family_of"]
 
 import ast
 import importlib
 import re
 from pathlib import Path
 
-from hdexport.families.unsupported import unsupported
-from hdexport.model.family import Family
-from hdruntime.errors import ModelError
+from hdexport.model.family import Family, ModelClasses
 
 _DECLARED = re.compile(r'model_types=(\("[^)]+\))')
 
@@ -33,23 +31,24 @@ SUPPORTED_MODEL_TYPES = tuple(sorted(_MODULE_OF_MODEL_TYPE))
 
 
 def family_of(model_type: str) -> Family:
-    """The family that a ``model_type`` belongs to; transformers knows its classes from then on.
-
-    A ModelError lists all types if no family has that one, and names the nearest of some.
-    """
-    try:
-        module = _MODULE_OF_MODEL_TYPE[model_type]
-    except KeyError:
-        known = unsupported(model_type)
-        raise ModelError(
-            f"The model type {model_type!r} is not supported"
-            + (f": {known.reason}.\nThe nearest that works: {known.nearest}" if known else ".")
-            + f"\nSupported: {', '.join(SUPPORTED_MODEL_TYPES)}."
-        ) from None
+    """The family that a ``model_type`` belongs to, whose classes transformers knows from then on; for any other type
+    one of models that are traced as they are."""
+    module = _MODULE_OF_MODEL_TYPE.get(model_type)
+    if module is None:
+        return any_family(model_type)
     family: Family = importlib.import_module(f"hdexport.families.{module}").FAMILY
     if family.classes is not None:
         family.classes.register()
     return family
+
+
+def any_family(model_type: str, classes: ModelClasses | None = None) -> Family:
+    """The family of models that are traced as they are. `classes` are those of a checkpoint's own code; None for the
+    library's."""
+    # It needs PyTorch, as families do.
+    from hdexport.families.any import route
+
+    return route.any_family(model_type, classes)
 
 
 def convertible_model_types() -> list[str]:

@@ -130,6 +130,7 @@ class _OfPositions:
         stretches_rotary: whether `hdexport.model.rotary` can multiply the base of its rotary positions.
         counts_distances: whether positions are distances, of which a model takes any number without being told how many
             it was trained with.
+        why_not_extended: why no positions can be added, as the end of a sentence; None where they can.
         why_not_tuned: why positions are not trained, as half a sentence; None where they are.
         as_trained: makes the library's own model, after its positions were extended, answer every call as a new one
             would, in place. Bundles are compared with it.
@@ -144,11 +145,16 @@ class _OfPositions:
     padded_tokens: Callable[[Any, int], int] = field(default=lambda config, tokens: tokens)
     stretches_rotary: bool = False
     counts_distances: bool = False
+    why_not_extended: str | None = None
     why_not_tuned: str | None = None
     as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
 
     position_embedding_types: ClassVar[tuple[str, ...]] = ("absolute",)
     """The values of ``position_embedding_type``; the first is the one that its absence means."""
+
+    asks_by_position_ids: ClassVar[bool] = True
+    """Whether a verification asks the library's model for shifted positions by their ids, where it takes some; else by
+    padding."""
 
     def stores_table(self, config: Mapping[str, Any]) -> bool:
         """Whether checkpoints of a configuration hold the table of positions, which `hdexport extend` edits."""
@@ -234,6 +240,9 @@ class Family(_OfCheckpoints, _OfPositions, _OfAttention, _OfTasks):
         of_config: the family of checkpoints with such a ``config.json``, where checkpoints differ in a fact; None where
             all are of this one.
     """
+
+    is_written: ClassVar[bool] = True
+    """Whether the family was written, and tested, for its model types; else its facts are found in the model."""
 
     model_types: tuple[str, ...]
     of_config: Callable[[Mapping[str, Any]], Family] | None = None

@@ -174,13 +174,14 @@ def extend_positions(
         alpha: weight of the coarse position in the hierarchical scheme.
         itemsize: bytes of a number in the graph to come, for the choice between the folded and the factored form.
     """
+    family.prepare(model)
     if not family.learned_positions:
-        base, form = max_len, PositionForm.DISTANCES
+        base, form, first_row = max_len, PositionForm.DISTANCES, family.first_row(model.config)
         if not family.counts_distances:
             form = PositionForm.COMPUTED
-            base, model.config.max_position_embeddings = int(model.config.max_position_embeddings), max_len
-        return Positions(scheme=Scheme.NONE, alpha=None, base=base, rows=max_len, first_row=0, form=form)
-    family.prepare(model)
+            base = int(model.config.max_position_embeddings) - first_row
+            model.config.max_position_embeddings = first_row + max_len
+        return Positions(scheme=Scheme.NONE, alpha=None, base=base, rows=max_len, first_row=first_row, form=form)
     embeddings = family.embeddings(model)
     first_row = family.first_row(model.config)
     table = embeddings.position_embeddings.weight.detach().numpy()

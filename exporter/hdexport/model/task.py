@@ -143,6 +143,8 @@ def model_class(config: PreTrainedConfig, *, family: Family, task: Task) -> Any:
     from transformers.models.auto.auto_factory import _get_model_class
 
     task = model_task(task)
+    if family.classes is not None and task in family.classes.models:
+        return family.classes.models[task]
     alone = family.encoder_classes.get(config.model_type) if task is Task.FEATURE_EXTRACTION else None
     if alone is not None:
         return getattr(transformers, alone)

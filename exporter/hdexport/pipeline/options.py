@@ -44,7 +44,9 @@ class BuildOptions:
         targets: names of targets whose graphs the bundle gets, beside those of ONNX; see `hdexport.graph.targets`.
         int8: how graphs for CPUs with int8 weights are made; None makes none.
         engines: engines beside the ONNX graphs.
-        verify: cases in which the bundle is compared with PyTorch before it appears; None skips the comparison.
+        verify: cases in which the bundle is compared with PyTorch before it appears; None skips the comparison. A model
+            without a family is compared in all cases of the full grid.
+        unverified: whether the comparison may be skipped for a model without a family.
         force: replace a bundle at `output`.
         trust: which code of the checkpoint may run.
         command: the command line, for the record.
@@ -69,6 +71,7 @@ class BuildOptions:
     int8: Int8Options | None = None
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
+    unverified: bool = False
     force: bool = False
     trust: Trust = UNTRUSTED
     command: str = ""

@@ -59,11 +59,14 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             progress.result(remark)
         if options.task is None and checkpoint.task_remark is not None:
             progress.result(checkpoint.task_remark)
+        grid = _grid(checkpoint, options)
         tokenizer = write_tokenizer(checkpoint, directory)
         if tokenizer is not None:
             tokenizer = dataclasses.replace(tokenizer, text_length=options.text_length)
         manifest = dataclasses.replace(
-            _write_graphs(checkpoint, directory, options, engine_builder, progress), tokenizer=tokenizer
+            _write_graphs(checkpoint, directory, options, engine_builder, progress),
+            tokenizer=tokenizer,
+            unverified=grid is None and not checkpoint.family.is_written,
         )
         write_library_files(checkpoint, manifest, directory, text_length=options.text_length)
         manifest = seal(directory, manifest)
@@ -71,9 +74,9 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             from hdexport.quantize.bundle import quantize_bundle
 
             manifest = quantize_bundle(Bundle(directory, manifest), options.int8, progress)
-        if options.verify:
+        if grid is not None:
             progress.step("Verifying against PyTorch")
-            manifest = _verify(Bundle(directory, manifest), checkpoint, options, options.verify, progress)
+            manifest = _verify(Bundle(directory, manifest), checkpoint, grid, progress)
         progress.step("Opening the bundle")
         _open(directory)
         progress.step("Writing the bundle")
@@ -103,6 +106,22 @@ def _checkpoint(options: BuildOptions) -> Checkpoint:
     if not options.tokenizer:
         found = dataclasses.replace(found, takes_texts=False)
     return found.with_adapter(options.adapter)
+
+
+def _grid(checkpoint: Checkpoint, options: BuildOptions) -> Grid | None:
+    """The cases that a bundle is verified with; None for none. Without a family, they are proof and no option."""
+    if checkpoint.family.is_written:
+        return options.verify
+    model_type = checkpoint.config["model_type"]
+    if options.verify is not None:
+        return Grid.FULL
+    if not options.unverified:
+        raise InputError(
+            f"--verify none leaves out the comparison with PyTorch, which is all that is known of a {model_type}: no "
+            "family was written and tested for it.\n"
+            "Leave it out, or add --unverified, which the bundle's manifest keeps."
+        )
+    return None
 
 
 def _write_graphs(
@@ -167,7 +186,7 @@ def _write_graphs(
     return dataclasses.replace(manifest, graphs=graphs, engines=engines, sentence=sentence)
 
 
-def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid: Grid, progress: Progress) -> Manifest:
+def _verify(bundle: Bundle, checkpoint: Checkpoint, grid: Grid, progress: Progress) -> Manifest:
     from hdexport.verify import verify_bundle, with_texts
     from hdexport.verify.half_range import check_half_range
     from hdexport.verify.pytorch_reference import reference_of
@@ -181,9 +200,10 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid:
     for line in found.summary():
         progress.result(line)
     if not found.passed:
+        anyway = "--verify none" if checkpoint.family.is_written else "--verify none --unverified"
         raise VerificationError(
             "The bundle's answers differ from PyTorch's in the checks marked FAILED above, so it was not written.\n"
-            "Please report the model and the versions that `hdexport doctor` prints; --verify none writes it anyway."
+            f"Please report the model and the versions that `hdexport doctor` prints; {anyway} writes it anyway."
         )
     manifest = dataclasses.replace(bundle.manifest, verification=found.record(), half_range=half_range.record)
     write_manifest(bundle.path, manifest)

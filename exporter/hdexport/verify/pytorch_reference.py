@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from hdexport.families import Family
 from hdexport.graph.left_out_layers import layers_left_out_of_pytorch
 from hdexport.model.carried_states import MASK, carried_name, left_name
 from hdexport.model.positions import DEFAULT_ALPHA
+from hdexport.support.json_files import shown
 from hdexport.verify.grid import Case
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.graph_interface import state_at_start
@@ -86,7 +88,8 @@ class Reference:
     @property
     def takes_position_ids(self) -> bool:
         """Whether PyTorch can compute a text as if padding were before it."""
-        return "position_ids" in inspect.signature(self._module.model.forward).parameters
+        family = self.checkpoint.family
+        return family.asks_by_position_ids and "position_ids" in inspect.signature(self.model.forward).parameters
 
     def named(self, of_role: Mapping[Role, IntArray], carried: Mapping[str, FloatArray]) -> dict[str, AnyArray]:
         """The model's inputs by name: from each role's values, 0 where there are none, and the carried states."""
@@ -177,7 +180,7 @@ class Reference:
         from hdexport.graph.vocabulary_head import HEAD_INPUT, sampled_head
 
         tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
-        with torch.inference_mode(), layers_left_out_of_pytorch(self._module, self._left_out):
+        with self._failures(inputs), torch.inference_mode(), layers_left_out_of_pytorch(self._module, self._left_out):
             if samples is None:
                 outputs = dict(zip(self._module.outputs, self._module(**tensors), strict=True))
             else:
@@ -185,6 +188,23 @@ class Reference:
                     outputs = dict(zip(self._module.outputs, self._module(**tensors), strict=True))
                 outputs[HEAD_INPUT] = given[0]
         return {name: output.numpy() for name, output in outputs.items()}
+
+    @contextlib.contextmanager
+    def _failures(self, inputs: Mapping[str, AnyArray]) -> Iterator[None]:
+        """Turns errors of code that no family was written for into a ModelError: it may fail at some lengths in any
+        way."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:
+            if self.checkpoint.family.is_written:
+                raise
+            batch, tokens = inputs["input_ids"].shape
+            raise ModelError(
+                f"The code of this {self.checkpoint.config['model_type']} fails on {batch} x {tokens} tokens: "
+                f"{shown(error)}\nBuild it for the lengths that it takes, with --max-len, or choose another model."
+            ) from error
 
 
 def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:

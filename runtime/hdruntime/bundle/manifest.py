@@ -427,6 +427,8 @@ class Manifest:
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
             `VerificationRecord` names is as it says.
+        unverified: whether no family was written for the model type, and the build was told not to compare the bundle
+            with PyTorch all the same.
         made_by: versions, command, date and source of the build.
         files: every file but the manifest, POSIX path relative to the bundle -> record.
     """
@@ -462,6 +464,7 @@ class Manifest:
     document_tokens: Length | None = None
     int8: Int8Calibration | None = None
     adapter: Name | None = None
+    unverified: bool = False
 
     def input_of(self, role: Role) -> InputSpec | None:
         """The first input of a role, or None."""

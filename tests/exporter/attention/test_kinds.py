@@ -93,7 +93,18 @@ def test_a_kind_of_another_package_that_cannot_be_loaded_is_left_out_with_a_warn
     monkeypatch.syspath_prepend(str(tmp_path))
     kinds.cache_clear()
     try:
-        names = ["dense", "window", "blocks", "lsh", "favor", "clipped", "disentangled", "local_global", "relative"]
+        names = [
+            "dense",
+            "window",
+            "blocks",
+            "lsh",
+            "favor",
+            "clipped",
+            "disentangled",
+            "local_global",
+            "relative",
+            "traced",
+        ]
         assert [kind.name for kind in kinds()] == names
     finally:
         monkeypatch.undo()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,12 @@ import onnx_ir as ir
 import pytest
 import torch
 import transformers
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hdexport import families
-from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import SUPPORTED_MODEL_TYPES, Family, family_of
-from hdexport.families.unsupported import UNSUPPORTED
 from hdexport.model.surgery import number_of_token_types
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
@@ -427,18 +423,6 @@ def test_the_comparison_sees_positions(traced_models) -> None:
         assert_answers(bundle, feeds, other(**feeds))
 
 
-def test_an_unsupported_type_that_people_try_names_the_nearest() -> None:
-    for model_type in UNSUPPORTED:
-        with pytest.raises(ModelError) as refused:
-            family_of(model_type)
-        lines = str(refused.value).splitlines()
-        assert lines[0].startswith(f"The model type {model_type!r} is not supported: ")
-        assert lines[1].startswith("The nearest that works: "), model_type
-        assert lines[2].startswith("Supported: albert, "), model_type
-        for spec in re.findall(r"--attention ([^ ,]+(?:,\w+=[^ ,]+)*)", lines[1]):
-            assert attention_from_spec(spec), model_type
-
-
 def test_windows_with_gaps_are_refused(tmp_path: Path) -> None:
     """transformers ignores the key, and answers as if there were none."""
     save_tiny_model(tmp_path, "longformer", Task.FEATURE_EXTRACTION)
@@ -452,8 +436,6 @@ def test_windows_with_gaps_are_refused(tmp_path: Path) -> None:
 @pytest.mark.pinned  # names models of the newest transformers
 def test_the_registry_and_the_families_agree() -> None:
     assert not [name for name in SUPPORTED_MODEL_TYPES if name not in family_of(name).model_types]
-    # "new" is of code that lies with its checkpoints.
-    assert not [name for name in UNSUPPORTED if name not in (*CONFIG_MAPPING_NAMES, "new")]
 
 
 def test_every_file_with_a_family_is_found() -> None:

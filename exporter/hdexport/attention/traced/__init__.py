@@ -1,0 +1,1 @@
+"""Attention as a model's own code computes it, in standard operators."""

@@ -1,0 +1,115 @@
+"""What a bundle takes for granted of a model, asked of the library's own code: padding, batch and call change nothing.
+
+A known family was written with this in mind. Of any other model it is found by running it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.support.json_files import shown
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LENGTHS = (21, 8, 1)
+"""Tokens of the texts of a batch."""
+
+_SPECIAL_IDS = 4
+"""Ids below this are in no text: in most vocabularies they are the special tokens."""
+
+_TOLERANCE = 1e-3
+"""Largest difference, of the largest value: a hundred times what rounding of float32 makes of a tiny or a large
+model, and far below what a token of padding makes that is seen."""
+
+
+def check_behaviour(model: PreTrainedModel, *, shifts_positions: bool) -> None:
+    """Refuse a loaded model in float32 whose answers to a text depend on its padding, its batch or the call.
+
+    Args:
+        shifts_positions: whether padding on the left may change answers, as it moves texts to other positions.
+    """
+    model_type = model.config.model_type
+    texts = _texts(model)
+    alone = [_run(model, text[None], torch.ones(1, len(text), dtype=torch.int64))[0] for text in texts]
+    again = [_run(model, text[None], torch.ones(1, len(text), dtype=torch.int64))[0] for text in texts]
+    for text, first, second in zip(texts, alone, again, strict=True):
+        if (error := _difference(first, second)) > 0:
+            raise _refusal(
+                model_type,
+                f"two calls with the same {len(text)} tokens differ by {error:.2g}: they draw random "
+                "numbers, such as dropout's, or keep something of the call before",
+            )
+    same = _run(model, texts[0].expand(3, -1).clone(), torch.ones(3, len(texts[0]), dtype=torch.int64))
+    others = torch.stack([texts[0], texts[0].flip(0), texts[0].roll(5)])
+    mixed = _run(model, others, torch.ones_like(others))
+    for found, what in ((same[0], "three copies"), (mixed[0], "two other texts")):
+        if (error := _difference(found, alone[0])) > _TOLERANCE:
+            raise _refusal(
+                model_type,
+                f"a text of {len(texts[0])} tokens alone and in a batch of {what} differ by {error:.2g} of their size",
+            )
+    for side in ("right",) if shifts_positions else ("right", "left"):
+        _check_padding(model, texts, alone, side)
+
+
+def _check_padding(model: PreTrainedModel, texts: list[torch.Tensor], alone: list[torch.Tensor], side: str) -> None:
+    tokens = max(map(len, texts))
+    padding = model.config.pad_token_id
+    is_of_tokens = alone[0].dim() > 1 and len(alone[0]) == len(texts[0])
+    # Some models find padding by its id, which a graph has there, whatever it is given.
+    filler = texts[0].flip(0) if padding is None else torch.full((tokens,), padding)
+    ids, mask = filler.expand(len(texts), -1).clone(), torch.zeros(len(texts), tokens, dtype=torch.int64)
+    places = [slice(0, len(text)) if side == "right" else slice(tokens - len(text), None) for text in texts]
+    for row, (text, place) in enumerate(zip(texts, places, strict=True)):
+        ids[row, place], mask[row, place] = text, 1
+    found = _run(model, ids, mask)
+    for row, (text, place) in enumerate(zip(texts, places, strict=True)):
+        error = _difference(found[row][place] if is_of_tokens else found[row], alone[row])
+        # The negation, because NaN is within no bound.
+        if not error <= _TOLERANCE:
+            raise _refusal(
+                model.config.model_type,
+                f"a text of {len(text)} tokens with {tokens - len(text)} of padding on the {side} and the text alone "
+                f"differ by {error:.2g} of their size",
+            )
+
+
+def _texts(model: PreTrainedModel) -> list[torch.Tensor]:
+    size, padding = int(model.config.vocab_size), model.config.pad_token_id
+    ids = [number for number in range(size) if number >= _SPECIAL_IDS and number != padding] or [0]
+    generator = torch.Generator().manual_seed(0)
+    return [torch.tensor(ids)[torch.randint(len(ids), (tokens,), generator=generator)] for tokens in _LENGTHS]
+
+
+def _run(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The first output of a model's own code, which may fail in any way; a ModelError says how."""
+    try:
+        with torch.inference_mode():
+            found: torch.Tensor = model(input_ids=ids, attention_mask=mask, return_dict=True)[0]
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"The code of this {model.config.model_type} does not run with ids and a mask alone, on {len(ids)} texts "
+            f"of {ids.shape[1]} tokens: {shown(error)}\n"
+            "A bundle has no other inputs; choose a model that reads texts alone."
+        ) from error
+    return found.float()
+
+
+def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference as a part of the largest value; infinite for other shapes."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
+
+
+def _refusal(model_type: str, how: str) -> ModelError:
+    return ModelError(
+        f"The answers of this {model_type} by its own code depend on more than the text: {how}.\n"
+        "A bundle's answer to a text must be the same in every batch; choose a model whose code sees to that."
+    )

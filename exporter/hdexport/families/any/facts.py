@@ -1,0 +1,154 @@
+"""Facts about a model without a family, read from its configuration and its modules; no weight is loaded."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from hdexport.model.family import Family
+from hdexport.model.task import AUTO_CLASS_OF_TASK, ENCODER_TASKS, model_class
+from hdexport.support.json_files import shown
+from hdruntime.bundle.manifest import Task
+from hdruntime.errors import ModelError
+
+_POSITIONS = re.compile(r"pos(itions?)?(_emb\w*|_encod\w*)?|wpe|position_\w+|embed_positions|pos_\w+")
+"""Names of tables of positions."""
+
+_RELATIVE = re.compile(r"relative|distance|bias|bucket")
+"""Parts of the names of tables of distances, which bound no length."""
+
+_TOKEN_TYPES = re.compile(r"token_type\w*|segment\w*")
+"""Names of tables of token types."""
+
+_OFFSET = "offset"
+"""Attribute of the library's tables whose first rows no position uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a model's configuration and modules say.
+
+    Attributes:
+        tasks: the tasks of `ENCODER_TASKS` that there is a class for.
+        positions_key: key of ``config.json`` for the most positions; None where none says how many.
+        most_positions: its value.
+        has_table: whether a table of positions, whose rows bound the length, is among the modules.
+        follows_padding: whether positions count from the row after the padding's, as in RoBERTa.
+        token_types: rows of the table of token types; 0 where there is none, or no choice.
+        has_sdpa: whether the library computes attention by PyTorch's scaled_dot_product_attention.
+        is_half: whether it is the encoder of a model with a decoder.
+    """
+
+    tasks: tuple[Task, ...]
+    positions_key: str | None
+    most_positions: int
+    has_table: bool
+    follows_padding: bool
+    token_types: int
+    has_sdpa: bool
+    is_half: bool
+
+
+def facts_of(config: Mapping[str, Any], family: Family) -> Facts:
+    """The facts about a checkpoint with such a ``config.json``. A ModelError says that no model can be made of it."""
+    model_type = str(config["model_type"])
+    try:
+        config_class = CONFIG_MAPPING[model_type] if family.classes is None else family.classes.config
+        settings = config_class.from_dict(dict(config))
+        kind = model_class(settings, family=family, task=Task.FEATURE_EXTRACTION)
+        with torch.device("meta"):
+            skeleton = kind._from_config(copy.deepcopy(settings), dtype=torch.float32)
+    except KeyError:
+        raise ModelError(
+            f"There is no AutoModel of a {model_type}, so there are no vectors of tokens to build.\n"
+            "Choose a model of another type."
+        ) from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Configurations and classes have checks of their own, and where they lack one, their code fails somewhere.
+        raise ModelError(
+            f"config.json does not describe a {model_type}: {shown(error)}\n"
+            "Correct that value, or download the model's config.json again."
+        ) from error
+    _check_position_kind(kind, config)
+    is_half = bool(settings.is_encoder_decoder)
+    encoder = skeleton.get_encoder() if is_half else skeleton
+    tables = _tables_of_positions(encoder)
+    key, most = _most_positions(settings, tables)
+    padding = settings.pad_token_id
+    return Facts(
+        tasks=(Task.FEATURE_EXTRACTION,) if is_half else _tasks(settings, family),
+        positions_key=key,
+        most_positions=most,
+        has_table=bool(tables),
+        follows_padding=padding is not None and any(getattr(table, "padding_idx", None) == padding for table in tables),
+        token_types=_token_types(encoder),
+        # Caps of scores are in eager code alone.
+        has_sdpa=bool(kind._supports_sdpa) and getattr(settings, "attn_logit_softcapping", None) is None,
+        is_half=is_half,
+    )
+
+
+def _tasks(settings: Any, family: Family) -> tuple[Task, ...]:
+    """The tasks that there is a class for."""
+    found = []
+    for task in (task for task in ENCODER_TASKS if task in AUTO_CLASS_OF_TASK):
+        try:
+            model_class(settings, family=family, task=task)
+        except KeyError:
+            continue
+        found.append(task)
+    return tuple(found)
+
+
+def _tables_of_positions(model: torch.nn.Module) -> list[Any]:
+    """The tables that are named after positions, but for those of distances."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if getattr(module, "weight", torch.empty(0)).dim() == 2
+        and not isinstance(module, torch.nn.Linear)
+        and _POSITIONS.fullmatch(name.rpartition(".")[2])
+        and not _RELATIVE.search(name)
+    ]
+
+
+def _most_positions(settings: Any, tables: list[Any]) -> tuple[str | None, int]:
+    """The key of ``config.json`` for the most positions, and its value; None and 0 where nothing says how many."""
+    name = "max_position_embeddings"
+    most = getattr(settings, name, None)
+    if type(most) is not int or most < 1:
+        return None, min((len(table.weight) - getattr(table, _OFFSET, 0) for table in tables), default=0)
+    return str(settings.attribute_map.get(name, name)), most
+
+
+def _token_types(model: torch.nn.Module) -> int:
+    """Rows of the table of token types of a model that takes them."""
+    if "token_type_ids" not in inspect.signature(model.forward).parameters:
+        return 0
+    rows = [
+        module.num_embeddings
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding) and _TOKEN_TYPES.fullmatch(name.rpartition(".")[2])
+    ]
+    return max(rows, default=0) if max(rows, default=0) > 1 else 0
+
+
+def _check_position_kind(kind: type, config: Mapping[str, Any]) -> None:
+    """Refuse positions of a kind that the class's file does not know, which it would silently leave out."""
+    key = "position_embedding_type"
+    asked = config.get(key)
+    if asked not in (None, "absolute") and key not in inspect.getsource(sys.modules[kind.__module__]):
+        raise ModelError(
+            f"config.json asks for {shown(asked)} positions, and {kind.__name__} has no code for them.\n"
+            f"Choose a model whose {key} its code reads."
+        )

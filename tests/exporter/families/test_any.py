@@ -1,0 +1,208 @@
+"""Models whose type no family has: traced as their own code computes, proved, and refused where the proof fails."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel
+
+from hdexport.attention.traced.model import _causal_of_all_pairs, _dense_modules
+from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.trust import Trust
+from hdexport.families.any.behaviour import check_behaviour
+from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import ModelError
+from support.code_models import save_slopes
+from support.code_models.modeling_slopes import SlopesConfig, SlopesModel
+from support.commands import run_here
+from support.grids import nightly_unless
+from support.tiny_models import BASE, change_json, save_tiny_model
+
+GROUPS = {"num_key_value_heads": 2}
+XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": 120}
+BART = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_layers": 1}
+
+BUILT = [
+    # (type, sizes, layers of our dense operator, of which the rest are standard operators)
+    ("qwen2", GROUPS, 2),
+    ("roc_bert", {}, 2),
+    ("gemma2", GROUPS | {"head_dim": 8, "sliding_window": 8}, 0),
+    ("llama", GROUPS, 2),
+    ("phi3", GROUPS, 2),
+    ("olmo2", GROUPS, 2),
+    ("esmc", {}, 2),
+    ("splinter", {}, 2),
+    ("bert-generation", {}, 2),
+    ("clip_text_model", {}, 2),
+    ("ibert", {"max_position_embeddings": BASE + 2}, 0),
+    ("squeezebert", {"embedding_size": 32}, 0),
+    ("layoutlm", {}, 0),
+    ("flaubert", XLM, 0),
+    ("xlm", XLM, 0),
+    ("bart", BART, 2),
+]
+
+
+def tiny(model_type: str, **sizes: object) -> torch.nn.Module:
+    sizes = {
+        "vocab_size": 120,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": BASE,
+        "pad_token_id": 1,
+        "initializer_range": 0.3,
+        "num_key_value_heads": 2,
+        **sizes,
+    }
+    torch.manual_seed(0)
+    return AutoModel.from_config(AutoConfig.for_model(model_type, **sizes)).eval()
+
+
+def built(path: Path, *options: object) -> tuple[int, str]:
+    ran = run_here("build", path / "model", "-o", path / "bundle", "--target", "onnx", *options)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "dense"),
+    [nightly_unless(name in ("qwen2", "ibert"), name, sizes, dense) for name, sizes, dense in BUILT],
+)
+def test_a_type_without_a_family_is_built_and_proved(
+    tmp_path: Path, model_type: str, sizes: dict[str, object], dense: int
+) -> None:
+    save_tiny_model(tmp_path / "model", model_type, Task.FEATURE_EXTRACTION, **sizes)
+    code, said = built(tmp_path, "--task", "feature-extraction", "--verify", "quick")
+    assert code == 0, said
+    manifest = open_bundle(tmp_path / "bundle").manifest
+    assert manifest.verification is not None
+    assert manifest.verification["passed"]
+    assert manifest.verification["grid"] == "full", "without a family it is proof and no choice"
+    assert "from text, as in transformers" in manifest.verification["graphs"]
+    assert manifest.operators.get("hdexport::DenseAttention", 0) == dense
+    records = {record["kind"]: record["layers"] for record in manifest.attention}
+    assert records == {kind: layers for kind, layers in (("dense", dense), ("traced", 2 - dense)) if layers}
+    shown = run_here("inspect", tmp_path / "bundle").stdout
+    assert ("memory grows with the square of the tokens" in shown) == (dense < 2)
+
+
+class TestDenseAttentionIsProved:
+    """By the mask's function and by numbers, not by a name in a list."""
+
+    def modules(self, model_type: str, max_len: int = BASE, **sizes: object) -> list[bool]:
+        return list(_dense_modules(tiny(model_type, **sizes), max_len).values())
+
+    def test_of_causal_models_and_of_encoders(self) -> None:
+        assert self.modules("llama") == [True, True]
+        assert self.modules("bert") == [False, False]
+        assert self.modules("llama", is_causal=False) == [False, False]
+
+    def test_a_window_is_dense_only_where_no_text_reaches_its_end(self) -> None:
+        assert self.modules("mistral", sliding_window=BASE, max_len=BASE) == [True, True]
+        assert self.modules("mistral", sliding_window=BASE - 1, max_len=BASE) == []
+
+    def test_a_cap_of_scores_is_seen(self) -> None:
+        assert self.modules("gemma2", head_dim=8, sliding_window=BASE) == []
+        capless = {"attn_logit_softcapping": None, "head_dim": 8, "sliding_window": BASE}
+        assert self.modules("gemma2", **capless) == [True, True]
+
+    def test_a_sink_is_seen(self) -> None:
+        sizes = {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": BASE}
+        assert self.modules("gpt_oss", **sizes) == []
+
+    @pytest.mark.parametrize("tokens", [1, 2, 1023, 1025])
+    def test_masks_are_judged_by_every_pair(self, tokens: int) -> None:
+        def last_pair_hidden(_: object, __: object, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return (key <= query) & ~((query == tokens - 1) & (key == 0))
+
+        assert _causal_of_all_pairs(lambda _, __, query, key: key <= query, tokens)
+        assert _causal_of_all_pairs(lambda _, __, query, key: (key >= 0) & (query >= 0), tokens) is (tokens == 1)
+        assert _causal_of_all_pairs(last_pair_hidden, tokens) is None
+        assert _causal_of_all_pairs(lambda *_: torch.ones(1, 1, dtype=torch.bool), 2) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"),
+    [
+        ("leak", r"a text of 8 tokens with 13 of padding on the right and the text alone differ by"),
+        ("dropout", r"two calls with the same 21 tokens differ by .*dropout"),
+        ("batch", r"a text of 21 tokens alone and in a batch of three copies differ by"),
+    ],
+)
+def test_answers_that_depend_on_more_than_the_text_are_refused(fault: str, how: str) -> None:
+    torch.manual_seed(0)
+    model = SlopesModel(SlopesConfig(fault=fault, pad_token_id=1)).eval()
+    with pytest.raises(ModelError, match=how):
+        check_behaviour(model, shifts_positions=False)
+    check_behaviour(SlopesModel(SlopesConfig(pad_token_id=1)).eval(), shifts_positions=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("", "29 of 29 checks passed"),
+        ("lengths", "batch 1, tokens 63, padding none: .* FAILED: last_hidden_state"),
+        nightly_unless(False, "frozen", "tokens 1, padding none: .* FAILED: last_hidden_state, .*Reshape"),
+    ],
+)
+def test_code_of_the_checkpoint_s_own_is_built_or_refused(tmp_path: Path, fault: str, said: str) -> None:
+    """ALiBi; and a length that Python compares, which a trace leaves out: the first wrong one is named."""
+    save_slopes(tmp_path / "model", fault=fault)
+    code, lines = built(tmp_path, "--no-tokenizer", "--max-len", 100, "--trust-remote-code")
+    assert code == (1 if fault else 0), lines
+    assert re.search(said, lines), lines
+    assert (tmp_path / "bundle").exists() == (not fault)
+    assert not fault or "--verify none --unverified writes it anyway" in lines
+
+
+def test_code_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
+    save_slopes(tmp_path)
+    with pytest.raises(ModelError, match=r"'modeling_slopes.SlopesModel' \(auto_map.*add --trust-remote-code"):
+        find_checkpoint(tmp_path)
+    checkpoint = find_checkpoint(tmp_path, trust=Trust(code=True))
+    assert type(checkpoint.load(Task.FEATURE_EXTRACTION)).__name__ == "SlopesModel"
+    (tmp_path / "modeling_slopes.py").write_text("import a_package_that_is_not_there\n")
+    with pytest.raises(ModelError, match=r"cannot be loaded here: .*a_package_that_is_not_there(.|\n)*Install"):
+        find_checkpoint(tmp_path, trust=Trust(code=True))
+
+
+def test_what_changes_a_model_needs_a_family(tmp_path: Path) -> None:
+    needs = "needs a family for its type, and none has been written (CONTRIBUTING.md, Add a model family)"
+    save_tiny_model(tmp_path / "model", "roc_bert", Task.FEATURE_EXTRACTION)
+    model = tmp_path / "model"
+    for words, said in {
+        ("build", model, "--attention", "window:16", "--max-len", 32): "cannot be given windowed attention: that ",
+        ("build", model, "--max-len", BASE + 1): f"above the {BASE} positions of this roc_bert, and more ",
+        ("build", model, "--attention-scale", "logn"): "does not fit this roc_bert: that ",
+        ("extend", model, "--max-len", 100): "whose positions are left as they are: that ",
+        ("tune", model, "--texts", model / "config.json", "--max-len", 100): "positions are left as they are: that ",
+    }.items():
+        ran = run_here(*words, "-o", tmp_path / "made")
+        assert ran.returncode == 1
+        assert said + needs in ran.stderr, ran.stderr
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_proof_is_left_out_only_where_that_is_said(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model", "qwen2", Task.FEATURE_EXTRACTION, **GROUPS)
+    code, said = built(tmp_path, "--verify", "none")
+    assert code == 1
+    assert "all that is known of a qwen2" in said
+    assert "add --unverified" in said
+    code, said = built(tmp_path, "--verify", "none", "--unverified")
+    assert code == 0, said
+    assert json.loads((tmp_path / "bundle" / "manifest.json").read_text())["unverified"]
+    assert "none (--unverified), though no family was written" in run_here("inspect", tmp_path / "bundle").stdout
+
+
+def test_positions_that_the_code_does_not_know_are_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", Task.FEATURE_EXTRACTION, **GROUPS)
+    change_json(tmp_path / "config.json", position_embedding_type="alibi")
+    with pytest.raises(ModelError, match=r"asks for 'alibi' positions, and LlamaModel has no code for them"):
+        find_checkpoint(tmp_path)
