@@ -118,7 +118,7 @@ $(OLDEST)/.installed $(OLDEST_RUNTIME)/.installed: pyproject.toml
 # for a version's own words, nodes, kernels or pages.
 OLDEST_TESTS := tests/cli tests/examples tests/exporter/attention tests/exporter/checkpoint \
 	tests/exporter/families tests/exporter/graph tests/exporter/model tests/exporter/quantize tests/exporter/verify \
-	tests/exporter/test_build.py tests/exporter/test_extend.py tests/plugins/attention tests/runtime
+	tests/exporter/test_build.py tests/exporter/test_extend.py tests/plugins/attention tests/plugins/onnxruntime tests/runtime
 
 test-oldest: $(OLDEST)/.installed $(OLDEST_RUNTIME)/.installed
 	$(PYTEST:$(BIN)/%=$(OLDEST)/bin/%) -m 'not nightly and not pinned' $(OLDEST_TESTS)

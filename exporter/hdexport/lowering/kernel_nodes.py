@@ -56,16 +56,16 @@ def nodes_of_equal_plans(nodes: Sequence[onnx_ir.Node]) -> list[list[onnx_ir.Nod
     return [each for each in alike.values() if len(each) > 1]
 
 
-def give_plan(first: onnx_ir.Node, others: Sequence[onnx_ir.Node], *, place: int) -> None:
-    """Give a node a second output, its plan, which becomes the input at a place of the others, their last one."""
+def give_plan(first: onnx_ir.Node, others: Sequence[onnx_ir.Node]) -> None:
+    """Give a node a second output, its plan, which becomes the last input of the others."""
     import onnx_ir as ir
 
     first.resize_outputs(2)
     result, plan = first.outputs
     plan.name, plan.type = f"{result.name}_{PLAN}", ir.TensorType(ir.DataType.INT32)
     for other in others:
-        other.resize_inputs(place + 1)
-        other.replace_input_with(place, plan)
+        other.resize_inputs(len(other.inputs) + 1)
+        other.replace_input_with(len(other.inputs) - 1, plan)
 
 
 def kernel_records(model: onnx_ir.Model, *, dtype: str) -> tuple[KernelNode, ...]:

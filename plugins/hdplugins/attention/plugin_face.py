@@ -24,10 +24,6 @@ PLAN = "plan"
 PLAN_USE = "plan_use"
 """The attribute of a plugin's node that holds its `PlanUse`, where that is not `PlanUse.OWN`."""
 
-GIVES_PLAN = "_gives_plan"
-"""The end of the type of a node of ONNX Runtime's whose second output is the plan, `PlanUse.GIVES`. A node that takes a
-plan has it behind the operator's inputs."""
-
 Attributes = Mapping[str, Any]
 """An operator's attributes by name: an int, a tuple of ints, or a float each, as `PluginFace.FIELDS` says."""
 
@@ -74,6 +70,11 @@ class PlanUse(IntEnum):
     OWN = 0
     GIVES = 1
     TAKES = 2
+
+    @property
+    def ending(self) -> str:
+        """How the type of such a node ends in ONNX Runtime, where a type has one number of outputs."""
+        return "" if self is PlanUse.OWN else f"_{self.name.lower()}_plan"
 
 
 @dataclass(frozen=True, kw_only=True)

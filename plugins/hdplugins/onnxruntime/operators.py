@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import GIVES_PLAN, PLAN, Attributes, FieldType, PluginFace, Shapes, face_of, sizes
+from hdplugins.attention.plugin_face import PLAN, Attributes, FieldType, PlanUse, PluginFace, Shapes, face_of, sizes
 from hdplugins.kernels.cuda_launch import Launch, LaunchError, LoadedKernel, load_kernels
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ _TYPES = {"float32": 1, "int32": 6, "bool": 9, "float16": 10, "bfloat16": 16}
 """Our name of a type -> ONNX's number."""
 
 _DTYPES = {number: name for name, number in _TYPES.items()}
+
+_PLAN_DTYPE = "int32"
 
 _FIELD_TYPES = {FieldType.INT: 0, FieldType.INTS: 1, FieldType.FLOAT: 2}
 _INPUT, _OUTPUT, _SCRATCH, _VALUE = range(4)
@@ -78,7 +80,7 @@ class KernelOperators:
     ) -> None:
         self._path, self._kernels = library, kernels.absolute()
         self._library = _opened(library)
-        self._operators: list[tuple[Operator, PluginFace, bool]] = []  # the last: whether it gives its plan
+        self._operators: list[tuple[Operator, PluginFace, PlanUse]] = []
         self._loaded: dict[tuple[int, int], Mapping[str, LoadedKernel]] = {}
         self._lock = threading.Lock()
         # The library calls it as long as a session lives, and sessions may outlive this object.
@@ -97,22 +99,22 @@ class KernelOperators:
         options.register_custom_ops_library(str(self._path))
 
     def _add(self, op_type: str, operator: Operator, provider: str) -> None:
-        """An operator of ONNX Runtime's for each dtype, and another for nodes that give their plan: the types of inputs
-        and the number of outputs are fixed."""
+        """An operator of ONNX Runtime's for each dtype and use of a plan: types of inputs and outputs are fixed."""
         face = face_of(operator)
         names, kinds = list(face.FIELDS), [_FIELD_TYPES[kind] for kind in face.FIELDS.values()]
-        plans = [_TYPES["int32"]] * (PLAN in face.SCRATCH)
-        for dtype, gives in itertools.product(face.DTYPES, (False, True)[: 1 + len(plans)]):
-            own = [_TYPES[kind or dtype] for kind in face.INPUT_DTYPES]
-            inputs, outputs = (own, [_TYPES[dtype], *plans]) if gives else ([*own, *plans], [_TYPES[dtype]])
+        uses = tuple(PlanUse) if PLAN in face.SCRATCH else (PlanUse.OWN,)
+        for dtype, use in itertools.product(face.DTYPES, uses):
+            # A plan has the type of the optional inputs, and stands behind those that a node has.
+            inputs = [_TYPES[kind or dtype] for kind in (*face.INPUT_DTYPES, *[_PLAN_DTYPE] * (use is PlanUse.TAKES))]
+            outputs = [_TYPES[kind] for kind in (dtype, *[_PLAN_DTYPE] * (use is PlanUse.GIVES))]
             number = self._library.hd_add_operator(
-                self._registry, (op_type + GIVES_PLAN * gives).encode(), provider.encode(),
-                len(inputs), _ints(inputs), len(own) - len(operator.optional_inputs), len(outputs), _ints(outputs),
+                self._registry, (op_type + use.ending).encode(), provider.encode(),
+                len(inputs), _ints(inputs), len(inputs) - len(operator.optional_inputs), len(outputs), _ints(outputs),
                 len(names), (ctypes.c_char_p * len(names))(*(name.encode() for name in names)), _ints(kinds),
             )  # fmt: skip
             if number != len(self._operators):
                 raise ValueError(f"The library has no room for {op_type}, with {len(inputs)} inputs and {names}.")
-            self._operators.append((operator, face, gives))
+            self._operators.append((operator, face, use))
 
     def _answer(self, asked: Any, words: int, answer: Any, room: int, error: int, error_bytes: int) -> int:
         try:
@@ -131,24 +133,24 @@ class KernelOperators:
         """The answer to what is asked, as ``launcher.c`` describes both."""
         words = iter(asked)
         number, context = next(words), next(words)
-        operator, face, gives = self._operators[number]
+        operator, face, use = self._operators[number]
         attributes = {name: _value(kind, _counted(words)) for name, kind in face.FIELDS.items()}
         inputs = [(next(words), tuple(_counted(words))) for _ in range(next(words))]
-        own, plans = inputs[: len(operator.inputs)], [each for each in inputs[len(operator.inputs) :] if each[0]]
-        while not own[-1][0]:  # left out
-            own.pop()
-        shapes, dtype = [shape for _, shape in own], _DTYPES[own[0][0]]
+        while not inputs[-1][0]:  # left out
+            inputs.pop()
+        shapes, dtype = [shape for _, shape in inputs], _DTYPES[inputs[0][0]]
+        plan = shapes.pop() if use is PlanUse.TAKES else None
         loaded = self._kernels_of(number, context, shapes, attributes, dtype)
         constants = {name: kernel.compiled.constants for name, kernel in loaded.items()}
         launches = face.launches(shapes, attributes, constants=constants)
         workspace, given = dict(face.workspace(shapes, attributes)), list[tuple[int, int]]()
         places = {name: (_INPUT, place) for place, name in enumerate(operator.inputs[: len(shapes)])}
         places[face.OUTPUT] = _OUTPUT, 0
-        if gives:
+        if use is PlanUse.GIVES:
             places[PLAN] = _OUTPUT, 1
             given.append(_shape_of_plan(workspace.pop(PLAN), shapes))
-        for _, plan in plans:
-            places[PLAN] = _INPUT, len(operator.inputs)
+        if plan is not None:
+            places[PLAN] = _INPUT, len(shapes)
             _check_plan(plan, _shape_of_plan(workspace.pop(PLAN), shapes))
             launches = tuple(launch for launch in launches if launch.kernel not in face.planning_kernels)
         bytes_of = [-(-max(1, size) // _ALIGNMENT) * _ALIGNMENT for size in workspace.values()]

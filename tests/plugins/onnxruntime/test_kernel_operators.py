@@ -441,7 +441,10 @@ def test_a_plan_of_other_states_is_refused(stand_in: Path, kernels: Path, interp
     plan = np.zeros((3, 5), np.int32)
     feeds = {**feeds_of(NODE, token_kinds("none", 9)), proto.graph.input[-1].name: plan}
     said = interpreter.run(_refused, stand_in, proto.SerializeToString(), kernels, feeds)
-    assert "SlidingWindowAttention_global2: the plan that it takes is [3, 5]; for these states it is [3, 24]" in said
+    assert (
+        "SlidingWindowAttention_global2_takes_plan: the plan that it takes is [3, 5]; for these states it is [3, 24]"
+        in said
+    )
 
 
 def _refused(stand_in: Path, proto: bytes, kernels: Path, feeds: Feeds) -> str:

@@ -37,7 +37,7 @@ def use_plugins(model: onnx_ir.Model, *, dtype: str) -> int:
         node.attributes[_NAMESPACE] = ir.AttrString(_NAMESPACE, ONNX_DOMAIN)
         node.attributes[_VERSION] = ir.AttrString(_VERSION, str(operator.version))
     for first, *others in nodes_of_equal_plans(nodes):
-        give_plan(first, others, place=len(first.inputs))
+        give_plan(first, others)
         for node in (first, *others):
             use = PlanUse.GIVES if node is first else PlanUse.TAKES
             node.attributes[PLAN_USE] = ir.AttrInt64(PLAN_USE, int(use))
