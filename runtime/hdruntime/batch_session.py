@@ -245,14 +245,14 @@ class BatchSession:
             accepts it, and waits as needed. Padded positions hold 0.
 
         Raises:
-            InputError: an input does not fit, or is not on the engine's GPU.
+            InputError: an input does not fit, or is not on the session's GPU.
             BackendError: the backend does not accept such arrays, it failed, or the session is closed.
         """
         runner = self._scheduler.runner
         if not isinstance(runner, DeviceRunner):
             raise BackendError(
                 f"The backend {self._backend.value} does not accept arrays on a GPU.\n"
-                "Call the session itself with arrays on the CPU, or load the bundle with a TensorRT backend."
+                "Call the session itself with arrays on the CPU, or load the bundle with a backend of the GPU."
             )
         names = self._output_names if outputs is None else self._checked_outputs(outputs)
         return runner.start_on_device(inputs, names)

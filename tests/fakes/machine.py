@@ -1,16 +1,23 @@
-"""A machine with a simulated GPU and a bundle for its TensorRT, batches, and arrays of another library on that GPU."""
+"""A machine with a simulated GPU and a bundle for its libraries, batches, and arrays of another library on that GPU."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fakes.simulated_device import SimulatedDevice
-from fakes.simulated_tensorrt import SimulatedTensorRt
+from fakes.simulated_onnxruntime import SimulatedProvider
+from fakes.simulated_tensorrt import SimulatedTensorRt, add_engine
+from hdruntime.backends.gpu_runner import GpuRunner
+from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
 from hdruntime.backends.tensorrt.runner import TensorRtRunner
 from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.bundle.reader import Bundle
@@ -19,7 +26,7 @@ from hdruntime.gpu.dlpack import CUDA, DlTensor, capsule_of
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.session import Session
 from support.comparators import assert_close
-from support.tiny_bundle import NAN_ID, hidden_states
+from support.tiny_bundle import NAN_ID, hidden_states, make_bundle
 
 SHORT = ProfileShape(batch=(1, 1, 8), tokens=(1, 32, 32))
 LONG = ProfileShape(batch=(2, 2, 4), tokens=(48, 128, 200))
@@ -109,25 +116,25 @@ class Machine:
     Attributes:
         bundle: with an engine of the profiles SHORT and LONG, unless requested otherwise.
         device: the GPU.
-        trt: its TensorRT.
+        trt: its `SimulatedTensorRt`.
         opened: runners to close and check at the end.
         uploaded: arrays on the GPU to free at the end.
     """
 
     bundle: Bundle
     device: SimulatedDevice
-    trt: SimulatedTensorRt
-    opened: list[TensorRtRunner] = field(default_factory=list)
+    trt: Any
+    opened: list[Any] = field(default_factory=list)
     uploaded: list[OnGpu] = field(default_factory=list)
 
-    def runner(self, backend: Backend | None = None, **options: Any) -> TensorRtRunner:
+    def runner(self, backend: Backend | None = None, **options: Any) -> Any:
         """A runner of the bundle's engine."""
         engine, gpu = self.bundle.manifest.engines[0], GpuOptions(**options)
         self.opened.append(TensorRtRunner(self.bundle, engine, backend=backend or Backend(engine.flavour), gpu=gpu))
         return self.opened[-1]
 
     def session(self, **options: Any) -> Session:
-        """A session of the bundle's engine."""
+        """A session of the bundle."""
         return Session(self.bundle, self.runner(**options))
 
     def with_manifest(self, **changes: Any) -> None:
@@ -143,11 +150,11 @@ class Machine:
         expected = np.where(mask[..., np.newaxis] == 1, hidden_states(inputs["input_ids"], mask, padding), 0)
         assert_close(found, expected, atol=1e-5)
 
-    def run(self, runner: TensorRtRunner, inputs: Arrays) -> None:
+    def run(self, runner: GpuRunner[Any], inputs: Arrays) -> None:
         """Run a batch and check its results."""
         self.check(inputs, runner.start(inputs, [HIDDEN])())
 
-    def in_flight(self, runner: TensorRtRunner, batches: Iterable[Arrays], most: int | None = None) -> None:
+    def in_flight(self, runner: GpuRunner[Any], batches: Iterable[Arrays], most: int | None = None) -> None:
         """Keep the runner's number of batches in flight, and check their results."""
         started: list[tuple[Arrays, Callable[[], Arrays]]] = []
         for batch in batches:
@@ -167,7 +174,7 @@ class Machine:
         self.uploaded.extend(arrays.values())
         return arrays
 
-    def start_on_device(self, runner: TensorRtRunner, batch: Arrays, *kind_and_dtype: type) -> dict[str, DeviceArray]:
+    def start_on_device(self, runner: GpuRunner[Any], batch: Arrays, *kind_and_dtype: type) -> dict[str, DeviceArray]:
         """Put a batch on the GPU and start it there, for its hidden states."""
         return runner.start_on_device(self.on_gpu(batch, *kind_and_dtype), [HIDDEN])
 
@@ -187,3 +194,62 @@ class Machine:
 
 
 MachineMaker = Callable[..., Machine]
+
+
+class SessionMachine(Machine):
+    """A simulated GPU, whose ONNX Runtime runs the bundle's graph.
+
+    Attributes:
+        trt: its `SimulatedProvider`.
+    """
+
+    def runner(self, backend: Backend | None = None, **options: Any) -> Any:
+        """A runner of the bundle's graph."""
+        self.opened.append(OnnxRuntimeCudaRunner(self.bundle, gpu=GpuOptions(**options)))
+        return self.opened[-1]
+
+
+def new_machines(patch: pytest.MonkeyPatch, folder: Path, library: str) -> Iterator[MachineMaker]:
+    """For a fixture, which makes a machine: (seed=0, profiles=..., flavour=..., backend module=..., **the bundle's and
+    the engine's options). The library is tensorrt or onnxruntime, which makes no difference to the bundle."""
+    if library == "tensorrt" and importlib.util.find_spec("tensorrt_rtx") is None:
+        pytest.skip("our plugins need TensorRT-RTX's base classes: pip install 'hdexport[rtx]'")
+    machines: list[Machine] = []
+    patch.setenv("XDG_CACHE_HOME", "relative paths are ignored, and nothing is written elsewhere")
+
+    def make(
+        seed: int = 0,
+        *,
+        profiles: Sequence[ProfileShape] = (SHORT, LONG),
+        flavour: str = "tensorrt",
+        module: str | None = None,
+        eagerness: float | None = None,
+        made_by: Callable[[Path], Path] | None = None,
+        **options: Any,
+    ) -> Machine:
+        device = SimulatedDevice(seed, eagerness=eagerness)
+        path = folder / f"bundle-{len(machines)}"
+        of_bundle, types = (
+            {name: options.pop(name) for name in names if name in options}
+            for names in (("task", "token_types", "padding"), ("input_type", "output_type"))
+        )
+        make_bundle(path, **of_bundle) if made_by is None else made_by(path)
+        bundle = add_engine(path, profiles, flavour=flavour, types=types, **options)
+        if library == "onnxruntime":
+            provider = SimulatedProvider(device)
+            provider.install(patch)
+            machines.append(SessionMachine(bundle, device, provider))
+        else:
+            trt = SimulatedTensorRt(device, module or flavour)
+            patch.setitem(sys.modules, "cuda.bindings.driver", device)  # type: ignore[misc]
+            patch.setitem(sys.modules, module or flavour, trt)
+            machines.append(Machine(bundle, device, trt))
+        return machines[-1]
+
+    yield make
+    for machine in machines:
+        machine.close()
+
+
+on_engines = pytest.mark.parametrize("new_machine", ["tensorrt"], indirect=True)
+"""For what is engines' alone, in a test of all libraries."""

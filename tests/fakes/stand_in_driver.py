@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
+from fakes.simulated_device import SimulatedDevice
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _LAUNCHED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, *[ctypes.c_uint] * 5, ctypes.c_uint64, ctypes.c_uint64)
@@ -43,9 +44,11 @@ class StandInDriver(SimulatedDriver):
         launches: names of the kernels that were started, in order.
         loaded: context -> the kernels that were loaded into it.
         launched_in: context -> the launches.
+        memory: answers the calls besides launches.
     """
 
     def __init__(self, library: Path, *, context: int = 0xC0) -> None:
+        self.memory = SimulatedDevice()
         super().__init__(run=self._interpret, context=context)
         self._of_thread = threading.local()
         self.loaded, self.launched_in = Counter[int](), Counter[int]()
@@ -58,6 +61,10 @@ class StandInDriver(SimulatedDriver):
         self._lock = threading.Lock()
         self.enter(context)
         sys.modules["cuda.bindings.driver"] = self  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        """Calls besides launches: memory, streams and events."""
+        return getattr(vars(self)["memory"], name)
 
     def enter(self, context: int, *, of_thread: bool = False) -> None:
         """Make a context the current one: of this thread, or of all that have none of their own."""

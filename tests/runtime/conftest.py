@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
+from fakes.simulated_device import SimulatedDevice
+from fakes.simulated_onnxruntime import SimulatedProvider
 from support.made_once import made_once
 from support.sample_model import SAMPLE_MAX_LEN, save_sample_model
 from support.tiny_bundle import hidden_states, make_bundle
@@ -29,11 +30,11 @@ def new_bundle(tmp_path: Path) -> BundleMaker:
 
 
 @pytest.fixture
-def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code of ONNX Runtime's backend for a GPU, with the CPU as its device."""
-    monkeypatch.setattr(onnxruntime_cuda, "_providers", lambda gpu: [("CPUExecutionProvider", {})])
-    monkeypatch.setattr(onnxruntime_cuda, "CUDA_PROVIDER", "CPUExecutionProvider")
-    monkeypatch.setattr(onnxruntime_cuda, "_DEVICE", "cpu")
+def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedProvider:
+    """ONNX Runtime's backend for a GPU, with a simulated one."""
+    provider = SimulatedProvider(SimulatedDevice())
+    provider.install(monkeypatch)
+    return provider
 
 
 @pytest.fixture

@@ -74,11 +74,11 @@ class HostStates:
 
     def __init__(self, runner: BundleRunner, rows: int) -> None:
         self._runner, manifest = runner, runner.manifest
-        self._starts: dict[str, Any] = {
+        self._starts = {
             spec.name: state_at_start(spec, rows=1, memory=manifest.most_memory) for spec in manifest.memories
         }
-        self._read: dict[str, Any] = {name: np.repeat(start, rows, axis=0) for name, start in self._starts.items()}
-        self._written: dict[str, Any] = {name: np.empty_like(array) for name, array in self._read.items()}
+        self._read = {name: np.repeat(start, rows, axis=0) for name, start in self._starts.items()}
+        self._written = {name: np.empty_like(array) for name, array in self._read.items()}
         self._fed_from = {spec.name: str(spec.fed_from) for spec in manifest.memories}
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
@@ -86,9 +86,6 @@ class HostStates:
         mask = inputs[self._runner.mask]
         if not mask.all():
             return self._run_rows(np.flatnonzero(mask.any(axis=1)), inputs, outputs)
-        return self._run_whole(inputs, outputs)
-
-    def _run_whole(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         left = {self._fed_from[name]: array for name, array in self._written.items()}
         results = self._runner.run_bound(inputs, outputs, self._read, left)
         self._read, self._written = self._written, self._read

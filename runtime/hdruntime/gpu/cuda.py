@@ -28,8 +28,8 @@ def open_device(ordinal: int) -> Device:
         driver = importlib.import_module("cuda.bindings.driver")
     except ModuleNotFoundError as error:
         raise BackendUnavailableError(
-            f"Running TensorRT engines needs the package 'cuda-bindings', which is not installed ({error}).\n"
-            "Install it with: pip install 'hdexport[tensorrt]'"
+            f"Running on a GPU needs the package 'cuda-bindings', which is not installed ({error}).\n"
+            "Install it with: pip install cuda-bindings"
         ) from None
     with _devices_lock:
         key = (driver, ordinal)

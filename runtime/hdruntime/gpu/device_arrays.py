@@ -34,7 +34,7 @@ class DeviceArray:
     dtype = _DTYPE
 
     def __init__(self, device: Device, shape: tuple[int, ...], *, padded: tuple[int, ...]) -> None:
-        """Allocate memory; call `mark_ready` after enqueueing the work that fills it. Made by backends of engines.
+        """Allocate memory; call `mark_ready` after enqueueing the work that fills it. Made by backends on a GPU.
 
         The GPU's context is current. `padded` is the shape of the memory; the array is the first part of each axis.
         """

@@ -1,4 +1,4 @@
-"""Inputs that are already in GPU memory: checked, and copied to the engine's input buffers."""
+"""Inputs that are already in GPU memory: checked, and copied to the input buffers of a slot."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def device_inputs(
 ) -> Iterator[dict[str, DeviceInput]]:
     """Read arrays by DLPack, or else by ``__cuda_array_interface__``; a stream waits for the work that computes them.
 
-    The stream reads all arrays before the block ends. `specs` has the engine's inputs by name; all are required.
+    The stream reads all arrays before the block ends. `specs` has the model's inputs by name; all are required.
 
     Raises:
         InputError: an array is missing, elsewhere, or of another type, shape or order.
     """
     if set(given) != set(specs):
-        raise InputError(f"The inputs are {sorted(given)}; this engine needs all of {', '.join(specs)}.")
+        raise InputError(f"The inputs are {sorted(given)}; this bundle needs all of {', '.join(specs)}.")
     with contextlib.ExitStack() as stack:
         found = {name: _read(spec, given[name], device, stream, stack) for name, spec in specs.items()}
         shapes = {name: array.shape for name, array in found.items() if specs[name].has_tokens_axis}
@@ -146,6 +146,6 @@ def _checked(spec: TensorSpec, tensor: DlTensor) -> DeviceInput:
 def _check_device(name: str, where: str, ordinal: int, kind: int, device: Device) -> None:
     if kind != CUDA or ordinal != device.ordinal:
         raise InputError(
-            f"{name} is {where}{f' {ordinal}' if kind == CUDA else ''}; the engine is on GPU {device.ordinal}.\n"
+            f"{name} is {where}{f' {ordinal}' if kind == CUDA else ''}; the session is on GPU {device.ordinal}.\n"
             "Move it there, or give arrays in the memory of the CPU."
         )

@@ -11,9 +11,9 @@ class GpuOptions:
 
     Attributes:
         device: number of the GPU among those that CUDA offers this process (``CUDA_VISIBLE_DEVICES``).
-        memory_limit_bytes: most GPU memory of ``onnxruntime_cuda`` for weights, activations and results; a batch that
-            needs more is halved. CUDA's own libraries need memory beyond it. None: no limit. Engines refuse a limit:
-            TensorRT plans their memory when they are built.
+        memory_limit_bytes: most GPU memory of ``onnxruntime_cuda`` for weights and activations; a batch that needs more
+            is halved. Inputs and results of two batches, and CUDA's own libraries, need memory beyond it. None: no
+            limit. Engines refuse a limit: TensorRT plans their memory when they are built.
         graphs: CUDA graphs of engines, which save the time to enqueue a step of a known shape: ``auto`` uses them
             where that time matters, ``on`` always and ``off`` never.
         most_graphs: most shapes with a graph, each of which needs an execution context and buffers for its inputs and

@@ -15,6 +15,7 @@ import pytest
 
 import hdruntime
 from fakes import simulated_tensorrt
+from fakes.simulated_device import SimulatedDevice
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends import choice, rebuilding
 from hdruntime.backends.choice import open_runner
@@ -197,9 +198,10 @@ def test_without_a_gpu_the_cpu_is_taken_without_a_warning(bundle_path: Path, log
 
 
 def test_onnx_runtime_that_should_find_the_gpu_and_does_not_causes_a_warning(
-    bundle_path: Path, log: pytest.LogCaptureFixture
+    bundle_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not simulated: ONNX Runtime has no CUDA here."""
+    """The driver is simulated, and ONNX Runtime is not: it has no CUDA here."""
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", SimulatedDevice())  # type: ignore[misc]
     if "onnxruntime_cuda" in this_machine().versions:
         pytest.skip("there is a GPU")
     with pytest.warns(UserWarning, match="CUDAExecutionProvider"):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import threading
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,12 +14,13 @@ import onnxruntime
 import pytest
 
 import hdruntime
+from fakes.simulated_device import SimulatedDevice
 from hdexport.graph.passes.zero_padding import zero_padding
 from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
 from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
-from hdruntime.backends.onnxruntime.sessions import GraphRunner, run_error
+from hdruntime.backends.onnxruntime.sessions import run_error
 from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError, OutOfMemoryError
@@ -37,11 +37,10 @@ MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
 
 
 @pytest.mark.usefixtures("cuda_on_cpu")
-def test_bound_runs_equal_the_cpus_backend(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_equal_the_cpus_backend(bundle_path: Path) -> None:
     bundle = open_bundle(bundle_path)
     with hdruntime.load(bundle, "onnxruntime") as session:
         expected = session(input_ids=IDS, attention_mask=MASK)
-    monkeypatch.delattr(onnxruntime.capi.onnxruntime_inference_collection.Session, "run")
     runner = OnnxRuntimeCudaRunner(bundle)
     assert runner.computed_tokens(MASK) == MASK.size
     assert not runner.prefers_equal_lengths
@@ -56,41 +55,12 @@ def test_bound_runs_equal_the_cpus_backend(bundle_path: Path, monkeypatch: pytes
         runner.start({"input_ids": IDS, "attention_mask": MASK}, names)()
 
 
-@pytest.mark.usefixtures("cuda_on_cpu")
-def test_batches_run_from_their_starts_on_one_at_a_time(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two in flight begins when the first has ended, whether or not anyone asks for results."""
-    runner = OnnxRuntimeCudaRunner(open_bundle(bundle_path))
-    assert runner.most_in_flight == 2
-    steps: list[str] = []
-    ended = threading.Semaphore(0)
-    bound = GraphRunner.run_bound
-
-    def noted(self: GraphRunner, inputs: Any, *others: Any) -> Any:
-        rows = len(inputs["input_ids"])
-        steps.append(f"{rows} begins")
-        try:
-            return bound(self, inputs, *others)
-        finally:
-            steps.append(f"{rows} ends")
-            ended.release()
-
-    monkeypatch.setattr(GraphRunner, "run_bound", noted)
-    results = [
-        runner.start({"input_ids": IDS[:rows], "attention_mask": MASK[:rows]}, ["last_hidden_state"]) for rows in (2, 1)
-    ]
-    failing = runner.start({"input_ids": IDS + 99, "attention_mask": MASK}, ["last_hidden_state"])
-    for _ in range(3):
-        assert ended.acquire(timeout=60)
-    assert steps == [f"{rows} {step}" for rows in (2, 1, 3) for step in ("begins", "ends")]
-    assert [len(result()["last_hidden_state"]) for result in results] == [2, 1]
-    with pytest.raises(BackendError, match="failed on a batch of 3 x 4 tokens"):
-        failing()
-
-
-def test_a_session_that_fell_back_to_the_cpu_is_refused(bundle_path: Path) -> None:
+def test_a_session_that_fell_back_to_the_cpu_is_refused(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not simulated: without CUDA, ONNX Runtime runs on the CPU with only a warning."""
     if CUDA_HERE:
         pytest.skip("onnxruntime-gpu is installed")
+    device = SimulatedDevice()
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", device)  # type: ignore[misc]
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
         pytest.raises(
@@ -99,6 +69,7 @@ def test_a_session_that_fell_back_to_the_cpu_is_refused(bundle_path: Path) -> No
         ),
     ):
         OnnxRuntimeCudaRunner(open_bundle(bundle_path))
+    assert device.left() == {}
 
 
 @pytest.mark.usefixtures("cuda_on_cpu")
@@ -161,15 +132,18 @@ def test_the_graph_zeroes_padding_as_the_host_does_for_graphs_of_before(
 ) -> None:
     bundle = tiny_bundles(model_type, **options)
     runner = OnnxRuntimeCudaRunner(open_bundle(bundle.path))
-    before = OnnxRuntimeCudaRunner(with_graph(tmp_path / "before", bundle.path, lambda model: None))
+    of_before = with_graph(tmp_path / "before", bundle.path, lambda model: None)
+    before, untouched = OnnxRuntimeCudaRunner(of_before), OnnxRuntimeCudaRunner(of_before)
     names = [spec.name for spec in bundle.manifest.outputs]
+    assert runner._model.zeroed == set(names), "no host is needed"
+    untouched._model.zeroed = frozenset(names)
     nonzero = 0
     for case, ids, mask in padded_batches():
         feeds = inputs_of(bundle, ids, mask)
-        zeroed, padded = (each._run_padded(feeds, names, {}, {}) for each in (runner, before))
+        zeroed, padded = (each.start(feeds, names)() for each in (runner, untouched))
         with named_case(case):
             for name in names:
-                assert (zeroed[name][mask == 0] == 0).all(), "no host is needed"
+                assert (zeroed[name][mask == 0] == 0).all()
                 nonzero += np.count_nonzero(padded[name][mask == 0])
             got, right = (each.start(feeds, names)() for each in (runner, before))
             assert {name: values.tobytes() for name, values in got.items()} == {
@@ -225,14 +199,15 @@ def test_nan_at_padding_becomes_0_and_a_graph_that_zeroes_wrongly_is_found(
 
 
 def test_options_reach_the_provider() -> None:
-    ((name, options), (fallback, _)) = onnxruntime_cuda._providers(GpuOptions(device=1, memory_limit_bytes=2**30))
+    ((name, options), (fallback, _)) = onnxruntime_cuda._providers(GpuOptions(device=1, memory_limit_bytes=2**30), 77)
     assert (name, fallback) == ("CUDAExecutionProvider", "CPUExecutionProvider")
     assert (options["device_id"], options["gpu_mem_limit"]) == ("1", "1073741824")
     assert options["arena_extend_strategy"] == "kSameAsRequested"
     assert options["use_tf32"] == "0"
-    assert "gpu_mem_limit" not in onnxruntime_cuda._providers(GpuOptions())[0][1]
+    assert options["user_compute_stream"] == "77"
+    assert "gpu_mem_limit" not in onnxruntime_cuda._providers(GpuOptions(), 77)[0][1]
     with pytest.raises(InputError, match="memory_limit_bytes is 0; it must be 1 or more"):
-        onnxruntime_cuda._providers(GpuOptions(memory_limit_bytes=0))
+        onnxruntime_cuda._providers(GpuOptions(memory_limit_bytes=0), 77)
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,17 @@ class OnnxRuntimeCudaBackend(BackendEntry):
     target = "onnx"
 
     def against(self, bundle: Bundle, asked: Asked) -> Refusal | None:
-        """There is no GPU, or no ONNX Runtime for it."""
+        """There is no GPU, no ONNX Runtime for it, or nothing that calls its driver."""
         if asked.on.gpu is None:
             return Refusal(asked.on.why_no_gpu)
-        if self.name in asked.on.versions:
-            return None
-        return Refusal("no ONNX Runtime that was built with CUDA is installed here")
+        if self.name not in asked.on.versions:
+            return Refusal("no ONNX Runtime that was built with CUDA is installed here")
+        if installed_version("cuda-bindings") is None:
+            return Refusal(
+                "the package cuda-bindings, which sessions on a GPU need, is not installed here",
+                advice="pip install cuda-bindings",
+            )
+        return None
 
     def open(self, bundle: Bundle, asked: Asked) -> Runner:
         """Load the graph for the GPU, or the portable one."""

@@ -6,34 +6,39 @@ import contextlib
 import io
 import json
 import logging
-import math
-import threading
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from hdruntime.arrays import Inputs, IntArray, Outputs
-from hdruntime.backends.bundle_runner import HostStates, chosen_graph
+from hdruntime.arrays import Inputs, Outputs
+from hdruntime.backends.bundle_runner import chosen_graph
+from hdruntime.backends.gpu_runner import GpuRunner
 from hdruntime.backends.onnxruntime import CUDA_LOWERING, CUDA_PROVIDER, ZEROED_OUTPUTS
 from hdruntime.backends.onnxruntime.kernels import use_kernels
-from hdruntime.backends.onnxruntime.sessions import GraphRunner, open_session, session_options
-from hdruntime.bundle.manifest import Backend
+from hdruntime.backends.onnxruntime.sessions import open_session, run_error, session_options
+from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
-from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, capsule_of, contiguous_strides
+from hdruntime.gpu.carried import Carried
+from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.driver import gpus
+from hdruntime.gpu.layout import Layout, Shape, ShapeChoice, layout_of
+from hdruntime.gpu.model import Tensors, staged_order
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.gpu.slots import Slot
 
 logger = logging.getLogger(__name__)
 
 _DEVICE = "cuda"
 """ONNX Runtime's name for the memory of a GPU."""
 
-_DEVICES = {"cpu": CPU, "cuda": CUDA}
-"""ONNX Runtime's names of devices -> DLPack's."""
+_RUNS_BETWEEN_WAITS = 64
+"""One run of so many waits for the GPU. At the end of such a run alone, ONNX Runtime gives pinned memory back out of
+which kernels copied their arguments (`CleanUp` in `device_stream_collection.cc`)."""
 
 _SDPA_KERNELS = 1 + 2 + 16
 """Flash, memory-efficient and plain attention, against ONNX Runtime's environment variables: the graph's choice of
@@ -44,108 +49,126 @@ size and length, which takes the CPU about 40 ms (pytorch/pytorch#191576); ONNX 
 GPUs without cuDNN's attention have plain products, with memory quadratic in tokens; one graph serves all GPUs."""
 
 
-class OnnxRuntimeCudaRunner(GraphRunner):
-    """A bundle's graph for a GPU, else its portable one, in a session on a GPU; see `hdruntime.backends.Runner`.
+class SessionModel:
+    """A graph in a session of ONNX Runtime's CUDA provider; see `hdruntime.gpu.model.DeviceModel`.
 
-    A batch runs as given, padding included. Inputs are copied to the GPU once, results back once. A thread runs batches
-    from their starts on, one after the other, while callers prepare others. `threads` are for nodes that do not run on
-    the GPU; None for `chosen_threads`.
+    Runs are enqueued on a stream of ours, and none waits for its end. This rests on ONNX Runtime's sources, which are
+    alike in 1.23 to 1.32 (Python takes a stream since 1.18):
+
+    * All runs of a session on a user's stream share one cuBLAS and one cuDNN handle, so that one may run at a time, in
+      any thread (`RegisterStreamHandlers` and `OnRunStart` in `cuda_execution_provider.cc`).
+    * Where a node on the CPU reads what the GPU computes, a condition of an `If` too, the run waits for that value
+      (`WaitCudaNotificationOnHost` in `cuda_stream_handle.cc`).
+    * What nodes on the CPU compute is pageable memory, out of which CUDA has copied when `cudaMemcpyAsync` returns: it
+      may be overwritten then (`GetOrtDeviceByMemType` in `cuda_execution_provider.cc`, `gpu_data_transfer.cc`).
+    * A run's memory is free for the next one when the run returns; kernels of both keep their order on the stream.
+    """
+
+    def __init__(self, device: Device, session: Any, manifest: Manifest, stream: Any) -> None:
+        import onnxruntime
+
+        self._device, self._session, self._stream = device, session, stream
+        self.inputs: Tensors = {spec.name: (spec, np.dtype(spec.dtype)) for spec in staged_order(manifest.inputs)}
+        self.outputs: Tensors = {spec.name: (spec, np.dtype(spec.dtype)) for spec in manifest.outputs}
+        self.zeroed = frozenset(json.loads(session.get_modelmeta().custom_metadata_map.get(ZEROED_OUTPUTS, "[]")))
+        self._has_states, self._max_len = bool(manifest.memories), manifest.max_len
+        self._without_wait = onnxruntime.RunOptions()
+        self._without_wait.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._runs = 0
+
+    def choose(self, batch: int, tokens: int, *, memory: int = 0) -> ShapeChoice:
+        """The batch's own shape; more tokens than the bundle has positions for are an InputError."""
+        if tokens > self._max_len:
+            # What the session says of arrays on the CPU: a GPU would read beyond the table of positions.
+            raise InputError(
+                f"The batch has {tokens} tokens; this bundle accepts 1 to {self._max_len}.\n"
+                f"Truncate it, or build the bundle again with --max-len {tokens}."
+            )
+        return ShapeChoice(0, Shape(batch, tokens, memory))
+
+    def layouts(self, choice: ShapeChoice, outputs: Sequence[str]) -> tuple[Layout, Layout]:
+        """Only the outputs that are asked for."""
+        asked = {name: self.outputs[name] for name in outputs}
+        return layout_of(self.inputs, choice.shape), layout_of(asked, choice.shape)
+
+    def compute(self, slot: Slot, choice: ShapeChoice, inputs: Layout, outputs: Mapping[str, int]) -> None:
+        """See `DeviceModel.compute`; only the outputs with addresses are written."""
+        # An input that a node on the CPU reads is copied when it is bound (`BindInput` in `IOBinding.cc`), in no order
+        # with our streams. States are copied to the inputs on the computing stream.
+        ready = slot.began if self._has_states else slot.copied_in
+        if self._has_states:
+            self._device.call("cuEventRecord", ready, self._stream)
+        self._device.call("cuEventSynchronize", ready)
+        places = layout_of(self.outputs, choice.shape).places
+        self._runs += 1
+        options = self._without_wait if self._runs % _RUNS_BETWEEN_WAITS else None
+        try:
+            binding = self._session.io_binding()
+            for name, address in slot.inputs.addresses(inputs).items():
+                place = inputs.places[name]
+                binding.bind_input(name, _DEVICE, self._device.ordinal, place.dtype, place.shape, address)
+            for name, address in outputs.items():
+                place = places[name]
+                binding.bind_output(name, _DEVICE, self._device.ordinal, place.dtype, place.shape, address)
+            self._session.run_with_iobinding(binding, options)
+        except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
+            # Without the traceback, whose frames would keep the session alive when its stream is gone.
+            cause = error.with_traceback(None)
+            raise run_error(cause, choice.shape.batch, choice.shape.tokens) from cause
+
+    def release(self) -> None:
+        """Nothing: ONNX Runtime's memory is for the next batch."""
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session = None
+
+
+class OnnxRuntimeCudaRunner(GpuRunner[SessionModel]):
+    """A bundle's graph for a GPU, else its portable one, in a session on a GPU; see `GpuRunner`.
+
+    A batch runs as given, padding included. `threads` are for nodes that do not run on the GPU; None for
+    `chosen_threads`.
     """
 
     backend = Backend.ONNXRUNTIME_CUDA
-    prefers_equal_lengths = False
-    most_in_flight = 2
-    batch_tokens = 16384
-    """As for engines; not measured on a GPU yet."""
 
     def __init__(self, bundle: Bundle, *, gpu: GpuOptions | None = None, threads: int | None = None) -> None:
         gpu = gpu or GpuOptions()
         graph = chosen_graph(bundle, (CUDA_LOWERING, PORTABLE_LOWERING), where="a GPU")
-        _preload_libraries()
-        options, found = session_options(threads), gpus()
-        if gpu.device < len(found):
-            architecture = int(found[gpu.device].architecture.removeprefix("sm"))
-            use_kernels(bundle, options, architecture=architecture, provider=CUDA_PROVIDER)
-        session = open_session(bundle, graph, options, providers=_providers(gpu))
-        _check_provider(session)
-        super().__init__(bundle, session)
-        self.device = _DEVICE, gpu.device
-        zeroed = json.loads(session.get_modelmeta().custom_metadata_map.get(ZEROED_OUTPUTS, "[]"))
-        self._left_to_host = {name for name, has_tokens in self._has_tokens_axis.items() if has_tokens} - set(zeroed)
-        self._lock = threading.Lock()
+
+        def open_model(device: Device, stream: Any) -> SessionModel:
+            _preload_libraries()
+            options, found = session_options(threads), gpus()
+            if gpu.device < len(found):
+                architecture = int(found[gpu.device].architecture.removeprefix("sm"))
+                use_kernels(bundle, options, architecture=architecture, provider=CUDA_PROVIDER)
+            session = open_session(bundle, graph, options, providers=_providers(gpu, stream))
+            _check_provider(session)
+            return SessionModel(device, session, bundle.manifest, stream)
+
+        super().__init__(bundle.manifest, gpu.device, open_model)
         self._thread = ThreadPoolExecutor(1, "onnxruntime-cuda")
         logger.info("%s runs %s on GPU %d", self.backend.value, graph.file, gpu.device)
 
-    def open_states(self, rows: int) -> DeviceStates:
-        """Values in the memory of the GPU; see :class:`hdruntime.backends.Runner`."""
-        return DeviceStates(self, rows)
+    def most_rows(self, tokens: int) -> int:
+        """Any number of rows; see :class:`hdruntime.backends.Runner`."""
+        return sys.maxsize
 
-    def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
-        """Begin a batch when those before it have ended; see :class:`hdruntime.backends.Runner`."""
-        running = self._thread.submit(self._run_padded, inputs, outputs, {}, {})
-        # In the caller's thread, while the next batch runs.
-        return lambda: self._without_padding(running.result(), inputs)
-
-    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run a batch; see :class:`hdruntime.backends.Runner`."""
-        return self.run_bound(inputs, outputs, {}, {})
-
-    def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
-    ) -> Outputs:
-        """Run a batch on carried states that stay on the GPU."""
-        return self._without_padding(self._run_padded(inputs, outputs, carried, left), inputs)
-
-    def _run_padded(
-        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
-    ) -> Outputs:
-        """Run a batch; results of padding have no meaning."""
-        # One at a time, streams' included: two at once would need the memory of both.
-        with self._lock:
-            return super().run_bound(inputs, outputs, carried, left)
-
-    def _without_padding(self, results: Outputs, inputs: Inputs) -> Outputs:
-        """The results, 0 where tokens are padding; a portable graph does not see to it itself."""
-        attention_mask = inputs[self.mask]
-        if not attention_mask.all():
-            for name in results.keys() & self._left_to_host:
-                results[name][attention_mask == 0] = 0
-        return results
+    def _start(
+        self, inputs: Inputs, outputs: Sequence[str], *, memory: int, carried: Carried | None = None
+    ) -> Callable[[], Outputs]:
+        # In a thread: a run waits for what nodes on the CPU need, and callers prepare the next batch meanwhile.
+        started = self._thread.submit(super()._start, inputs, outputs, memory=memory, carried=carried)
+        return lambda: started.result()()
 
 
-class DeviceStates(HostStates):
-    """The carried states of some rows as ONNX Runtime's values on its device."""
-
-    def __init__(self, runner: GraphRunner, rows: int) -> None:
-        super().__init__(runner, rows)
-        self._device_number = runner.device[1]
-        for states in (self._starts, self._read, self._written):
-            states.update({name: runner.on_device(array) for name, array in states.items()})
-        self._fresh = True
-
-    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run one segment of each row, padding included; see `hdruntime.backends.CarriedStates.run`."""
-        self._fresh = False
-        return self._run_whole(inputs, outputs)
-
-    def computed_tokens(self, attention_mask: IntArray) -> int:
-        """See `hdruntime.backends.CarriedStates.computed_tokens`."""
-        return self._runner.computed_tokens(attention_mask)
-
-    def reset(self, rows: Sequence[int]) -> None:
-        """Forget what rows carry; refused by versions of ONNX Runtime that do not share memory by DLPack."""
-        if self._fresh:
-            return
-        for name, start in self._starts.items():
-            for row in rows:
-                _row(self._read[name], row, self._device_number).update_inplace(start)
-
-
-def _providers(gpu: GpuOptions) -> list[tuple[str, dict[str, str]]]:
+def _providers(gpu: GpuOptions, stream: Any) -> list[tuple[str, dict[str, str]]]:
     """Names and options; nodes without a kernel for a GPU, such as arithmetic on shapes, run on the CPU."""
     # All values are strings.
     options = {
         "device_id": str(gpu.device),
+        "user_compute_stream": str(int(stream)),
         # The default allocates twice the request, which would leave nothing for a second process.
         "arena_extend_strategy": "kSameAsRequested",
         "sdpa_kernel": str(_SDPA_KERNELS),
@@ -182,22 +205,3 @@ def _check_provider(session: Any) -> None:
             "CUDA or cuDNN is missing, or of another version; the line above from ONNX Runtime says which.\n"
             "Install those it was built for with: pip install 'onnxruntime-gpu[cuda,cudnn]'"
         )
-
-
-def _row(value: Any, row: int, number: int) -> Any:
-    """One row of an ``OrtValue`` on the device of that number, in place."""
-    import onnxruntime
-
-    from_dlpack = getattr(onnxruntime.OrtValue, "from_dlpack", None)
-    if from_dlpack is None:
-        raise BackendUnavailableError(
-            f"ONNX Runtime {onnxruntime.__version__} cannot begin another document in a row of memories on a GPU.\n"
-            "Update it: pip install -U onnxruntime-gpu. Or stream each document by itself: session.stream(document)"
-        )
-    shape = (1, *value.shape()[1:])
-    place = value.data_ptr() + row * math.prod(shape) * np.dtype(np.float32).itemsize
-    device = (_DEVICES[value.device_name().lower()], number)
-    described = DlTensor(
-        address=place, shape=shape, strides=contiguous_strides(shape), dtype=np.dtype(np.float32), device=device
-    )
-    return from_dlpack(capsule_of(described, value))

@@ -15,7 +15,6 @@ from hdplugins.onnxruntime.operators import KernelOperators, library_path
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
-from hdruntime.optional import installed_version
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +51,6 @@ def _what_is_missing(bundle: Bundle, architecture: int) -> str | None:
             "the library that launches kernels was not built when hdexport was installed; "
             f"build it with: {INSTALL_LAUNCHER}"
         )
-    if installed_version("cuda-bindings") is None:
-        return "the package 'cuda-bindings' is not installed; install it with: pip install cuda-bindings"
     try:
         for node in bundle.manifest.kernel_nodes:
             _check(bundle, node, architecture)

@@ -1,16 +1,12 @@
-"""Sessions of ONNX Runtime on a bundle's graphs, common parts of their runners, and the meaning of their errors."""
+"""Sessions of ONNX Runtime on a bundle's graphs, and the meaning of their errors."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from hdruntime.arrays import AnyArray, Inputs, Outputs
-from hdruntime.backends.bundle_runner import BundleRunner, out_of_memory
+from hdruntime.backends.bundle_runner import out_of_memory
 from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
@@ -32,71 +28,6 @@ _OUT_OF_MEMORY = (
 
 _NUMPY_NAME = {"tensor(int64)": "int64", "tensor(float)": "float32"}
 """ONNX Runtime's name of a type -> NumPy's, for the types of manifests."""
-
-
-class GraphRunner(BundleRunner):
-    """A bundle's graph in a session of ONNX Runtime; see `hdruntime.backends.Runner`.
-
-    Attributes:
-        device: ONNX Runtime's name of the memory for inputs and outputs, and its number.
-    """
-
-    device: tuple[str, int] = ("cpu", 0)
-
-    def __init__(self, bundle: Bundle, session: Any) -> None:
-        super().__init__(bundle)
-        self._session: Any = session
-
-    def close(self) -> None:
-        """Free memory as soon as no other thread runs a batch; see :class:`hdruntime.backends.Runner`."""
-        self._session = None
-
-    def on_device(self, array: AnyArray) -> Any:
-        """An ``OrtValue`` of the array: a copy on a GPU, the array itself on the CPU."""
-        import onnxruntime
-
-        return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), *self.device)
-
-    def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
-    ) -> Outputs:
-        """Run a batch as given, on carried states that are ``OrtValue``s."""
-        with self._open_session(inputs) as session:
-            return self._bound(session, inputs, outputs, carried, left)
-
-    def _bound(
-        self, session: Any, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
-    ) -> Outputs:
-        binding = session.io_binding()
-        # Referred to until the run has ended: on the CPU they are the caller's arrays.
-        given = {name: self.on_device(array) for name, array in inputs.items()} | dict(carried)
-        for name, value in given.items():
-            binding.bind_ortvalue_input(name, value)
-        answers = [name for name in outputs if name not in left]
-        for name in answers:
-            binding.bind_output(name)  # in the memory of the CPU
-        for name, value in left.items():
-            binding.bind_ortvalue_output(name, value)
-        session.run_with_iobinding(binding, self._run_options(inputs))
-        found = dict(zip(answers, (value.numpy() for value in binding.get_outputs()), strict=False))
-        # On the CPU these share memory that the next call overwrites.
-        return found | {name: left[name].numpy().copy() for name in outputs if name in left}
-
-    def _run_options(self, inputs: Inputs) -> Any:
-        """ONNX Runtime's ``RunOptions`` of a run; None for its own."""
-        del inputs
-        return None
-
-    @contextlib.contextmanager
-    def _open_session(self, inputs: Inputs) -> Iterator[Any]:
-        """The session, for one run, whose errors are translated."""
-        session = self._session
-        if session is None:
-            raise BackendError("The ONNX Runtime session is closed; load the bundle again.")
-        try:
-            yield session
-        except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
-            raise run_error(error, *inputs[self.mask].shape) from error
 
 
 def session_options(threads: int | None, *, spinning: bool = True) -> Any:

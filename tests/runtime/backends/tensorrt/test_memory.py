@@ -106,23 +106,6 @@ def test_memory_that_comes_and_goes_never_gives_a_wrong_answer(new_machine: Mach
             assert 0 < refused < 50
 
 
-def test_whichever_allocation_fails_nothing_is_lost(new_machine: MachineMaker) -> None:
-    for number in range(12):
-        for call in ["cuMemAlloc", "cuMemHostAlloc"]:
-            with named_case(number, call):
-                machine = new_machine()
-                runner = machine.runner(graphs="on")
-                machine.device.failing_after = (call, number)
-                for seed in range(4):
-                    batch = new_batch(4, (20, 200)[seed // 2], seed=seed)
-                    try:
-                        machine.run(runner, batch)
-                    except BackendError:
-                        machine.run(runner, batch)
-                assert machine.device.failing_after is None or number >= {"cuMemAlloc": 6, "cuMemHostAlloc": 4}[call]
-                machine.device.failing_after = None
-
-
 def test_the_engine_reports_the_memory_of_its_weights_and_contexts(machine: Machine) -> None:
     machine.trt.scratch_bytes, machine.trt.weights_bytes = 1000, 5_000_000
     session = machine.session(graphs="on")

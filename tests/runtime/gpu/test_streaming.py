@@ -1,4 +1,4 @@
-"""What a stream remembers stays on the GPU: engines read and replace it there, and CUDA graphs are replayed."""
+"""What a stream remembers stays on the GPU: models read and replace it there, and CUDA graphs are replayed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes.machine import HIDDEN, Machine, MachineMaker
+from fakes.machine import HIDDEN, Machine, MachineMaker, on_engines
 from hdruntime.bundle.manifest import ProfileShape
 from hdruntime.errors import InputError
 from hdruntime.session import Session
@@ -130,6 +130,7 @@ def test_no_memory_is_copied_between_the_host_and_the_gpu(warm_stream: tuple[Mac
     assert sizes == {"cuMemcpyDtoHAsync": [states] * 16, "cuMemcpyHtoDAsync": [ids_and_mask] * 16}
 
 
+@on_engines
 def test_one_graph_is_replayed_for_every_segment(warm_stream: tuple[Machine, Any]) -> None:
     machine, stream = warm_stream
     machine.device.calls.clear()
@@ -160,6 +161,7 @@ def test_rows_of_padding_have_no_memory(new_streaming: MachineMaker) -> None:
             assert_close(found[0], streamed_states(ids, 50), atol=1e-5)
 
 
+@on_engines
 def test_a_memory_that_no_profile_accepts_is_refused(new_streaming: MachineMaker) -> None:
     few = ProfileShape(batch=(1, 1, 8), tokens=(1, 32, 32), memory=(2, 4, 4))
     session = new_streaming(profiles=(few,)).session()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from fakes.machine import HIDDEN, ByDlpack, ByInterface, MachineMaker, new_batch
+from fakes.machine import HIDDEN, ByDlpack, ByInterface, MachineMaker, new_batch, on_engines
 from fakes.simulated_tensorrt import simulated_engine
 from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.reader import Bundle
@@ -128,13 +128,14 @@ def test_a_memory_on_the_gpu_that_does_not_fit_is_refused(new_recurrent: Machine
             given = {**machine.on_gpu(batch), **machine.on_gpu({MEMORY: memory}, kind)}
             with pytest.raises(InputError, match=message):
                 session.run_on_device(**given)
-            with pytest.raises(InputError, match=r"this engine needs all of input_ids, attention_mask, memory"):
+            with pytest.raises(InputError, match=r"this bundle needs all of input_ids, attention_mask, memory"):
                 session.run_on_device(**machine.on_gpu(batch))
 
 
 # The engine and the manifest
 
 
+@on_engines
 def test_an_engine_whose_memory_is_not_the_manifests_is_refused(new_recurrent: MachineMaker) -> None:
     machine = new_recurrent()
     machine.bundle = Bundle(machine.bundle.path, with_memory_of(machine.bundle.manifest, 1, 4, 5))
@@ -142,6 +143,7 @@ def test_an_engine_whose_memory_is_not_the_manifests_is_refused(new_recurrent: M
         machine.runner()
 
 
+@on_engines
 def test_an_engine_without_the_memory_is_refused(new_recurrent: MachineMaker, new_machine: MachineMaker) -> None:
     other = new_machine().bundle
     machine = new_recurrent()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes.machine import HIDDEN, ByDlpack, ByInterface, Machine, MachineMaker, new_batch
+from fakes.machine import HIDDEN, ByDlpack, ByInterface, Machine, MachineMaker, new_batch, on_engines
 from fakes.simulated_device import Code, SimulatedDevice
 from hdruntime.bundle.manifest import PaddingRule, ProfileShape
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
@@ -76,6 +76,7 @@ def test_a_slot_is_not_filled_again_before_its_batch_is_computed(new_machine: Ma
                 machine.check(batch, arrays)
 
 
+@on_engines
 def test_graphs_serve_arrays_on_the_gpu(new_machine: MachineMaker) -> None:
     for seed in range(4):
         with named_case(seed):
@@ -153,6 +154,7 @@ def test_an_array_outlives_its_session_and_its_memory_is_freed_with_it(machine: 
     assert machine.device.left().get("device memory", 0) == blocks - 1
 
 
+@on_engines
 def test_memory_released_during_a_capture_is_freed_afterwards(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,8 +240,8 @@ class Strided(ByDlpack):
 def test_an_array_that_does_not_fit_is_refused_by_name(machine: Machine) -> None:
     for kind, dtype, message in [
         (Strided, np.int64, r"input_ids is not contiguous \(strides \[20, 2\]\); copy it"),
-        (OnCpu, np.int64, "input_ids is not in the memory of a GPU; the engine is on GPU 0"),
-        (OnOtherGpu, np.int64, "input_ids is on the GPU 1; the engine is on GPU 0"),
+        (OnCpu, np.int64, "input_ids is not in the memory of a GPU; the session is on GPU 0"),
+        (OnOtherGpu, np.int64, "input_ids is on the GPU 1; the session is on GPU 0"),
         (ByDlpack, np.float32, "input_ids is of type float32; on the GPU it must be int64 or int32"),
         (ByInterface, np.uint8, "input_ids is of type uint8; on the GPU it must be int64 or int32"),
     ]:
@@ -256,22 +258,29 @@ def test_inputs_that_are_missing_not_arrays_or_of_different_shapes_are_refused(m
     arrays, shorter = machine.on_gpu(new_batch(2, 20)), machine.on_gpu(new_batch(2, 19))
     flat = machine.on_gpu({name: np.ones(5, np.int64) for name in arrays}, ByInterface)
     for given, message in (
-        ({"input_ids": arrays["input_ids"]}, r"The inputs are \['input_ids'\]; this engine needs all of input_ids, "),
+        ({"input_ids": arrays["input_ids"]}, r"The inputs are \['input_ids'\]; this bundle needs all of input_ids, "),
         ({**arrays, "attention_mask": [[1]]}, "attention_mask is a list; it must be an array on the GPU"),
         ({**arrays, "attention_mask": np.ones((2, 20), int)}, "attention_mask is not in the memory of a GPU"),
         (
             {**arrays, "attention_mask": shorter["attention_mask"]},
             r"shapes .*\(2, 20\).*\(2, 19\).*; they must be equal",
         ),
-        (machine.on_gpu(new_batch(1, 201)), "201 tokens; this engine accepts 1 to 200"),
+        (machine.on_gpu(new_batch(1, 513)), "513 tokens; this (engine|bundle) accepts 1 to (200|512)"),
         (flat, r"input_ids has shape \[5\]; it must be \[batch, tokens\]"),
     ):
         with pytest.raises(InputError, match=message):
             runner.start_on_device(given, [HIDDEN])
 
 
-def test_results_that_do_not_fit_in_memory_are_an_error_and_nothing_is_lost(machine: Machine) -> None:
-    for free_bytes in [1_000, 30_000, 60_000, 75_000]:
+@pytest.mark.parametrize(
+    ("new_machine", "sizes"),
+    [("tensorrt", (1_000, 30_000, 60_000, 75_000)), ("onnxruntime", (1_000, 20_000))],
+    indirect=["new_machine"],
+)
+def test_results_that_do_not_fit_in_memory_are_an_error_and_nothing_is_lost(
+    machine: Machine, sizes: tuple[int, ...]
+) -> None:
+    for free_bytes in sizes:
         with named_case(free_bytes):
             runner = machine.runner()
             batch = new_batch(4, 200)

@@ -1,0 +1,24 @@
+"""Machines with a simulated GPU, and each library that computes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes.machine import Machine, MachineMaker, new_machines
+
+
+@pytest.fixture(params=["tensorrt", "onnxruntime"])
+def new_machine(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[MachineMaker]:
+    """See `new_machines`."""
+    yield from new_machines(monkeypatch, tmp_path, request.param)
+
+
+@pytest.fixture
+def machine(new_machine: MachineMaker) -> Machine:
+    """A machine without options."""
+    return new_machine()
