@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
+from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS
 from hdexport.bench.measure.calls import latency_of, time_runs, warm_up
 from hdexport.bench.peers.peer import Texts
 from hdexport.checkpoint.checkpoint import sample_path
@@ -21,9 +22,10 @@ from hdexport.support.memory import GpuMemoryWatch
 from hdexport.verify.comparison import compare
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.backends.registry import backend_named, this_machine
-from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.manifest import Backend, Task
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import HdexportError, MissingDependencyError, OutOfMemoryError
+from hdruntime.gpu.device_arrays import DeviceArray
 
 _LENGTHS = (512, 2048, 4096, 128, 1024, 8192, 16384)
 """Those that the bundle takes are run."""
@@ -96,6 +98,7 @@ def build_models(job: Job) -> None:
     for model in _MODELS:
         _model_bundle(job, model)
         job.write(case="bundle", model=model)
+    _model_bundle(job, "longformer-base", task=Task.SENTENCE_SIMILARITY)
 
 
 def run_model(job: Job, model: str) -> None:
@@ -153,6 +156,58 @@ def compare_kernels(job: Job) -> None:
                 _time_session(job, session, feeds, case="onnxruntime", **about)
 
 
+def time_answers(job: Job) -> None:
+    """A Longformer's bundle in ONNX Runtime on the GPU, by its kernels: hidden states to the CPU, hidden states left on
+    the GPU, and one vector per text in their place. Right first; a rehearsal has the CPU's answers alone.
+    """
+    import hdruntime
+
+    model, backend = "longformer-base", Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
+    bundle = _model_bundle(job, model, task=Task.SENTENCE_SIMILARITY)
+    refusal = why_unavailable(bundle, backend)
+    if refusal is not None:
+        raise SkippedError(refusal.partition("\n")[0])
+    if not job.rehearsal:
+        _check_kernels_serve(bundle)
+    batch, checked = _batches(job), _REHEARSED_TOKENS if job.rehearsal else _CHECKED_TOKENS
+    feeds = _padded(batch(2, checked))
+    with hdruntime.load(bundle, backend="onnxruntime") as right:
+        expected = right(**feeds)
+    with hdruntime.load(bundle, backend=backend) as session:
+        for answers, call in _answers(session, feeds, rehearsal=job.rehearsal).items():
+            found = call()
+            _check(job, found, {name: expected[name] for name in found}, model=model, answers=answers)
+        for rows, tokens in _kernel_shapes(job):
+            feeds = batch(rows, tokens)
+            for answers, call in _answers(session, feeds, rehearsal=job.rehearsal).items():
+                about = {"case": "onnxruntime", "provider": backend.value, "model": model, "answers": answers}
+                _time_call(job, call, (rows, tokens), **about)
+
+
+def _answers(session: Any, feeds: dict[str, Any], *, rehearsal: bool) -> dict[str, Callable[[], Mapping[str, Any]]]:
+    """What answers are asked for, and where -> a call that returns them when they are there."""
+    import torch
+
+    from hdruntime.inference.inputs import checked_inputs
+
+    calls: dict[str, Callable[[], Mapping[str, Any]]] = {ALL_ON_CPU: functools.partial(session, **feeds)}
+    if rehearsal:
+        return calls
+    arrays = checked_inputs(feeds, session.manifest)
+    given = {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
+
+    def on_gpu() -> Mapping[str, Any]:
+        left = session.run_on_device(outputs=["last_hidden_state"], **given)
+        _ = left["last_hidden_state"].__cuda_array_interface__  # waits for the values
+        return left
+
+    def vectors() -> Mapping[str, Any]:
+        left = session.run_on_device(outputs=["sentence_embedding"], **given)
+        return {name: array.to_numpy() for name, array in left.items()}
+
+    return {**calls, ON_GPU: on_gpu, VECTORS: vectors}
+
+
 def _kernel_shapes(job: Job) -> tuple[tuple[int, int], ...]:
     return ((1, _REHEARSED_TOKENS),) if job.rehearsal else ((1, 4096), (8, 4096))
 
@@ -192,6 +247,7 @@ def _padded(feeds: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(job: Job, outputs: Mapping[str, Any], expected: Mapping[str, Any], **about: Any) -> None:
+    outputs = {name: array.to_numpy() if isinstance(array, DeviceArray) else array for name, array in outputs.items()}
     found = [compare(outputs[name], expected[name], half_precision=True) for name in expected]
     job.write(case="answers", **about, **asdict(found[0]))
     if not all(one.passed for one in found):
@@ -200,8 +256,12 @@ def _check(job: Job, outputs: Mapping[str, Any], expected: Mapping[str, Any], **
 
 def _time_session(job: Job, session: Any, feeds: dict[str, Any], **about: Any) -> None:
     """A row: latency, and the GPU's memory at its peak; running out of it is a result."""
-    rows, tokens = feeds["input_ids"].shape
-    call, watch = functools.partial(session, **feeds), GpuMemoryWatch()
+    _time_call(job, functools.partial(session, **feeds), feeds["input_ids"].shape, **about)
+
+
+def _time_call(job: Job, call: Callable[[], Any], shape: tuple[int, int], **about: Any) -> None:
+    """As `_time_session`, of a call for a batch of a shape."""
+    (rows, tokens), watch = shape, GpuMemoryWatch()
     try:
         with watch:
             call()
@@ -217,17 +277,20 @@ def _time_session(job: Job, session: Any, feeds: dict[str, Any], **about: Any) -
     )  # fmt: skip
 
 
-def _model_bundle(job: Job, model: str) -> Bundle:
+def _model_bundle(job: Job, model: str, *, task: Task = Task.FEATURE_EXTRACTION) -> Bundle:
     """Built once, beside the output; steps that run side by side may build it twice, and one of the two stays."""
-    from benchmarks.gpu.models import save_checkpoint
+    from benchmarks.gpu.models import add_pooling, save_checkpoint
     from hdexport.build import BuildOptions, build
 
     name = f"{model}-rehearsed" if job.rehearsal else model
+    name += "" if task is Task.FEATURE_EXTRACTION else f"-{task.value}"
     folder = job.folder
     if not (folder / name).exists():
         with tempfile.TemporaryDirectory(dir=folder) as own:
             sizes = save_checkpoint(model, Path(own) / "checkpoint", rehearsal=job.rehearsal)
-            options = {"max_len": sizes.max_len, "precision": "float16", "verify": None}
+            if task is Task.SENTENCE_SIMILARITY:
+                add_pooling(Path(own) / "checkpoint", sizes)
+            options = {"max_len": sizes.max_len, "precision": "float16", "verify": None, "task": task}
             build(BuildOptions(model=Path(own) / "checkpoint", output=Path(own) / "bundle", **options))
             with contextlib.suppress(OSError):
                 os.rename(Path(own) / "bundle", folder / name)

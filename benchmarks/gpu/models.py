@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,19 @@ def save_checkpoint(model: str, folder: Path, *, rehearsal: bool) -> Sizes:
     sizes = sizes_of(rehearsal=rehearsal)
     _as_published(model, sizes, attention="sdpa").save_pretrained(folder)
     return sizes
+
+
+def add_pooling(folder: Path, sizes: Sizes) -> None:
+    """Make a checkpoint one of sentence-transformers, which means over tokens."""
+    parts = (("", "Transformer"), ("1_Pooling", "Pooling"))
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(parts)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": sizes.hidden_size, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
 def prepare(model: str, variant: str, *, sizes: Sizes, device: str) -> Callable[[Any], Any]:

@@ -24,6 +24,16 @@ _FLEX_PEERS = {
 _CORPUS_TARGETS = (("mixed", "default", 2.0), ("mixed", "best", 1.3), ("short", "best", 1.5))
 """Corpus, batch size of sentence-transformers, and how many times as fast as it a bundle should be."""
 
+ALL_ON_CPU, ON_GPU, VECTORS = "hidden states to the CPU", "hidden states on the GPU", "vectors to the CPU"
+"""Answers that are asked for, and where."""
+
+_ANSWERS_GPU = "H200"
+_ANSWER_GOALS = {(ON_GPU, 1, 4096): 5.0, (ON_GPU, 8, 4096): 22.0, (ALL_ON_CPU, 8, 4096): 27.0}
+"""On that GPU, answers, texts and tokens -> milliseconds at most of a Longformer's bundle in ONNX Runtime."""
+
+_VECTORS_MS = 0.3
+"""Milliseconds at most that a vector of each text takes more than hidden states that stay on the GPU."""
+
 _BUSY_TARGET = 0.85
 """The share of time in which the GPU should compute, of a corpus that has work for it."""
 
@@ -53,6 +63,7 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
     yield from (_job_line(row) for row in rows if row.get("case") == "corpus job" and not row.get("trial"))
     for case in _CALLS:
         yield from (_call_line(row) for row in rows if row.get("case") == case)
+    yield from answer_verdicts(rows, next((row["gpu"] for row in rows if "gpu" in row), ""))
 
 
 def kernel_line(row: Row) -> str:
@@ -92,6 +103,26 @@ def verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
     if rates and name in gpu:
         verdict = _verdict(max(rates) >= wanted)
         yield f"open window at d{wanted_head_dim}: {max(rates):.0f} TFLOP/s at best, target {wanted:.0f}: {verdict}"
+
+
+def answer_verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
+    """Whether answers are where they are wanted as soon as they should be, on the GPU that the goals are for."""
+    times = {
+        (row["answers"], row["batch"], row["tokens"]): row["p50_ms"]
+        for row in rows
+        if row.get("case") == "onnxruntime" and "answers" in row and row["status"] == "ok" and not row.get("trial")
+    }
+    if _ANSWERS_GPU not in gpu:
+        return
+    for (answers, batch, tokens), wanted in _ANSWER_GOALS.items():
+        if (answers, batch, tokens) in times:
+            found = times[answers, batch, tokens]
+            yield f"{answers}, {batch} x {tokens}: {found:.2f} ms, target {wanted:g}: {_verdict(found <= wanted)}"
+    for (answers, batch, tokens), found in times.items():
+        if answers == VECTORS and (ON_GPU, batch, tokens) in times:
+            more = found - times[ON_GPU, batch, tokens]
+            verdict = _verdict(more <= _VECTORS_MS)
+            yield f"{VECTORS}, {batch} x {tokens}: {more:+.2f} ms, target {_VECTORS_MS:g}: {verdict}"
 
 
 def corpus_verdicts(rows: Sequence[Row]) -> Iterator[str]:
@@ -161,6 +192,7 @@ def _call_line(row: Row) -> str:
     what = f"{row['model']}, {row.get('variant') or row.get('flavour') or row.get('provider')}"
     what += " with our plugin" if row.get("windowed") else ""
     what += f" by {row['attention']}" if "attention" in row else ""
+    what += f", {row['answers']}" if "answers" in row else ""
     what += " as a CUDA graph" if row["case"] == "graph" else ""
     what += f", {row['batch']} x {row['tokens']}" if "tokens" in row else ""
     if row["status"] != "ok":

@@ -29,7 +29,7 @@ _OPTIONAL_PACKAGES = {
         "pip install triton (on Linux)",
     ),
     "cuda-bindings": (
-        "runs engines on a GPU, and hdexport's attention kernels in them and in ONNX Runtime",
+        "runs bundles on a GPU: engines, and ONNX Runtime there",
         "pip install cuda-bindings",
     ),
     "nvidia-ml-py": ("shows a job's GPU memory", "pip install nvidia-ml-py"),

@@ -21,7 +21,7 @@ from benchmarks.gpu.cases import FAMILIES
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.repository_tests import gpu_tests
 from benchmarks.gpu.steps import Step
-from benchmarks.gpu.table import lines_of
+from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS, answer_verdicts, lines_of
 from hdruntime.backends.registry import this_machine
 from hdruntime.bundle.reader import Bundle
 
@@ -48,6 +48,7 @@ _REHEARSED_CASES = {
         "torch SDPA dense, cuDNN",
     ],
     "onnxruntime-kernels": ["answers", "onnxruntime", *["answers"] * 3, "onnxruntime"],
+    "onnxruntime-answers": ["answers", "onnxruntime"],
     "shipped-kernels": ["shipped kernels"] * len(FAMILIES),
     "machine": ["machine"],
 }  # fmt: skip
@@ -284,6 +285,45 @@ def test_kernels_that_answer_otherwise_than_the_bodies_are_an_error(job: Any, mo
     compared.side_effect = compare_but_the_last
     with pytest.raises(StepFailedError, match="a wrong answer"):
         backends.compare_kernels(job)
+
+
+def test_answers_left_on_the_gpu_are_right_or_an_error(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rehearsal, whose answers on the GPU are the CPU's times a factor."""
+    factor, answers_of = [1], backends._answers
+
+    def answers(*arguments: Any, **options: Any) -> Any:
+        ((name, call),) = answers_of(*arguments, **options).items()
+        return {name: call, ON_GPU: lambda: {"last_hidden_state": call()["last_hidden_state"] * factor[0]}}
+
+    monkeypatch.setattr(backends, "_answers", answers)
+    backends.time_answers(job)
+    rows = rows_of(job.output)
+    assert [(row["case"], row["answers"]) for row in rows] == [
+        (case, answers) for case in ("answers", "onnxruntime") for answers in (ALL_ON_CPU, ON_GPU)
+    ]
+    factor[0] = -1
+    with pytest.raises(StepFailedError, match="a wrong answer"):
+        backends.time_answers(job)
+
+
+def test_goals_of_answers_are_judged_on_the_gpu_that_they_are_for() -> None:
+    def row(answers: str, batch: int, p50_ms: float) -> dict[str, Any]:
+        return {
+            "case": "onnxruntime", "model": "longformer-base", "answers": answers, "status": "ok", "batch": batch,
+            "tokens": 4096, "p50_ms": p50_ms, "rehearsal": False,
+        }  # fmt: skip
+
+    rows = [row(ON_GPU, 1, 5.0), row(ON_GPU, 8, 22.01), row(ALL_ON_CPU, 8, 26.0), row(VECTORS, 8, 22.3)]
+    assert list(answer_verdicts(rows, "NVIDIA H100")) == []
+    assert list(answer_verdicts(rows, "NVIDIA H200")) == [
+        "hidden states on the GPU, 1 x 4096: 5.00 ms, target 5: met",
+        "hidden states on the GPU, 8 x 4096: 22.01 ms, target 22: MISSED",
+        "hidden states to the CPU, 8 x 4096: 26.00 ms, target 27: met",
+        "vectors to the CPU, 8 x 4096: +0.29 ms, target 0.3: met",
+    ]
+    assert "MISSED" in list(answer_verdicts([rows[1], row(VECTORS, 8, 22.4)], "H200"))[-1]
+    (line,) = (line for line in lines_of([*rows[:1], {"gpu": "H100", "rehearsal": False}]) if "longformer" in line)
+    assert line == "longformer-base, None, hidden states on the GPU, 1 x 4096: 5.00 ms"
 
 
 def test_the_plan_for_half_an_hour_leaves_no_step_out_and_says_what_each_proves(

@@ -187,7 +187,7 @@ class Machine:
                 array.free()
         for runner in self.opened:
             runner.close()
-        assert self.device.faults == []
+        assert self.device.faults == [], self.device.faults
         if self.device.broken is None:
             assert self.device.left() == {}
             assert not self.trt.living

@@ -30,6 +30,7 @@ from hdruntime.gpu.layout import Layout, Shape, ShapeChoice, layout_of
 from hdruntime.gpu.model import Tensors, staged_order
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.gpu.slots import Slot
+from hdruntime.text.checks import length_error
 
 logger = logging.getLogger(__name__)
 
@@ -79,11 +80,8 @@ class SessionModel:
     def choose(self, batch: int, tokens: int, *, memory: int = 0) -> ShapeChoice:
         """The batch's own shape; more tokens than the bundle has positions for are an InputError."""
         if tokens > self._max_len:
-            # What the session says of arrays on the CPU: a GPU would read beyond the table of positions.
-            raise InputError(
-                f"The batch has {tokens} tokens; this bundle accepts 1 to {self._max_len}.\n"
-                f"Truncate it, or build the bundle again with --max-len {tokens}."
-            )
+            # Of arrays on the GPU, which would read beyond the table of positions.
+            raise length_error("The batch", tokens, self._max_len, "Truncate it")
         return ShapeChoice(0, Shape(batch, tokens, memory))
 
     def layouts(self, choice: ShapeChoice, outputs: Sequence[str]) -> tuple[Layout, Layout]:
@@ -99,22 +97,22 @@ class SessionModel:
         if self._has_states:
             self._device.call("cuEventRecord", ready, self._stream)
         self._device.call("cuEventSynchronize", ready)
-        places = layout_of(self.outputs, choice.shape).places
-        self._runs += 1
-        options = self._without_wait if self._runs % _RUNS_BETWEEN_WAITS else None
         try:
-            binding = self._session.io_binding()
-            for name, address in slot.inputs.addresses(inputs).items():
-                place = inputs.places[name]
-                binding.bind_input(name, _DEVICE, self._device.ordinal, place.dtype, place.shape, address)
-            for name, address in outputs.items():
-                place = places[name]
-                binding.bind_output(name, _DEVICE, self._device.ordinal, place.dtype, place.shape, address)
-            self._session.run_with_iobinding(binding, options)
+            self._run(slot.inputs.addresses(inputs), inputs, outputs, layout_of(self.outputs, choice.shape))
         except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
             # Without the traceback, whose frames would keep the session alive when its stream is gone.
             cause = error.with_traceback(None)
             raise run_error(cause, choice.shape.batch, choice.shape.tokens) from cause
+
+    def _run(self, given: Mapping[str, int], inputs: Layout, wanted: Mapping[str, int], outputs: Layout) -> None:
+        """Run a batch on the addresses of inputs and of outputs; layouts have their shapes."""
+        binding = self._session.io_binding()
+        for bind, addresses, layout in ((binding.bind_input, given, inputs), (binding.bind_output, wanted, outputs)):
+            for name, address in addresses.items():
+                place = layout.places[name]
+                bind(name, _DEVICE, self._device.ordinal, place.dtype, place.shape, address)
+        self._runs += 1
+        self._session.run_with_iobinding(binding, self._without_wait if self._runs % _RUNS_BETWEEN_WAITS else None)
 
     def release(self) -> None:
         """Nothing: ONNX Runtime's memory is for the next batch."""
