@@ -218,19 +218,13 @@ def check_shipped(job: Job) -> None:
 def _shipped_problem(job: Job, family: str) -> str | None:
     import torch
 
-    from hdplugins.kernels.aot import compile_kernels
-
     case = FAMILIES[family].shipped()
     face, operator = face_of(case.OPERATOR), case.OPERATOR
     architecture = architecture_of(job.device)
     tensors = [tensor for tensor in case.tensors(job.device, is_ragged=True) if tensor is not None]
     shapes = [tuple(tensor.shape) for tensor in tensors]
     with tempfile.TemporaryDirectory() as folder:
-        compiled_for = [cubin_architecture(architecture)]
-        sources = face.kernel_sources(shapes, case.attributes, dtype=case.dtype, architectures=compiled_for)
-        for kernel in compile_kernels(sources):
-            for file in (kernel.cubin, kernel.metadata):
-                shutil.copyfile(file, Path(folder) / f"{operator.name}-{file.name}")
+        write_shipped(Path(folder), case, tensors, architecture=architecture)
         kernels = _loaded(job, Path(folder), case, architecture, shapes)
     out, scratch = _buffers(operator, tensors, case.attributes)
     places = dict(zip(operator.inputs, tensors, strict=False)) | {face.OUTPUT: out} | scratch
@@ -244,9 +238,24 @@ def _shipped_problem(job: Job, family: str) -> str | None:
         for launch in launches:
             launch.start([tensor.data_ptr() for tensor in places.values()], kernels["attend"].driver.CUstream(0))
         torch.cuda.synchronize()
-        problem = _difference(case, tensors, out)
+        problem = difference(case, tensors, out)
     job.write(case="shipped kernels", family=family, architecture=architecture, problem=problem)
     return problem
+
+
+def write_shipped(folder: Path, case: Case, tensors: Sequence[Any], *, architecture: int) -> None:
+    """Compile the kernels of a case, whose inputs are those tensors, into a folder like a bundle's."""
+    from hdplugins.kernels.aot import compile_kernels
+
+    sources = face_of(case.OPERATOR).kernel_sources(
+        [tuple(tensor.shape) for tensor in tensors],
+        case.attributes,
+        dtype=case.dtype,
+        architectures=[cubin_architecture(architecture)],
+    )
+    for kernel in compile_kernels(sources):
+        for file in (kernel.cubin, kernel.metadata):
+            shutil.copyfile(file, folder / f"{case.OPERATOR.name}-{file.name}")
 
 
 def attention_call(
@@ -321,12 +330,13 @@ def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
     if device == "cpu" and (case.dtype == "bfloat16" or case.tokens > _MOST_INTERPRETED_TOKENS):
         return None
     tensors = case.tensors(device, is_ragged=True)
-    found = _difference(case, tensors, attention_call(case.OPERATOR, tensors, case.attributes, tiles=tiles)())
+    found = difference(case, tensors, attention_call(case.OPERATOR, tensors, case.attributes, tiles=tiles)())
     shape = [case.batch, case.tokens, case.heads, case.head_dim]
     return f"{case.dtype} {shape}, {case.attributes}: {found}" if found else None
 
 
-def _difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
+def difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
+    """What is wrong with an answer to a case with those inputs, or None; see `compare`."""
     reference = functools.partial(case.OPERATOR.definition, **case.attributes)
     is_own = [dtype is None for dtype in face_of(case.OPERATOR).INPUT_DTYPES]
     exact = [

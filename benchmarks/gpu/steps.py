@@ -74,6 +74,7 @@ STEPS = (
     _check("machine", "which GPU, driver and packages the rows are of", "machine:describe"),
     _check("gpu-tests", "that every test marked gpu passes", "repository_tests:check"),
     _check("shipped-kernels", "that every operator is right as machine code of a bundle", "kernels:check_shipped"),
+    _check("operator-nodes", "that every operator is right by its kernels in ONNX Runtime", "operator_nodes:check"),
     _check("long-answers", "that every operator is right at 4096 and 16384 tokens", "kernels:check_long"),
     _check("memory-checks", "that shipped kernels read and write what is theirs", "sanitizer:check", tool="memcheck"),
     _check("race-checks", "that no threads of shipped kernels race", "sanitizer:check", tool="racecheck"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -16,14 +17,20 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from benchmarks.gpu import backends, end_to_end, models, sanitizer, suite
+from benchmarks.gpu import backends, end_to_end, models, operator_nodes, sanitizer, suite
 from benchmarks.gpu.cases import FAMILIES
+from benchmarks.gpu.cases.window import WindowCase
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.repository_tests import gpu_tests
 from benchmarks.gpu.steps import Step
 from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS, answer_verdicts, lines_of
+from fakes.simulated_cuda import write_simulated_kernels
+from fakes.stand_in_driver import StandInDriver, build_stand_in
+from hdplugins.attention.plugin_face import face_of
+from hdplugins.onnxruntime.operators import KernelOperators
 from hdruntime.backends.registry import this_machine
 from hdruntime.bundle.reader import Bundle
+from support.interpreted_kernel import Interpreter
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +57,7 @@ _REHEARSED_CASES = {
     "onnxruntime-kernels": ["answers", "onnxruntime", *["answers"] * 3, "onnxruntime"],
     "onnxruntime-answers": ["answers", "onnxruntime"],
     "shipped-kernels": ["shipped kernels"] * len(FAMILIES),
+    "operator-nodes": ["operator nodes"] * 2 * len(FAMILIES),
     "machine": ["machine"],
 }  # fmt: skip
 _REHEARSED_CASES |= dict.fromkeys(
@@ -324,6 +332,61 @@ def test_goals_of_answers_are_judged_on_the_gpu_that_they_are_for() -> None:
     assert "MISSED" in list(answer_verdicts([rows[1], row(VECTORS, 8, 22.4)], "H200"))[-1]
     (line,) = (line for line in lines_of([*rows[:1], {"gpu": "H100", "rehearsal": False}]) if "longformer" in line)
     assert line == "longformer-base, None, hidden states on the GPU, 1 x 4096: 5.00 ms"
+
+
+class _ShortWindows(WindowCase):
+    @classmethod
+    def checked(cls, head_dim: int, dtype: str) -> Iterator[WindowCase]:
+        shape = {"batch": 2, "heads": 2, "tokens": 33, "head_dim": head_dim, "dtype": dtype}
+        yield cls(**shape, left=5, right=3, global_bound=8)
+
+
+def test_a_node_that_answers_otherwise_than_its_definition_fails_the_step(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator_nodes, "FAMILIES", {"windows": _ShortWindows})
+    operator_nodes.check(job)
+    assert [(row["dtype"], row["problem"]) for row in rows_of(job.output)] == [("float16", None), ("float32", None)]
+    right = operator_nodes.difference
+    monkeypatch.setattr(
+        operator_nodes, "difference", lambda case, tensors, found: right(case, tensors, found.roll(1, 1))
+    )
+    with pytest.raises(StepFailedError, match="2 wrong answers, the first: windows, float16: "):
+        operator_nodes.check(job)
+
+
+@pytest.mark.nightly
+def test_nodes_are_checked_by_kernels(tmp_path: Path) -> None:
+    """On a stand-in for the driver: as on a GPU, but for the provider."""
+    with Interpreter() as interpreter:
+        launches = interpreter.run(_nodes_by_kernels, build_stand_in(tmp_path), tmp_path / "rows.jsonl")
+    assert launches == ["plan_keys", "attend", "attend"] * 2
+    assert {row["problem"] for row in rows_of(tmp_path / "rows.jsonl")} == {None}
+
+
+def _nodes_by_kernels(stand_in: Path, output: Path) -> list[str]:
+    driver = StandInDriver(stand_in)
+
+    def write(folder: Path, case: Any, tensors: Any, *, architecture: int) -> None:
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        sources = face_of(case.OPERATOR).kernel_sources(
+            shapes, case.attributes, dtype=case.dtype, architectures=[86], tiles=case.REHEARSED_TILES
+        )
+        write_simulated_kernels(folder, case.OPERATOR.name, sources)
+
+    class OnCpu(Job):
+        device = "cpu"
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(operator_nodes, "FAMILIES", {"windows": _ShortWindows})
+        patched.setattr(operator_nodes, "_HEAD_DIM", 32)
+        patched.setattr(operator_nodes, "CUDA_PROVIDER", "CPUExecutionProvider")
+        patched.setattr(
+            operator_nodes, "KernelOperators", functools.partial(KernelOperators, provider="CPUExecutionProvider")
+        )
+        patched.setattr(operator_nodes, "write_shipped", write)
+        operator_nodes.check(OnCpu(step="operator-nodes", output=output, rehearsal=False))
+    return driver.launches
 
 
 def test_the_plan_for_half_an_hour_leaves_no_step_out_and_says_what_each_proves(
