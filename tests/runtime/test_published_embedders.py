@@ -42,7 +42,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_vectors_are_those_of_sentence_transformers(saved: Callable[[str], Path], name: str) -> None:
     """With the model's prompts and a caller's, of texts that are cut and others, and in batches padded on the left."""
-    directory = saved(name)
+    directory, layout = saved(name), LAYOUTS[name]
     theirs = sentence_transformers.SentenceTransformer(str(directory / "checkpoint"), device="cpu")
     assert theirs.tokenizer.padding_side == "left"
     with SentenceEncoder(directory / "bundle", backend="onnxruntime") as ours:
@@ -58,7 +58,9 @@ def test_vectors_are_those_of_sentence_transformers(saved: Callable[[str], Path]
                 assert_close(ours.encode(TEXTS[::-1], **options), expected, atol=100 * ATOL)
         assert_close(ours.encode_query(TEXTS), theirs.encode_query(TEXTS), atol=ATOL)
         assert_close(ours.encode_document(TEXTS), theirs.encode_document(TEXTS), atol=ATOL)
-        assert np.abs(ours.encode_query(TEXTS) - ours.encode(TEXTS)).max() > 100 * ATOL, "the prompt is read"
+        of_prompt = next(prompt for prompt in layout.prompts if layout.prompts[prompt])
+        with_prompt = ours.encode(TEXTS, prompt_name=of_prompt)
+        assert np.abs(with_prompt - ours.encode(TEXTS)).max() > 100 * ATOL, "the prompt is read"
         ours.max_seq_length = theirs.max_seq_length = 20
         assert_close(ours.encode(TEXTS), theirs.encode(TEXTS), atol=ATOL)
 
@@ -75,4 +77,5 @@ def test_ids_have_the_tokens_that_the_layout_adds(saved: Callable[[str], Path], 
                 assert found[-1] == theirs.tokenizer.convert_tokens_to_ids(layout.end), "also where a text is cut"
     settings = open_bundle(directory / "bundle").manifest.sentence
     assert settings is not None
-    assert (settings.pooling, settings.normalize, settings.prompts) == ((layout.pooling,), True, layout.prompts)
+    assert settings.pooling == (layout.pooling.removesuffix("_tokens"),)
+    assert (settings.normalize, settings.prompts) == (True, layout.prompts)

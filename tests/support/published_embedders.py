@@ -55,6 +55,47 @@ LAYOUTS = {
         prompts={"query": f"{_TASK}Query:", "document": ""},
         end="<|endoftext|>",
     ),
+    "gte-qwen2": Layout(
+        card="https://huggingface.co/Alibaba-NLP/gte-Qwen2-1.5B-instruct",
+        config={"model_type": "qwen2", "num_key_value_heads": 2, "is_causal": False},
+        architectures="Qwen2ForCausalLM",
+        prompts={"query": f"{_TASK}Query: "},
+        end="<|endoftext|>",
+        max_seq_length=90,
+    ),
+    "e5-mistral": Layout(
+        card="https://huggingface.co/intfloat/e5-mistral-7b-instruct",
+        config={"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 16, "head_dim": 8},
+        architectures="MistralModel",
+        prompts={"web_search_query": f"{_TASK}Query: ", "sts_query": "Instruct: Retrieve similar text.\nQuery: "},
+        beginning="<s>",
+        end="</s>",
+        max_seq_length=100,
+    ),
+    # Llama that sees both sides, pooled by mean.
+    "llama-embed": Layout(
+        card="https://huggingface.co/nvidia/llama-embed-nemotron-8b",
+        config={"model_type": "llama", "num_key_value_heads": 2, "is_causal": False},
+        architectures="LlamaModel",
+        prompts={"query": f"{_TASK}Query: ", "document": ""},
+        beginning="<s>",
+        pooling="mean_tokens",
+    ),
+    "mixture": Layout(
+        card="https://huggingface.co/Qwen/Qwen3-30B-A3B",
+        config={
+            "model_type": "qwen3_moe",
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2,
+        },
+        architectures="Qwen3MoeForCausalLM",
+        prompts={"query": f"{_TASK}Query:"},
+        end="<|endoftext|>",
+    ),
     # As embedders are trained of it with sentence-transformers.
     "ettin-decoder": Layout(
         card="https://huggingface.co/jhu-clsp/ettin-decoder-17m",

@@ -62,8 +62,9 @@ def _of_tokens(logits: torch.Tensor, score: LogitScore) -> torch.Tensor:
     return true if score.false_token_id is None else true - logits[..., score.false_token_id]
 
 
-def _score(generator: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+def _score(generator: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, return_dict: bool = True) -> Any:
     """A forward pass for the score of each text's last real token, whatever its id is: [batch, 1]."""
+    assert return_dict, "there is no other form"
     from transformers.modeling_outputs import SequenceClassifierOutput
 
     states = generator.base_model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
