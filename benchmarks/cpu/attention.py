@@ -89,6 +89,7 @@ KINDS: dict[str, Kind] = {
     "clipped-nezha": Kind(model_type="nezha", latency=0.7, memory=0.2),
     "disentangled": Kind(model_type="deberta-v2", latency=0.7, memory=0.2),
     "relative": Kind(model_type="xlnet", latency=0.6, memory=0.5),
+    "traced": Kind(model_type="flaubert", changes={"max_position_embeddings": 4096}, latency=1.0, memory=1.0),
 }  # fmt: skip
 
 

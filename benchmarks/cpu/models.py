@@ -49,7 +49,7 @@ def build_bundle(models: Path, *, max_len: int, name: str = BUNDLE, source: Path
     """
     from hdexport.build import BuildOptions, build
 
-    own: dict[str, Any] = {"alpha": 0.4, "attention_scale": "none", "verify": None}
+    own: dict[str, Any] = {"alpha": 0.4, "attention_scale": "none", "verify": None, "unverified": True}
     model = source or models / HUGGING_FACE
     build(BuildOptions(model=model, output=models / name, max_len=max_len, **{**own, **options}))
 

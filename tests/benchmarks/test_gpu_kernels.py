@@ -96,8 +96,8 @@ def test_flex_attention_computes_what_the_operator_does_in_windows_and_chunks() 
         flex = kernels._call(case, "cpu", "flex")()
         torch.manual_seed(0)
         tensors = case.tensors("cpu")
-        assert kernels._difference(case, tensors, flex) is None
-        assert "error" in kernels._difference(dataclasses.replace(case, **wrong), tensors, flex)
+        assert kernels.difference(case, tensors, flex) is None
+        assert "error" in kernels.difference(dataclasses.replace(case, **wrong), tensors, flex)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -110,8 +110,8 @@ def test_peers_of_attention_by_distance_compute_what_the_operator_does() -> None
     for peer in ("flex", "definition"):
         assert case.is_computed_by(peer)
         answer = PEERS[peer].prepare(case, tensors)()
-        assert kernels._difference(case, tensors, answer) is None
-        assert "error" in kernels._difference(case, [*others, numbers.roll(1, -1), values], answer)
+        assert kernels.difference(case, tensors, answer) is None
+        assert "error" in kernels.difference(case, [*others, numbers.roll(1, -1), values], answer)
 
 
 def test_a_peer_whose_answers_are_not_ours_fails_the_step_after_all_were_timed(
