@@ -39,6 +39,10 @@ _MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12
 _REHEARSED_TOKENS = 128
 _CHECKED_TOKENS = 700
 _MODELS = ("bert-base", "longformer-base")
+_ANSWERING_MODELS = (("longformer-base", False), ("bert-base", True), ("bigbird-base", False))
+"""And whether windows take the place of their attention."""
+
+_GROWING_SHAPES = ((1, 4096), (1, 8192), (1, 16384), (8, 4096))
 _MODEL_SHAPES = tuple((rows, tokens) for tokens in (512, 1024, 2048, 4096, 8192, 16384) for rows in (1, 8))
 
 
@@ -98,7 +102,9 @@ def build_models(job: Job) -> None:
     for model in _MODELS:
         _model_bundle(job, model)
         job.write(case="bundle", model=model)
-    _model_bundle(job, "longformer-base", task=Task.SENTENCE_SIMILARITY)
+    for model, is_windowed in _ANSWERING_MODELS:
+        _model_bundle(job, model, task=Task.SENTENCE_SIMILARITY, is_windowed=is_windowed)
+        job.write(case="bundle", model=model, windowed=is_windowed)
 
 
 def run_model(job: Job, model: str) -> None:
@@ -156,14 +162,19 @@ def compare_kernels(job: Job) -> None:
                 _time_session(job, session, feeds, case="onnxruntime", **about)
 
 
-def time_answers(job: Job) -> None:
-    """A Longformer's bundle in ONNX Runtime on the GPU, by its kernels: hidden states to the CPU, hidden states left on
-    the GPU, and one vector per text in their place. Right first; a rehearsal has the CPU's answers alone.
+def time_answers(job: Job, model: str, *, is_windowed: bool = False) -> None:
+    """A model's bundle in ONNX Runtime on the GPU, by its kernels: hidden states to the CPU, hidden states left on the
+    GPU, and one vector per text in their place. Right first; a rehearsal has the CPU's answers alone.
+
+    Args:
+        model: one of `_ANSWERING_MODELS`.
+        is_windowed: windows in place of its attention, and longer texts, whose memory is to be linear in tokens.
     """
     import hdruntime
 
-    model, backend = "longformer-base", Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
-    bundle = _model_bundle(job, model, task=Task.SENTENCE_SIMILARITY)
+    backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
+    bundle = _model_bundle(job, model, task=Task.SENTENCE_SIMILARITY, is_windowed=is_windowed)
+    model += ", windows" * is_windowed
     refusal = why_unavailable(bundle, backend)
     if refusal is not None:
         raise SkippedError(refusal.partition("\n")[0])
@@ -177,7 +188,8 @@ def time_answers(job: Job) -> None:
         for answers, call in _answers(session, feeds, rehearsal=job.rehearsal).items():
             found = call()
             _check(job, found, {name: expected[name] for name in found}, model=model, answers=answers)
-        for rows, tokens in _kernel_shapes(job):
+        # In the order of their tokens: a session keeps what it has reserved.
+        for rows, tokens in _GROWING_SHAPES if is_windowed and not job.rehearsal else _kernel_shapes(job):
             feeds = batch(rows, tokens)
             for answers, call in _answers(session, feeds, rehearsal=job.rehearsal).items():
                 about = {"case": "onnxruntime", "provider": backend.value, "model": model, "answers": answers}
@@ -277,20 +289,24 @@ def _time_call(job: Job, call: Callable[[], Any], shape: tuple[int, int], **abou
     )  # fmt: skip
 
 
-def _model_bundle(job: Job, model: str, *, task: Task = Task.FEATURE_EXTRACTION) -> Bundle:
+def _model_bundle(job: Job, model: str, *, task: Task = Task.FEATURE_EXTRACTION, is_windowed: bool = False) -> Bundle:
     """Built once, beside the output; steps that run side by side may build it twice, and one of the two stays."""
     from benchmarks.gpu.models import add_pooling, save_checkpoint
+    from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
 
     name = f"{model}-rehearsed" if job.rehearsal else model
     name += "" if task is Task.FEATURE_EXTRACTION else f"-{task.value}"
+    name += "-windows" * is_windowed
     folder = job.folder
     if not (folder / name).exists():
         with tempfile.TemporaryDirectory(dir=folder) as own:
             sizes = save_checkpoint(model, Path(own) / "checkpoint", rehearsal=job.rehearsal)
             if task is Task.SENTENCE_SIMILARITY:
                 add_pooling(Path(own) / "checkpoint", sizes)
+            attention = attention_from_spec(f"window:{sizes.window}" if is_windowed else None)
             options = {"max_len": sizes.max_len, "precision": "float16", "verify": None, "task": task}
+            options["attention"] = attention
             build(BuildOptions(model=Path(own) / "checkpoint", output=Path(own) / "bundle", **options))
             with contextlib.suppress(OSError):
                 os.rename(Path(own) / "bundle", folder / name)

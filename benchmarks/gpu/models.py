@@ -26,7 +26,7 @@ Attention is then far from uniform, and a window that is wrong by one token show
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of a model; `window` counts tokens on each side."""
+    """Of a model; `window` counts tokens on each side, and `block_size` those of BigBird's blocks."""
 
     hidden_size: int
     layers: int
@@ -35,10 +35,13 @@ class Sizes:
     vocab_size: int
     max_len: int
     window: int
+    block_size: int = 64
 
 
 _BASE = Sizes(hidden_size=768, layers=12, heads=12, intermediate_size=3072, vocab_size=30522, max_len=16384, window=256)
-_TINY = Sizes(hidden_size=64, layers=1, heads=2, intermediate_size=96, vocab_size=100, max_len=128, window=8)
+_TINY = Sizes(
+    hidden_size=64, layers=1, heads=2, intermediate_size=96, vocab_size=100, max_len=128, window=8, block_size=8
+)
 
 
 def sizes_of(*, rehearsal: bool) -> Sizes:
@@ -145,6 +148,11 @@ def _as_published(model: str, sizes: Sizes, *, attention: str) -> Any:
     if model == "bert-base":
         config = transformers.BertConfig(**common, max_position_embeddings=sizes.max_len, attn_implementation=attention)
         return transformers.BertModel(config, add_pooling_layer=False).eval()
+    if model == "bigbird-base":
+        config = transformers.BigBirdConfig(
+            **common, max_position_embeddings=sizes.max_len, block_size=sizes.block_size
+        )
+        return transformers.BigBirdModel(config, add_pooling_layer=False).eval()
     config = transformers.LongformerConfig(
         **common,
         # The first position is the row after the padding's; Hugging Face pads a text to whole windows.

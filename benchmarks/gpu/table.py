@@ -28,8 +28,20 @@ ALL_ON_CPU, ON_GPU, VECTORS = "hidden states to the CPU", "hidden states on the 
 """Answers that are asked for, and where."""
 
 _ANSWERS_GPU = "H200"
-_ANSWER_GOALS = {(ON_GPU, 1, 4096): 5.0, (ON_GPU, 8, 4096): 22.0, (ALL_ON_CPU, 8, 4096): 27.0}
-"""On that GPU, answers, texts and tokens -> milliseconds at most of a Longformer's bundle in ONNX Runtime."""
+_ANSWER_GOALS = {
+    ("longformer-base", ON_GPU, 1, 4096): 5.0,
+    ("longformer-base", ON_GPU, 8, 4096): 22.0,
+    ("longformer-base", ALL_ON_CPU, 8, 4096): 27.0,
+    ("bert-base, windows", ON_GPU, 1, 4096): 3.2,
+    ("bert-base, windows", ON_GPU, 8, 4096): 17.5,
+    ("bigbird-base", ON_GPU, 1, 4096): 4.0,
+    ("bigbird-base", ON_GPU, 8, 4096): 20.0,
+}
+"""On that GPU, model, answers, texts and tokens -> milliseconds at most of its bundle in ONNX Runtime."""
+
+_GROWTH = 2.5
+"""Times that memory grows at most from 8192 tokens to 16384 as from 4096 to 8192: twice in proportion, and four times
+where it is quadratic."""
 
 _VECTORS_MS = 0.3
 """Milliseconds at most that a vector of each text takes more than hidden states that stay on the GPU."""
@@ -64,6 +76,7 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
     for case in _CALLS:
         yield from (_call_line(row) for row in rows if row.get("case") == case)
     yield from answer_verdicts(rows, next((row["gpu"] for row in rows if "gpu" in row), ""))
+    yield from growth_verdicts(rows)
 
 
 def kernel_line(row: Row) -> str:
@@ -108,21 +121,36 @@ def verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
 def answer_verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
     """Whether answers are where they are wanted as soon as they should be, on the GPU that the goals are for."""
     times = {
-        (row["answers"], row["batch"], row["tokens"]): row["p50_ms"]
+        (row["model"], row["answers"], row["batch"], row["tokens"]): row["p50_ms"]
         for row in rows
         if row.get("case") == "onnxruntime" and "answers" in row and row["status"] == "ok" and not row.get("trial")
     }
     if _ANSWERS_GPU not in gpu:
         return
-    for (answers, batch, tokens), wanted in _ANSWER_GOALS.items():
-        if (answers, batch, tokens) in times:
-            found = times[answers, batch, tokens]
-            yield f"{answers}, {batch} x {tokens}: {found:.2f} ms, target {wanted:g}: {_verdict(found <= wanted)}"
-    for (answers, batch, tokens), found in times.items():
-        if answers == VECTORS and (ON_GPU, batch, tokens) in times:
-            more = found - times[ON_GPU, batch, tokens]
+    for (model, answers, batch, tokens), wanted in _ANSWER_GOALS.items():
+        if (model, answers, batch, tokens) in times:
+            found = times[model, answers, batch, tokens]
+            what = f"{model}, {answers}, {batch} x {tokens}"
+            yield f"{what}: {found:.2f} ms, target {wanted:g}: {_verdict(found <= wanted)}"
+    for (model, answers, batch, tokens), found in times.items():
+        if answers == VECTORS and (model, ON_GPU, batch, tokens) in times:
+            more = found - times[model, ON_GPU, batch, tokens]
             verdict = _verdict(more <= _VECTORS_MS)
-            yield f"{VECTORS}, {batch} x {tokens}: {more:+.2f} ms, target {_VECTORS_MS:g}: {verdict}"
+            yield f"{model}, {VECTORS}, {batch} x {tokens}: {more:+.2f} ms, target {_VECTORS_MS:g}: {verdict}"
+
+
+def growth_verdicts(rows: Sequence[Row]) -> Iterator[str]:
+    """Whether a bundle's memory at its peak grows as its tokens do, where three lengths of one text were measured."""
+    peaks: dict[str, dict[int, int]] = {}
+    for row in rows:
+        if row.get("answers") == ON_GPU and row.get("status") == "ok" and row["batch"] == 1 and row.get("vram_bytes"):
+            peaks.setdefault(row["model"], {})[row["tokens"]] = row["vram_bytes"]
+    for model, peak in peaks.items():
+        if {4096, 8192, 16384} <= peak.keys():
+            first, second = peak[8192] - peak[4096], peak[16384] - peak[8192]
+            verdict = _verdict(second <= _GROWTH * first)
+            grown = f"{model}, memory from 4096 to 8192 tokens: {first / 1e6:+.0f} MB, to 16384: {second / 1e6:+.0f} MB"
+            yield f"{grown}, target {_GROWTH:g} times as much: {verdict}"
 
 
 def corpus_verdicts(rows: Sequence[Row]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from benchmarks.gpu.cases.window import WindowCase
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.repository_tests import gpu_tests
 from benchmarks.gpu.steps import Step
-from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS, answer_verdicts, lines_of
+from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS, answer_verdicts, growth_verdicts, lines_of
 from fakes.simulated_cuda import write_simulated_kernels
 from fakes.stand_in_driver import StandInDriver, build_stand_in
 from hdplugins.attention.plugin_face import face_of
@@ -56,6 +56,8 @@ _REHEARSED_CASES = {
     ],
     "onnxruntime-kernels": ["answers", "onnxruntime", *["answers"] * 3, "onnxruntime"],
     "onnxruntime-answers": ["answers", "onnxruntime"],
+    "onnxruntime-windows": ["answers", "onnxruntime"],
+    "onnxruntime-blocks": ["answers", "onnxruntime"],
     "shipped-kernels": ["shipped kernels"] * len(FAMILIES),
     "operator-nodes": ["operator nodes"] * 2 * len(FAMILIES),
     "machine": ["machine"],
@@ -295,7 +297,17 @@ def test_kernels_that_answer_otherwise_than_the_bodies_are_an_error(job: Any, mo
         backends.compare_kernels(job)
 
 
-def test_answers_left_on_the_gpu_are_right_or_an_error(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("model", "is_windowed"),
+    [
+        ("longformer-base", False),
+        pytest.param("bert-base", True, marks=pytest.mark.nightly),
+        pytest.param("bigbird-base", False, marks=pytest.mark.nightly),
+    ],
+)
+def test_answers_left_on_the_gpu_are_right_or_an_error(
+    model: str, is_windowed: bool, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rehearsal, whose answers on the GPU are the CPU's times a factor."""
     factor, answers_of = [1], backends._answers
 
@@ -304,14 +316,14 @@ def test_answers_left_on_the_gpu_are_right_or_an_error(job: Any, monkeypatch: py
         return {name: call, ON_GPU: lambda: {"last_hidden_state": call()["last_hidden_state"] * factor[0]}}
 
     monkeypatch.setattr(backends, "_answers", answers)
-    backends.time_answers(job)
+    backends.time_answers(job, model, is_windowed=is_windowed)
     rows = rows_of(job.output)
     assert [(row["case"], row["answers"]) for row in rows] == [
         (case, answers) for case in ("answers", "onnxruntime") for answers in (ALL_ON_CPU, ON_GPU)
     ]
     factor[0] = -1
     with pytest.raises(StepFailedError, match="a wrong answer"):
-        backends.time_answers(job)
+        backends.time_answers(job, model, is_windowed=is_windowed)
 
 
 def test_goals_of_answers_are_judged_on_the_gpu_that_they_are_for() -> None:
@@ -324,10 +336,10 @@ def test_goals_of_answers_are_judged_on_the_gpu_that_they_are_for() -> None:
     rows = [row(ON_GPU, 1, 5.0), row(ON_GPU, 8, 22.01), row(ALL_ON_CPU, 8, 26.0), row(VECTORS, 8, 22.3)]
     assert list(answer_verdicts(rows, "NVIDIA H100")) == []
     assert list(answer_verdicts(rows, "NVIDIA H200")) == [
-        "hidden states on the GPU, 1 x 4096: 5.00 ms, target 5: met",
-        "hidden states on the GPU, 8 x 4096: 22.01 ms, target 22: MISSED",
-        "hidden states to the CPU, 8 x 4096: 26.00 ms, target 27: met",
-        "vectors to the CPU, 8 x 4096: +0.29 ms, target 0.3: met",
+        "longformer-base, hidden states on the GPU, 1 x 4096: 5.00 ms, target 5: met",
+        "longformer-base, hidden states on the GPU, 8 x 4096: 22.01 ms, target 22: MISSED",
+        "longformer-base, hidden states to the CPU, 8 x 4096: 26.00 ms, target 27: met",
+        "longformer-base, vectors to the CPU, 8 x 4096: +0.29 ms, target 0.3: met",
     ]
     assert "MISSED" in list(answer_verdicts([rows[1], row(VECTORS, 8, 22.4)], "H200"))[-1]
     (line,) = (line for line in lines_of([*rows[:1], {"gpu": "H100", "rehearsal": False}]) if "longformer" in line)
@@ -400,6 +412,16 @@ def test_the_plan_for_half_an_hour_leaves_no_step_out_and_says_what_each_proves(
     assert [line.split()[2] for line in lines] == [step.name for step in suite.STEPS]
     assert [line.split()[2] for line in lines[:2]] == ["machine", "gpu-tests"], "right answers come first"
     assert all(line.endswith(step.proves) and step.proves for line, step in zip(lines, suite.STEPS, strict=True))
+
+
+@pytest.mark.parametrize(("most", "verdict"), [(1200, "met"), (1700, "MISSED")])
+def test_memory_that_grows_with_the_square_of_tokens_is_missed(most: int, verdict: str) -> None:
+    row = {"case": "onnxruntime", "model": "bert-base, windows", "answers": ON_GPU, "status": "ok", "batch": 1}
+    peaks = {4096: 300, 8192: 600, 16384: most}
+    rows = [row | {"tokens": tokens, "vram_bytes": 10**6 * peak} for tokens, peak in peaks.items()]
+    (line,) = growth_verdicts(rows)
+    assert line.endswith(f"+{most - 600} MB, target 2.5 times as much: {verdict}")
+    assert not list(growth_verdicts(rows[1:]))
 
 
 def test_every_file_with_a_test_for_gpus_is_run_on_one() -> None:
