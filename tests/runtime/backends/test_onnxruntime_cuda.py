@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import onnxruntime
 import pytest
 
 import hdruntime
+from fakes.machine import new_batch
 from fakes.simulated_device import SimulatedDevice
 from hdexport.graph.passes.zero_padding import zero_padding
 from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
@@ -28,7 +30,7 @@ from hdruntime.gpu.options import GpuOptions
 from support.answers import inputs_of
 from support.comparators import named_case
 from support.padded_batches import cases
-from support.tiny_bundle import NAN_ID
+from support.tiny_bundle import NAN_ID, hidden_states
 
 CUDA_HERE = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
@@ -261,3 +263,62 @@ def test_a_memory_limit_is_kept(bundle_path: Path) -> None:
         runner.start({"input_ids": ids, "attention_mask": np.ones_like(ids)}, ["last_hidden_state"])()
     with hdruntime.load(bundle_path, "onnxruntime_cuda", gpu=limit) as session:
         assert session(input_ids=IDS)["last_hidden_state"].shape == (3, 4, 4)
+
+
+def on_gpu(runner: OnnxRuntimeCudaRunner, number: int) -> tuple[dict[str, np.ndarray], Callable[[], np.ndarray]]:
+    """A batch of some length and padding, started; and what waits for its hidden states."""
+    batch = new_batch(
+        1 + number % 3, (1, 7, 16)[number % 3], ("none", "right", "left", "holes", "all")[number % 5], number
+    )
+    results = runner.start(batch, ["last_hidden_state"])
+    return batch, lambda: results()["last_hidden_state"]
+
+
+def assert_answered(batch: dict[str, np.ndarray], found: np.ndarray) -> None:
+    mask = batch["attention_mask"]
+    expected = np.where(mask[..., np.newaxis] == 1, hidden_states(batch["input_ids"], mask), 0)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_on_a_gpu_batches_in_flight_of_several_threads_get_their_own_answers(bundle_path: Path) -> None:
+    """More runs than go without waiting, on streams of the driver."""
+    runner = OnnxRuntimeCudaRunner(open_bundle(bundle_path))
+
+    def work(thread: int) -> None:
+        in_flight = []
+        for number in range(40):
+            in_flight.append(on_gpu(runner, 40 * thread + number))
+            if len(in_flight) == runner.most_in_flight:
+                batch, results = in_flight.pop(0)
+                assert_answered(batch, results())
+        for batch, results in in_flight:
+            assert_answered(batch, results())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [None] * 4
+    runner.close()
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_on_a_gpu_arrays_of_pytorch_go_in_and_out(bundle_path: Path) -> None:
+    """PyTorch computes its inputs late, on a stream of its own, and reads the answers there at once."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'hdexport[export]'")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    runner, side = OnnxRuntimeCudaRunner(open_bundle(bundle_path)), torch.cuda.Stream()
+    for number in range(30):
+        batch = new_batch(2, 16, ("right", "left", "holes")[number % 3], number)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(300_000)
+            dtype = (torch.int64, torch.int32)[number % 2]
+            given = {name: torch.from_numpy(np.array(values)).to("cuda", dtype) for name, values in batch.items()}
+            left = runner.start_on_device(given, ["last_hidden_state"])["last_hidden_state"]
+            found = torch.from_dlpack(left).clone()
+        side.synchronize()
+        assert_answered(batch, found.cpu().numpy())
+        other, results = on_gpu(runner, number)
+        assert_answered(other, results())
+    runner.close()
