@@ -26,7 +26,8 @@ install: $(INSTALLED)
 TORCH := torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-$(INSTALLED): pyproject.toml constraints.txt
+# It builds the library in C.
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard plugins/hdplugins/onnxruntime/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) '$(TORCH)' 2>/dev/null || $(PIP) '$(TORCH)' --extra-index-url $(TORCH_INDEX)
 	$(PIP) --editable '.[export,rtx,openvino,ray,bench,hub,serve,docs,dev]'

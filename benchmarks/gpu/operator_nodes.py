@@ -14,7 +14,7 @@ from hdexport.graph.targets.onnxruntime.shared_plans import share_plans
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.attention.body_maker import function_of_node
 from hdplugins.attention.plugin_face import face_of
-from hdplugins.onnxruntime.operators import KernelOperators, library_path
+from hdplugins.onnxruntime.operators import KernelOperators, library_path, why_no_launcher
 from hdruntime.backends.onnxruntime import CUDA_PROVIDER
 from hdruntime.optional import installed_version
 
@@ -48,8 +48,9 @@ def _check_machine() -> None:
 
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         raise SkippedError(f"ONNX Runtime {onnxruntime.__version__} has no {CUDA_PROVIDER}")
-    if library_path() is None:
-        raise SkippedError("the library that launches kernels was not built: see hdexport doctor")
+    launcher = why_no_launcher()
+    if launcher is not None:
+        raise SkippedError(f"the library that launches kernels {launcher}: see hdexport doctor")
     if installed_version("cuda-bindings") is None:
         raise SkippedError("the package 'cuda-bindings' is not installed")
 

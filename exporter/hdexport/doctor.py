@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 
-from hdplugins.onnxruntime.operators import library_path
+from hdplugins.onnxruntime.operators import why_no_launcher
 from hdruntime import __version__
 from hdruntime.backends.entry import BackendEntry
 from hdruntime.backends.findings import Finding, FindingStatus, Probed
@@ -115,8 +115,9 @@ def _gpu(found: tuple[Gpu, ...]) -> Finding:
 
 def _launcher() -> Finding:
     part = "kernel launcher"
-    if library_path() is None:
-        missing = "not built; ONNX Runtime on a GPU computes attention by standard operators, which are slower"
+    why = why_no_launcher()
+    if why is not None:
+        missing = f"it {why}; ONNX Runtime on a GPU computes attention by standard operators, which are slower"
         return Finding(part, FindingStatus.MISSING, missing, INSTALL_LAUNCHER)
     return Finding(part, FindingStatus.OK, "built: ONNX Runtime on a GPU runs hdexport's attention kernels")
 

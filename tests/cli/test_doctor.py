@@ -97,16 +97,15 @@ def test_the_limits_of_a_container_are_said(tmp_path: Path, monkeypatch: pytest.
     assert of_after["memory"] == "0.2 GB free; the container's limit is 0.3 GB"
 
 
-@pytest.mark.parametrize("library", [Path("_launcher.so"), None])
-def test_it_says_whether_the_launcher_of_kernels_was_built(
-    library: Path | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("why", [None, "was not built"])
+def test_it_says_whether_the_launcher_of_kernels_was_built(why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "backends", list)
-    monkeypatch.setattr(doctor, "library_path", lambda: library)
+    monkeypatch.setattr(doctor, "why_no_launcher", lambda: why)
     found = {finding["part"]: finding for finding in json.loads(run_here("doctor", "--json").stdout)["findings"]}
     launcher = found["kernel launcher"]
-    assert launcher["status"] == ("ok" if library else "missing")
-    if library is None:
+    assert launcher["status"] == ("missing" if why else "ok")
+    if why is not None:
+        assert launcher["detail"].startswith("it was not built; ONNX Runtime")
         assert launcher["fix"].startswith("pip install --force-reinstall --no-deps hdexport")
 
 

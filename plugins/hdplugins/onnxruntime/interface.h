@@ -1,5 +1,7 @@
-/* The part of ONNX Runtime's C interface that a library of custom operators calls, declared here in our own words, so that
- * a build needs no header of ONNX Runtime's.
+/* The library's two interfaces: to Python, and to ONNX Runtime.
+ *
+ * Of ONNX Runtime's C interface it is the part that a library of custom operators calls, declared here in our own words, so
+ * that a build needs no header of ONNX Runtime's.
  *
  * ONNX Runtime appends to its table of functions and to the table that a custom operator fills: a function keeps its
  * number, and a custom operator says by `version` how much of its table is filled. The numbers below hold for every release
@@ -9,6 +11,10 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* What Python and the library agree on: the functions that Python calls, and the words between planner and library. A change
+ * of either raises it, here and in operators.py: Python then does not use a library that was built before. */
+enum { LAUNCHER_INTERFACE = 1 };
 
 enum { INTERFACE_VERSION = 18 }; /* of ONNX Runtime 1.18, which has the newest function below */
 

@@ -464,6 +464,9 @@ static int last_version(const CustomOperator *base) { return (void)base, INT32_M
 
 /* --- what Python calls --- */
 
+/* Python asks it first. */
+EXPORT int hd_interface(void) { return LAUNCHER_INTERFACE; }
+
 /* A registry, which lives as long as the process: ONNX Runtime keeps addresses of its operators. NULL without memory. */
 EXPORT Registry *hd_new_registry(Planner planner) {
     Registry *registry = calloc(1, sizeof *registry);

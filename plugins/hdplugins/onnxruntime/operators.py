@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 _LIBRARY = "_launcher"
 """The library's name, without the platform's suffix; setuptools builds it where there is a C compiler."""
 
+_INTERFACE = 1
+"""As LAUNCHER_INTERFACE of ``interface.h``."""
+
 _TYPES = {"float32": 1, "int32": 6, "bool": 9, "float16": 10, "bfloat16": 16}
 """Our name of a type -> ONNX's number."""
 
@@ -60,11 +63,27 @@ def library_path() -> Path | None:
     return next((path for path in found if path.exists()), None)
 
 
+class LauncherError(RuntimeError):
+    """The library in C cannot launch kernels."""
+
+
+def why_no_launcher() -> str | None:
+    """Why the library in C cannot launch kernels here; None where it can."""
+    path = library_path()
+    if path is None:
+        return "was not built when hdexport was installed"
+    try:
+        _opened(path)
+    except LauncherError as error:
+        return str(error)
+    return None
+
+
 class KernelOperators:
     """The operators of one bundle, for the sessions of one provider.
 
     Args:
-        library: see `library_path`.
+        library: see `library_path`; a LauncherError says that it is another version's.
         kernels: the bundle's folder of kernels.
         node_types: type of a node in the graph -> its operator; the type has the name of the node's function.
         provider: ONNX Runtime's name of the provider that runs them.
@@ -185,7 +204,14 @@ _planners: list[Any] = []
 
 @functools.cache
 def _opened(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LauncherError(f"cannot be opened: {error}") from None
+    # Functions that Python calls by an old interface, or is called back by, would end the process.
+    number = library.hd_interface() if hasattr(library, "hd_interface") else 0
+    if number != _INTERFACE:
+        raise LauncherError(f"is another version's: {path} has interface {number}; this hdplugins has {_INTERFACE}")
     library.hd_new_registry.restype = ctypes.c_void_p
     library.hd_register_next.argtypes = [ctypes.c_void_p]
     integers = ctypes.POINTER(ctypes.c_int)

@@ -35,7 +35,7 @@ from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.onnxruntime import operators
-from hdplugins.onnxruntime.operators import KernelOperators, library_path
+from hdplugins.onnxruntime.operators import KernelOperators, LauncherError, library_path, why_no_launcher
 from support.attention_graphs import attention_model, chain_of
 from support.attention_layers import Layer, token_kinds
 from support.comparators import assert_close, named_case
@@ -594,12 +594,57 @@ def test_any_answer_is_either_well_formed_or_refused(
     assert (flaw_of(words[:end], outputs=outputs) is None) == is_well_formed(words[:end], outputs=outputs)
 
 
+def of_another_interface(folder: Path) -> Path:
+    header = SOURCE.with_name("interface.h").read_text()
+    changed, count = re.subn(r"(LAUNCHER_INTERFACE = )\d+", r"\g<1>99", header)
+    assert count == 1
+    (folder / "interface.h").write_text(changed)
+    return compiled(Path(shutil.copy(SOURCE, folder)))
+
+
+def of_before_interfaces(folder: Path) -> Path:
+    source = folder / "old.c"
+    source.write_text("void *hd_new_registry(void *planner) { return planner; }")
+    return compiled(source)
+
+
+def damaged_library(folder: Path) -> Path:
+    library = folder / "launcher.so"
+    library.write_bytes(b"damaged")
+    return library
+
+
+def compiled(source: Path) -> Path:
+    library = source.with_suffix(".so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl", "-lpthread"], check=True)
+    return library
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (of_another_interface, r"is another version's: .*launcher.so has interface 99; this hdplugins has \d+"),
+        (of_before_interfaces, r"is another version's: .*old.so has interface 0; this hdplugins has \d+"),
+        (damaged_library, r"cannot be opened: .*launcher.so: file too short"),
+    ],
+)
+def test_the_library_of_another_version_is_not_used(
+    made: Callable[[Path], Path], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_no_launcher() is None
+    library = made(tmp_path)
+    monkeypatch.setattr(operators, "library_path", lambda: library)
+    assert re.fullmatch(message, why_no_launcher() or "")
+    with pytest.raises(LauncherError, match=message):
+        KernelOperators(library, tmp_path, node_types={})
+
+
 def test_the_library_compiles_without_a_warning(tmp_path: Path) -> None:
     strict = "-std=c11 -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -shared -fPIC -fvisibility=hidden"
     library = tmp_path / "launcher.so"
     subprocess.run(["cc", *strict.split(), "-o", str(library), str(SOURCE), "-ldl", "-lpthread"], check=True)
     shown = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
     assert sorted(line.split()[-1] for line in shown.stdout.splitlines()) == [
-        "RegisterCustomOps", "hd_add_operator", "hd_flaw_of", "hd_new_registry", "hd_register_next",
+        "RegisterCustomOps", "hd_add_operator", "hd_flaw_of", "hd_interface", "hd_new_registry", "hd_register_next",
     ]  # fmt: skip
     assert math.ceil(library.stat().st_size / 1024) < 64

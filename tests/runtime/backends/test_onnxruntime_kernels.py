@@ -199,28 +199,32 @@ def test_a_fork_has_neither_the_session_nor_the_gpu(windowed: Path, stand_in: Pa
 
 
 @pytest.mark.parametrize(
-    ("architecture", "has_library", "message"),
+    ("architecture", "launcher", "message"),
     [
-        (86, True, None),
-        (89, True, None),
+        (86, None, None),
+        (89, None, None),
         (
             90,
-            True,
+            None,
             "This GPU is an sm_90; .* is for sm_86.\nCompile .* for this GPU: hdexport rebuild .*/bundle --sm 90",
         ),
-        (86, False, "the library that launches kernels was not built"),
+        (
+            86,
+            "is another version's",
+            "the library that launches kernels is another version's; build it with: pip install --force-reinstall",
+        ),
     ],
 )
 def test_operators_are_registered_only_where_all_that_they_need_is_there(
     architecture: int,
-    has_library: bool,
+    launcher: str | None,
     message: str | None,
     windowed: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if not has_library:
-        monkeypatch.setattr(onnxruntime_kernels, "library_path", lambda: None)
+    if launcher is not None:
+        monkeypatch.setattr(onnxruntime_kernels, "why_no_launcher", lambda: launcher)
     registered: list[str] = []
 
     class Options:

@@ -11,7 +11,7 @@ from hdplugins.attention.operator import Operator
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.aot import KernelError
 from hdplugins.kernels.cuda_launch import find_kernels
-from hdplugins.onnxruntime.operators import KernelOperators, library_path
+from hdplugins.onnxruntime.operators import KernelOperators, library_path, why_no_launcher
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
@@ -19,7 +19,7 @@ from hdruntime.constants import KERNELS_FOLDER
 logger = logging.getLogger(__name__)
 
 INSTALL_LAUNCHER = "pip install --force-reinstall --no-deps hdexport (a wheel for this platform, or with a C compiler)"
-"""Gets the library that launches kernels, which an installation without a compiler lacks."""
+"""Gets the library that launches kernels, where it is missing or another version's."""
 
 
 def use_kernels(bundle: Bundle, options: Any, *, architecture: int, provider: str) -> bool:
@@ -46,11 +46,9 @@ def use_kernels(bundle: Bundle, options: Any, *, architecture: int, provider: st
 
 
 def _what_is_missing(bundle: Bundle, architecture: int) -> str | None:
-    if library_path() is None:
-        return (
-            "the library that launches kernels was not built when hdexport was installed; "
-            f"build it with: {INSTALL_LAUNCHER}"
-        )
+    launcher = why_no_launcher()
+    if launcher is not None:
+        return f"the library that launches kernels {launcher}; build it with: {INSTALL_LAUNCHER}"
     try:
         for node in bundle.manifest.kernel_nodes:
             _check(bundle, node, architecture)
