@@ -273,14 +273,11 @@ class Checkpoint:
         tasks = self.family.all_tasks
         if task in tasks:
             return
-        if model_task(task) in ENCODER_TASKS and Task.FILL_MASK in tasks:
-            raise ModelError(
-                f"The task {task} of a {self.config['model_type']} has no model in transformers; there are "
-                f"{', '.join(known.value for known in tasks)}.\nBuild one of these: --task {tasks[0].value}"
-            )
+        is_of_encoders = model_task(task) in ENCODER_TASKS and Task.FILL_MASK in tasks
+        why = "has no model in transformers" if is_of_encoders else self.family.why_not_other_tasks
         raise ModelError(
-            f"The task {task} of a {self.config['model_type']} {self.family.why_not_other_tasks}.\n"
-            f"Build its encoder alone: --task {tasks[0].value}"
+            f"The task {task} of a {self.config['model_type']} {why}; there are "
+            f"{', '.join(known.value for known in tasks)}.\nBuild one of these: --task {tasks[0].value}"
         )
 
 

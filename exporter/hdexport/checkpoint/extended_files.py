@@ -160,12 +160,12 @@ def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
             f"{checkpoint.origin} holds an adapter, which a build merges, and no weights whose positions grow.\n"
             "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
         )
+    origin = shlex.quote(str(checkpoint.origin))
     if not checkpoint.family.is_written:
         raise ModelError(
-            f"{checkpoint.origin} is a {checkpoint.config['model_type']}, whose positions are left as they are: "
-            f"{checkpoint.family.why_not_tuned}.\nBuild it as it is: hdexport build"
+            f"The positions of {checkpoint.origin}, a {checkpoint.config['model_type']}, cannot be changed: "
+            f"{checkpoint.family.why_not_tuned}.\nBuild it as it is: hdexport build {origin}"
         )
-    origin = shlex.quote(str(checkpoint.origin))
     if not checkpoint.family.learned_positions:
         raise ModelError(
             f"{checkpoint.origin} is a {checkpoint.config['model_type']}: its positions are computed, not learned, so "

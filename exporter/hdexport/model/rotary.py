@@ -47,7 +47,8 @@ def check_rope_factor(factor: float, family: Family, positions: Positions, *, mo
             "Leave it out; --positions says where positions after the checkpoint's come from."
         )
     if not family.stretches_rotary:
-        raise ModelError(f"--rope ntk:{factor:g} cannot stretch the positions of {model_type}.\nLeave it out.")
+        why = "" if family.is_written else f": {family.why_not_tuned}"
+        raise ModelError(f"--rope ntk:{factor:g} cannot stretch the positions of {model_type}{why}.\nLeave it out.")
     if positions.rows <= positions.base:
         raise InputError(
             f"--rope ntk:{factor:g} changes all answers, for texts longer than the {positions.base} tokens of "

@@ -90,6 +90,7 @@ def assert_right(case: Any, peer: str) -> None:
         ("sentence-transformers", ("longformer",)),
         ("sentence-transformers", ("bert", "sentence-similarity")),
         pytest.param("openvino", ("bert", "sentence-similarity"), marks=pytest.mark.nightly),
+        pytest.param("openvino", ("qwen3",), marks=pytest.mark.nightly),
         pytest.param("optimum", ("bert",), marks=NEEDS_OPTIMUM),
     ],
 )

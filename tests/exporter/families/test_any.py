@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+import hdruntime
 from hdexport.attention.traced.model import _causal_of_all_pairs, _dense_modules
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.trust import Trust
@@ -20,12 +21,23 @@ from hdruntime.errors import ModelError
 from support.code_models import save_slopes
 from support.code_models.modeling_slopes import SlopesConfig, SlopesModel
 from support.commands import run_here
+from support.comparators import assert_close
 from support.grids import nightly_unless
-from support.tiny_models import BASE, change_json, save_tiny_model
+from support.tiny_models import BASE, change_json, save_sentence_modules, save_tiny_model
 
 GROUPS = {"num_key_value_heads": 2}
 XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": 120}
 BART = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_layers": 1}
+
+OF_ENCODERS = (Task.FILL_MASK, Task.SPARSE_SIMILARITY)
+OF_ALL = (
+    Task.FEATURE_EXTRACTION,
+    Task.SENTENCE_SIMILARITY,
+    Task.TEXT_CLASSIFICATION,
+    Task.TOKEN_CLASSIFICATION,
+    Task.QUESTION_ANSWERING,
+)
+"""The tasks that the library has classes for, whatever sees a token."""
 
 BUILT = [
     # (type, sizes, layers of our dense operator, of which the rest are standard operators)
@@ -90,6 +102,62 @@ def test_a_type_without_a_family_is_built_and_proved(
     assert records == {kind: layers for kind, layers in (("dense", dense), ("traced", 2 - dense)) if layers}
     shown = run_here("inspect", tmp_path / "bundle").stdout
     assert ("memory grows with the square of the tokens" in shown) == (dense < 2)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [
+        nightly_unless((model_type, task) == ("qwen2", Task.QUESTION_ANSWERING), model_type, task)
+        for model_type in ("qwen2", "llama", "flaubert")
+        for task in (*OF_ALL, *(OF_ENCODERS if model_type == "flaubert" else ()))
+    ],
+)
+def test_a_bundle_has_every_task_whose_head_the_library_has(tmp_path: Path, model_type: str, task: Task) -> None:
+    made = {Task.SENTENCE_SIMILARITY: Task.FEATURE_EXTRACTION, Task.SPARSE_SIMILARITY: Task.FILL_MASK}.get(task, task)
+    save_tiny_model(tmp_path / "model", model_type, made, **(XLM if model_type == "flaubert" else GROUPS))
+    if task is Task.SENTENCE_SIMILARITY:
+        pooling = {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True}
+        save_sentence_modules(tmp_path / "model", "Normalize", pooling=pooling)
+    code, said = built(tmp_path, "--task", task.value)
+    assert code == 0, said
+    bundle = tmp_path / "bundle"
+    assert open_bundle(bundle).manifest.task is task
+    ran = run_here("inspect", bundle).stdout
+    assert "verification   passed, full grid" in ran, ran
+
+
+def test_a_reranker_of_any_type_scores_as_the_library(tmp_path: Path) -> None:
+    """One label is a score: sentence-transformers' CrossEncoder, from pairs of texts."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    one = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    save_tiny_model(tmp_path / "model", "llama", Task.TEXT_CLASSIFICATION, **GROUPS, **one)
+    code, said = built(tmp_path)
+    assert code == 0, said
+    pairs = [("w1 w2", "w3 w4 w5"), ("w1 w2", "w9"), ("w7", "w7 w8 " * 20)]
+    theirs = sentence_transformers.CrossEncoder(str(tmp_path / "model"), device="cpu").predict(pairs)
+    with hdruntime.CrossEncoder(tmp_path / "bundle", backend="onnxruntime") as ours:
+        assert_close(ours.predict(pairs), theirs, atol=1e-6)
+        with pytest.raises(AssertionError):
+            assert_close(ours.predict([(document, query) for query, document in pairs]), theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "why"),
+    [
+        ("llama", Task.FILL_MASK, "has no class with its outputs; there are feature-extraction, sentence-similarity"),
+        ("llama", Task.SPARSE_SIMILARITY, "has no class with its outputs; there are feature-extraction, "),
+        ("llama", Task.TEXT_SCORING, "has no class with its outputs; there are feature-extraction, "),
+        ("flaubert", Task.TEXT_SCORING, "has no class with its outputs; there are feature-extraction, "),
+        ("bart", Task.TEXT_CLASSIFICATION, "needs its decoder; encoders are supported; there are feature-extraction, "),
+    ],
+)
+def test_a_task_that_the_library_has_no_class_for_is_refused(
+    tmp_path: Path, model_type: str, task: Task, why: str
+) -> None:
+    AutoConfig.for_model(model_type, pad_token_id=1).save_pretrained(tmp_path)
+    message = rf"The task {task.value} of a {model_type} {why}(.|\n)*Build one of these: --task feature-extraction"
+    with pytest.raises(ModelError, match=message):
+        find_checkpoint(tmp_path).load(task)
 
 
 class TestDenseAttentionIsProved:
@@ -180,8 +248,9 @@ def test_what_changes_a_model_needs_a_family(tmp_path: Path) -> None:
         ("build", model, "--attention", "window:16", "--max-len", 32): "cannot be given windowed attention: that ",
         ("build", model, "--max-len", BASE + 1): f"above the {BASE} positions of this roc_bert, and more ",
         ("build", model, "--attention-scale", "logn"): "does not fit this roc_bert: that ",
-        ("extend", model, "--max-len", 100): "whose positions are left as they are: that ",
-        ("tune", model, "--texts", model / "config.json", "--max-len", 100): "positions are left as they are: that ",
+        ("build", model, "--rope", "ntk:4"): "--rope ntk:4 cannot stretch the positions of roc_bert: that ",
+        ("extend", model, "--max-len", 100): f"The positions of {model}, a roc_bert, cannot be changed: that ",
+        ("tune", model, "--texts", model / "config.json", "--max-len", 100): "a roc_bert, cannot be changed: that ",
     }.items():
         ran = run_here(*words, "-o", tmp_path / "made")
         assert ran.returncode == 1

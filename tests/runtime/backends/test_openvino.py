@@ -303,6 +303,9 @@ def test_auto_takes_openvino_on_the_cpu_where_the_bundle_has_its_graph(
     of_dense = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with DenseAttention")
     assert chosen_on_cpu(bundle) == of_dense
     assert chosen_on_cpu(half_bundle, hdruntime.Precision.FLOAT32) == of_dense
+    of_none = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, operators={}))
+    without = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with standard operators")
+    assert chosen_on_cpu(of_none) == without
     for operator in ("BlockSparseAttention", "ChunkAttention"):
         assert chosen_on_cpu(attending(half_bundle, operator)) == found
         assert chosen_on_cpu(attending(bundle, operator))[0] == "onnxruntime"

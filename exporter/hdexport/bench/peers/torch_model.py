@@ -75,6 +75,8 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     # The bundle was compared with code of the checkpoint when it was made, and the folder may be a changed copy.
     model = checkpoint.load(task, runs_code=False)
     scale_queries(model, checkpoint.family, manifest)
+    # A decoder's keys and values would be kept for a next call, and openvino.convert_model cannot convert that.
+    model.config.use_cache = False
     if half_precision:
         for parameter in model.parameters():
             # Not the buffers: computed values, such as rotary frequencies, stay in float32 in transformers, too.

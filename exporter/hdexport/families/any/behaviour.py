@@ -59,7 +59,7 @@ def check_behaviour(model: PreTrainedModel, *, shifts_positions: bool) -> None:
 def _check_padding(model: PreTrainedModel, texts: list[torch.Tensor], alone: list[torch.Tensor], side: str) -> None:
     tokens = max(map(len, texts))
     padding = model.config.pad_token_id
-    is_of_tokens = alone[0].dim() > 1 and len(alone[0]) == len(texts[0])
+    is_of_tokens = all(len(answer) == len(text) for answer, text in zip(alone, texts, strict=True))
     # Some models find padding by its id, which a graph has there, whatever it is given.
     filler = texts[0].flip(0) if padding is None else torch.full((tokens,), padding)
     ids, mask = filler.expand(len(texts), -1).clone(), torch.zeros(len(texts), tokens, dtype=torch.int64)

@@ -72,7 +72,7 @@ def _with_facts(family: AnyFamily, config: Mapping[str, Any]) -> Family:
         facts=facts,
         of_config=None,
         tasks=facts.tasks,
-        why_not_other_tasks="has no class",
+        why_not_other_tasks=family.why_not_other_tasks if facts.is_half else "has no class with its outputs",
         has_sdpa=facts.has_sdpa,
         newer_keys=lambda config: {} if key is None else {key: most},
         positions_key=key or "max_position_embeddings",

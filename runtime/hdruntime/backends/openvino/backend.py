@@ -154,7 +154,7 @@ def _why_slower(bundle: Bundle, precision: Precision) -> str | None:
         precision is Precision.AUTO and (bundle.manifest.dtype == Precision.FLOAT32.value or not has_bfloat16())
     )
     if is_float32 and not any(Precision.FLOAT32.value in precisions for precisions in faster.values()):
-        return f"OpenVINO was not measured to be faster in float32 with {', '.join(faster)}"
+        return f"OpenVINO was not measured to be faster in float32 with {', '.join(faster) or 'standard operators'}"
     return None
 
 
