@@ -28,7 +28,8 @@ FIRST_ADDRESS = 0x7F0000000000
 _GAP = 1 << 20
 _NAN_BYTE = 0xFF
 _FREED_BYTE = 0xDD
-_CONTEXT = 0xC0
+FIRST_CONTEXT = 0xC0
+"""The first GPU's primary context; the next ones have the numbers behind it."""
 
 
 class Code(enum.IntEnum):
@@ -124,6 +125,7 @@ class SimulatedDevice:
     Args:
         seed: of the order in which streams run.
         eagerness: probability that an operation runs at a call of the driver; 0 leaves all to synchronisation.
+        number: of the GPU; no two have an address or a handle in common.
 
     Attributes:
         calls: names of the calls, in order.
@@ -136,6 +138,7 @@ class SimulatedDevice:
         elapsed_ms: time between any two events.
         wrong_replays: launched graphs do nothing.
         faults: errors of programs, in order.
+        context: the primary context.
     """
 
     class CUstreamCaptureMode(enum.IntEnum):
@@ -145,7 +148,9 @@ class SimulatedDevice:
     class CUpointer_attribute(enum.IntEnum):
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
 
-    def __init__(self, seed: int = 0, *, eagerness: float | None = None) -> None:
+    def __init__(self, seed: int = 0, *, eagerness: float | None = None, number: int = 0) -> None:
+        self.context = FIRST_CONTEXT + number
+        self._number = number
         self.calls: list[str] = []
         self.failing: dict[str, Code] = {}
         self.failing_after: tuple[str, int] | None = None
@@ -159,8 +164,8 @@ class SimulatedDevice:
         self._random = random.Random(seed)
         self._eagerness = self._random.choice([0.0, 0.3, 0.9]) if eagerness is None else eagerness
         self._lock = threading.RLock()
-        self._handles = itertools.count(0x100)
-        self._next_address = FIRST_ADDRESS
+        self._handles = itertools.count(0x100 + (number << 20))
+        self._next_address = FIRST_ADDRESS + (number << 40)
         self._memory: dict[int, np.ndarray] = {}
         self._pinned: dict[int, np.ndarray] = {}
         self._freed_pinned: list[np.ndarray] = []
@@ -203,7 +208,7 @@ class SimulatedDevice:
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
         """The GPU is current, for another library."""
-        self.cuCtxPushCurrent(_CONTEXT)
+        self.cuCtxPushCurrent(self.context)
         yield
         self.cuCtxPopCurrent()
 
@@ -225,12 +230,12 @@ class SimulatedDevice:
     def cuInit(self, flags: int) -> None: ...
 
     def cuDeviceGet(self, ordinal: int) -> int:
-        if ordinal != 0:
+        if ordinal != self._number:
             raise RefusedError(Code.INVALID_VALUE)
         return ordinal
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> int:
-        return _CONTEXT
+        return self.context
 
     def cuCtxPushCurrent(self, context: int) -> None:
         self._current().append(context)
@@ -346,7 +351,7 @@ class SimulatedDevice:
         assert attribute == self.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         if not any(base <= address < base + len(block) for base, block in self._memory.items()):
             raise RefusedError(Code.INVALID_VALUE)
-        return 0
+        return self._number
 
     def cuStreamBeginCapture(self, stream: int, mode: int) -> None:
         assert mode == self.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

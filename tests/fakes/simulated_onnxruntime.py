@@ -35,6 +35,8 @@ class SimulatedProvider:
     Attributes:
         trouble: the error of every run.
         bound_on_cpu: inputs that nodes on the CPU read: they are copied when they are bound.
+        at_once: a run computes before it returns, and its error is that of its nodes, as of nodes that CUDA's driver
+            refuses to start.
         waits_inside: runs wait for the GPU before they return, as for the condition of an ``If``.
         held_buffers: pinned buffers that runs have not given back.
         most_held_buffers: the most at any time.
@@ -47,7 +49,7 @@ class SimulatedProvider:
         self.device, self._driver = device, driver or device
         self.trouble: str | None = None
         self.bound_on_cpu: set[str] = set()
-        self.waits_inside = False
+        self.waits_inside = self.at_once = False
         self.held_buffers = self.most_held_buffers = 0
         self.outputs_run: list[list[str]] = []
         self.shapes_run: list[tuple[int, ...]] = []
@@ -97,6 +99,11 @@ class SimulatedSession:
             provider.shapes_run.append(binding.shape)
             provider.held_buffers += _BUFFERS_OF_A_RUN
             provider.most_held_buffers = max(provider.held_buffers, provider.most_held_buffers)
+            if provider.at_once:
+                with device.as_current():
+                    device.cuStreamSynchronize(self._stream)
+                _write(device, binding, _answers(device, self.real, binding))
+                return
             device.later(self._stream, lambda: _compute(device, self.real, binding))
             waits = not _is_without_wait(run_options)
             if waits:
@@ -150,13 +157,20 @@ def _values(device: SimulatedDevice, dtype: Any, shape: tuple[int, ...], address
 
 
 def _compute(device: SimulatedDevice, real: Any, binding: SimulatedBinding) -> None:
-    feed = {name: bound[0] if len(bound) == 1 else _values(device, *bound) for name, bound in binding.inputs.items()}
-    answers: list[Any]
     try:
-        answers = real.run(list(binding.outputs), feed) if binding.outputs else []
+        answers = _answers(device, real, binding)
     except Exception as error:  # ids from memory without content are outside the vocabulary
         device.faults.append(f"the inputs are invalid: {str(error)[:80]}")
         answers = [np.full(shape, np.nan, dtype) for dtype, shape, _ in binding.outputs.values()]
+    _write(device, binding, answers)
+
+
+def _answers(device: SimulatedDevice, real: Any, binding: SimulatedBinding) -> list[Any]:
+    feed = {name: bound[0] if len(bound) == 1 else _values(device, *bound) for name, bound in binding.inputs.items()}
+    return list(real.run(list(binding.outputs), feed)) if binding.outputs else []
+
+
+def _write(device: SimulatedDevice, binding: SimulatedBinding, answers: list[Any]) -> None:
     for values, (dtype, shape, address) in zip(answers, binding.outputs.values(), strict=True):
         assert (values.dtype, values.shape) == (dtype, shape)
         device.bytes_at(address, values.nbytes)[:] = np.frombuffer(values.tobytes(), np.uint8)

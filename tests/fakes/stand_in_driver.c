@@ -1,5 +1,6 @@
 /* CUDA's driver library on a machine without a GPU, with the functions that the launcher of ONNX Runtime's operators calls:
- * launches go on to a function of the test, and the context is what the test says. As CUDA, it does not start in a fork. */
+ * launches go on to a function of the test, and the context is what the test says, or refused with the code that the test
+ * says. As CUDA, it does not start in a fork. */
 #include <stdint.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@ static Launched launched;
 static uintptr_t context;
 static _Thread_local uintptr_t context_of_thread;
 static pid_t process;
+static int refusal;
 
 enum { NOT_INITIALIZED = 3 };
 
@@ -24,10 +26,13 @@ void stand_in_context(uint64_t number, int of_thread) {
         context = (uintptr_t)number;
 }
 
+void stand_in_refuses(int code) { refusal = code; }
+
 static int is_fork(void) { return process && process != getpid(); }
 
 int cuCtxGetCurrent(void **current) {
     if (is_fork()) return NOT_INITIALIZED;
+    if (refusal) return refusal;
     *current = (void *)(context_of_thread ? context_of_thread : context);
     return 0;
 }

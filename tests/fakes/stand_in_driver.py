@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
-from fakes.simulated_device import SimulatedDevice
+from fakes.simulated_device import FIRST_CONTEXT, Code, SimulatedDevice
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _LAUNCHED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, *[ctypes.c_uint] * 5, ctypes.c_uint64, ctypes.c_uint64)
@@ -44,11 +44,11 @@ class StandInDriver(SimulatedDriver):
         launches: names of the kernels that were started, in order.
         loaded: context -> the kernels that were loaded into it.
         launched_in: context -> the launches.
-        memory: answers the calls besides launches.
+        memories: answer the calls besides launches, one for each GPU.
     """
 
-    def __init__(self, library: Path, *, context: int = 0xC0) -> None:
-        self.memory = SimulatedDevice()
+    def __init__(self, library: Path, *, context: int = FIRST_CONTEXT, gpus: int = 1) -> None:
+        self.memories = [SimulatedDevice(number=number) for number in range(gpus)]
         super().__init__(run=self._interpret, context=context)
         self._of_thread = threading.local()
         self.loaded, self.launched_in = Counter[int](), Counter[int]()
@@ -56,6 +56,7 @@ class StandInDriver(SimulatedDriver):
         self._library = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         self._launched = _LAUNCHED(self._launch)
         self._library.stand_in_launched(self._launched)
+        self._library.stand_in_refuses(0)
         self.launches: list[str] = []
         self._context_of: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -63,16 +64,39 @@ class StandInDriver(SimulatedDriver):
         sys.modules["cuda.bindings.driver"] = self  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
-        """Calls besides launches: memory, streams and events."""
-        return getattr(vars(self)["memory"], name)
+        """Calls besides launches: memory, streams and events of the current GPU."""
+        return getattr(self._memory_of(self._current), name)
 
-    def enter(self, context: int, *, of_thread: bool = False) -> None:
+    def refuse(self, call: str, code: int) -> None:
+        """Let a call fail from now on; 0 for no more."""
+        self.failing = {call: code} if code else {}
+        self._library.stand_in_refuses(self.failing.get("cuCtxGetCurrent", 0))
+
+    def enter(self, context: int | None, *, of_thread: bool = False) -> None:
         """Make a context the current one: of this thread, or of all that have none of their own."""
         if of_thread:
             self._of_thread.context = context
         else:
             self._context = context
-        self._library.stand_in_context(ctypes.c_uint64(context), of_thread)
+        self._library.stand_in_context(ctypes.c_uint64(context or 0), of_thread)
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:  # noqa: N802
+        if ordinal >= len(self.memories):
+            return (Code.INVALID_VALUE, None)
+        return self.memories[ordinal].cuDeviceGet(ordinal)  # type: ignore[return-value]
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:  # noqa: N802
+        return self.memories[device].cuDevicePrimaryCtxRetain(device)  # type: ignore[return-value]
+
+    def cuCtxPushCurrent(self, context: int) -> tuple[Any, ...]:  # noqa: N802
+        self._outer.append(vars(self._of_thread).get("context"))
+        self.enter(context, of_thread=True)
+        return self._memory_of(context).cuCtxPushCurrent(context)  # type: ignore[return-value, func-returns-value]
+
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:  # noqa: N802
+        answer = self._memory_of(self._current).cuCtxPopCurrent()
+        self.enter(self._outer.pop(), of_thread=True)
+        return answer  # type: ignore[return-value]
 
     def cuCtxGetCurrent(self) -> tuple[Any, ...]:  # noqa: N802
         return self._answer("cuCtxGetCurrent", self._current)
@@ -86,7 +110,18 @@ class StandInDriver(SimulatedDriver):
 
     @property
     def _current(self) -> int:
-        return getattr(self._of_thread, "context", self._context)
+        return vars(self._of_thread).get("context") or self._context
+
+    @property
+    def _outer(self) -> list[int | None]:
+        """The contexts of this thread before those that were pushed."""
+        outer: list[int | None] = vars(self._of_thread).setdefault("outer", [])
+        return outer
+
+    def _memory_of(self, context: int) -> SimulatedDevice:
+        """The first one's for a context that is no GPU's."""
+        memories: list[SimulatedDevice] = vars(self)["memories"]
+        return next((memory for memory in memories if memory.context == context), memories[0])
 
     def _launch(
         self, function: int, x: int, y: int, z: int, threads: int, shared_bytes: int, stream: int, parameters: int

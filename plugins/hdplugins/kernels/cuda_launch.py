@@ -32,6 +32,9 @@ _THREADS_OF_WARP = 32
 _C_TYPES: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 """Triton's type of a scalar argument -> how a launch passes it."""
 
+_UNREADABLE_CODE = (200, 209)
+"""``CUDA_ERROR_INVALID_IMAGE`` and ``CUDA_ERROR_NO_BINARY_FOR_GPU``."""
+
 
 class LaunchError(RuntimeError):
     """The CUDA driver refused a call, or a launch does not fit its kernel."""
@@ -174,7 +177,11 @@ def _loaded(driver: Any, context: int, kernel: CompiledKernel) -> LoadedKernel:
 
 
 def _load(driver: Any, kernel: CompiledKernel) -> Any:
-    module = _call(driver, "cuModuleLoadData", kernel.cubin.read_bytes())
+    code, module = driver.cuModuleLoadData(kernel.cubin.read_bytes())
+    if code:
+        # The file is the one that was compiled: its checksum was compared.
+        hint = "\nUpdate NVIDIA's driver: it may be too old for this file." if int(code) in _UNREADABLE_CODE else ""
+        raise _error(driver, code, f"cuModuleLoadData of {kernel.cubin}", hint)
     function = _call(driver, "cuModuleGetFunction", module, kernel.name.encode())
     if kernel.shared_bytes > _USUAL_SHARED_BYTES:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -215,7 +222,7 @@ def _call(driver: Any, name: str, *arguments: Any) -> Any:
     return values[0] if values else None
 
 
-def _error(driver: Any, code: Any, doing: str) -> LaunchError:
+def _error(driver: Any, code: Any, doing: str, hint: str = "") -> LaunchError:
     found, text = driver.cuGetErrorString(code)
     explained = "no explanation" if found or not text else text.decode()
-    return LaunchError(f"CUDA error {int(code)} at {doing}: {explained}.")
+    return LaunchError(f"CUDA error {int(code)} at {doing}: {explained}.{hint}")

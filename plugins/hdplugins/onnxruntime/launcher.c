@@ -32,6 +32,7 @@ enum {
     BUCKETS = 1024,
     NAME_BYTES = 192,
     ERROR_BYTES = 2048,
+    SHAPE_BYTES = 256,
     POINTER_ALIGNMENT = 16, /* the kernels are compiled for it: a wider load elsewhere would break the whole context */
 };
 
@@ -78,6 +79,15 @@ typedef struct Call {
     int64_t words[]; /* what was asked, then the answer */
 } Call;
 
+/* Of a call. */
+typedef struct {
+    uint64_t inputs[MOST_INPUTS]; /* addresses, 0 for one that is left out */
+    int count;
+    int64_t axes[MOST_AXES]; /* of the first input */
+    size_t rank;
+    const Value *first;
+} Inputs;
+
 struct Registry {
     Planner planner;
     Domain *domain;
@@ -121,14 +131,33 @@ static void open_driver(void) {
 
 /* --- errors --- */
 
-static Status *failed(const Operator *operator, const char *format, ...) {
-    char said[ERROR_BYTES], message[ERROR_BYTES + NAME_BYTES + 4];
+/* "[8, 4096, 12, 64]" of the first input. */
+static const char *shape_of(const Inputs *inputs, char text[SHAPE_BYTES]) {
+    size_t length = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < inputs->rank && length < SHAPE_BYTES; i++) {
+        int written = snprintf(text + length, SHAPE_BYTES - length, "%s%lld", i ? ", " : "[", (long long)inputs->axes[i]);
+        length += written > 0 ? (size_t)written : 0;
+    }
+    if (length < SHAPE_BYTES) snprintf(text + length, SHAPE_BYTES - length, "]");
+    return text;
+}
+
+/* An error that names the operator, and the shape of the call's first input where there is a call. */
+static Status *failed(const Operator *operator, const Inputs *inputs, const char *format, ...) {
+    char said[ERROR_BYTES], shape[SHAPE_BYTES], message[ERROR_BYTES + NAME_BYTES + SHAPE_BYTES + 16];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(said, sizeof said, format, arguments);
     va_end(arguments);
-    snprintf(message, sizeof message, "%s: %s", operator->name, said);
+    const char *call = inputs ? " on " : "";
+    snprintf(message, sizeof message, "%s%s%s: %s", operator->name, call, inputs ? shape_of(inputs, shape) : "", said);
     return ORT(CreateStatus)(STATUS_FAILED, message);
+}
+
+static const char *explained(int code) {
+    const char *said = NULL;
+    return driver.explain(code, &said) || !said ? "no explanation" : said;
 }
 
 /* --- what was answered before --- */
@@ -221,20 +250,12 @@ static const char *flaw_of(const int64_t *answer, int64_t words, int inputs, int
 
 /* --- a call --- */
 
-typedef struct {
-    uint64_t inputs[MOST_INPUTS]; /* addresses, 0 for one that is left out */
-    int count;
-    int64_t axes[MOST_AXES]; /* of the first input */
-    size_t rank;
-    const Value *first;
-} Inputs;
-
 /* Writes the inputs behind what is asked. */
 static Status *describe_inputs(const Operator *operator, const CallContext *context, int64_t *asked, int64_t *words,
                                Inputs *found) {
     size_t count;
     TRY(ORT(KernelContext_GetInputCount)(context, &count));
-    if (count > MOST_INPUTS) return failed(operator, "it has %zu inputs; %d are the most", count, MOST_INPUTS);
+    if (count > MOST_INPUTS) return failed(operator, NULL, "it has %zu inputs; %d are the most", count, MOST_INPUTS);
     found->count = (int)count;
     asked[(*words)++] = (int64_t)count;
     for (size_t i = 0; i < count; i++) {
@@ -251,37 +272,25 @@ static Status *describe_inputs(const Operator *operator, const CallContext *cont
             Status *problem = ORT(GetTensorElementType)(info, &type);
             if (!problem) problem = ORT(GetDimensionsCount)(info, &rank);
             if (!problem && rank > MOST_AXES)
-                problem = failed(operator, "input %zu has %zu axes; %d are the most", i, rank, MOST_AXES);
+                problem = failed(operator, NULL, "input %zu has %zu axes; %d are the most", i, rank, MOST_AXES);
             if (!problem) problem = ORT(GetDimensions)(info, sizes, rank);
             ORT(ReleaseTensorTypeAndShapeInfo)(info);
             if (problem) return problem;
             TRY(ORT(GetTensorMutableData)((Value *)(uintptr_t)value, &data));
             found->inputs[i] = (uint64_t)(uintptr_t)data;
         }
-        if (*words + 2 + (int64_t)rank > MOST_ASKED_WORDS) return failed(operator, "its inputs have too many axes");
+        if (*words + 2 + (int64_t)rank > MOST_ASKED_WORDS) return failed(operator, NULL, "its inputs have too many axes");
         asked[(*words)++] = type;
         asked[(*words)++] = (int64_t)rank;
         memcpy(asked + *words, sizes, 8 * rank);
         *words += (int64_t)rank;
         if (i == 0) {
-            if (!value) return failed(operator, "its first input is left out");
+            if (!value) return failed(operator, NULL, "its first input is left out");
             found->first = value, found->rank = rank;
             memcpy(found->axes, sizes, 8 * rank);
         }
     }
     return NULL;
-}
-
-/* "[8, 4096, 12, 64]" of the first input, for errors. */
-static const char *shape_of(const Inputs *inputs, char *text, size_t bytes) {
-    size_t length = 0;
-    text[0] = 0;
-    for (size_t i = 0; i < inputs->rank && length < bytes; i++) {
-        int written = snprintf(text + length, bytes - length, "%s%lld", i ? ", " : "[", (long long)inputs->axes[i]);
-        length += written > 0 ? (size_t)written : 0;
-    }
-    if (length < bytes) snprintf(text + length, bytes - length, "]");
-    return text;
 }
 
 /* Makes an output with that shape; its address is 0 where the node leaves it out. */
@@ -297,7 +306,6 @@ static Status *make_output(CallContext *context, int number, const int64_t *axes
 /* Launches the kernels; `at` is the number of launches in an answer, and what follows. */
 static Status *launch_all(const Operator *operator, const int64_t *at, void *stream, const Inputs *inputs,
                           const uint64_t *outputs, uint64_t scratch) {
-    char shape[256];
     int64_t launches = *at++;
     for (int64_t number = 0; number < launches; number++) {
         const int64_t *head = at;
@@ -311,8 +319,8 @@ static Status *launch_all(const Operator *operator, const int64_t *at, void *str
                         : at[0] == ARGUMENT_OUTPUT ? outputs[at[1]]
                                                    : scratch + (uint64_t)at[1];
                 if (!value || value % POINTER_ALIGNMENT)
-                    return failed(operator, "a tensor of a call on %s is at the address %#llx; kernels need multiples of %d",
-                                  shape_of(inputs, shape, sizeof shape), (unsigned long long)value, POINTER_ALIGNMENT);
+                    return failed(operator, inputs, "a tensor is at the address %#llx; kernels need multiples of %d",
+                                  (unsigned long long)value, POINTER_ALIGNMENT);
             }
             slots[i] = value; /* little-endian: a scalar of 32 bits is the slot's first half */
             parameters[i] = &slots[i];
@@ -320,12 +328,8 @@ static Status *launch_all(const Operator *operator, const int64_t *at, void *str
         if (!head[1] || !head[2] || !head[3]) continue; /* an empty batch */
         int code = driver.launch((void *)(uintptr_t)head[0], (unsigned)head[1], (unsigned)head[2], (unsigned)head[3],
                                  (unsigned)head[4], 1, 1, (unsigned)head[5], stream, parameters, NULL);
-        if (code) {
-            const char *said = NULL;
-            if (driver.explain(code, &said) || !said) said = "no explanation";
-            return failed(operator, "CUDA error %d at launch %lld of a call on %s: %s", code, (long long)number,
-                          shape_of(inputs, shape, sizeof shape), said);
-        }
+        if (code)
+            return failed(operator, inputs, "CUDA error %d at launch %lld: %s", code, (long long)number, explained(code));
     }
     return NULL;
 }
@@ -368,10 +372,13 @@ static Status *compute(void *opaque, CallContext *context) {
     void *cuda_context = NULL;
     Inputs inputs = {.first = NULL};
     uint64_t outputs[MOST_OUTPUTS];
-    if (driver.get_context(&cuda_context) || !cuda_context) return failed(operator, "this thread has no CUDA context");
-    asked[0] = operator->number, asked[1] = (int64_t)(intptr_t)cuda_context;
+    asked[0] = operator->number;
     memcpy(asked + 2, node->attributes, 8 * (size_t)node->words);
     TRY(describe_inputs(operator, context, asked, &words, &inputs));
+    int code = driver.get_context(&cuda_context);
+    if (code) return failed(operator, &inputs, "CUDA error %d at cuCtxGetCurrent: %s", code, explained(code));
+    if (!cuda_context) return failed(operator, &inputs, "this thread has no CUDA context");
+    asked[1] = (int64_t)(intptr_t)cuda_context;
     TRY(make_output(context, 0, inputs.axes, inputs.rank, outputs));
     for (size_t i = 0; i < inputs.rank; i++)
         if (!inputs.axes[i]) return make_empty(operator, context); /* an empty batch has nothing to compute, and no plan */
@@ -380,9 +387,9 @@ static Status *compute(void *opaque, CallContext *context) {
     if (!recall(registry, asked, words, hash, answer)) {
         char error[ERROR_BYTES] = "";
         int64_t answered = registry->planner(asked, words, answer, MOST_ANSWERED_WORDS, error, sizeof error);
-        if (answered < 0 || answered > MOST_ANSWERED_WORDS) return failed(operator, "%s", error);
+        if (answered < 0 || answered > MOST_ANSWERED_WORDS) return failed(operator, &inputs, "%s", error);
         const char *flaw = flaw_of(answer, answered, inputs.count, operator->outputs);
-        if (flaw) return failed(operator, "the planner's answer cannot be used: %s", flaw);
+        if (flaw) return failed(operator, &inputs, "the planner's answer cannot be used: %s", flaw);
         remember(registry, asked, words, hash, answer, answered);
     }
     const int64_t *at = answer + 1;
@@ -415,7 +422,7 @@ static Status *read_attribute(const Operator *operator, const NodeInfo *info, in
     }
     words[0] = (int64_t)count;
     node->words += 1 + (int64_t)count;
-    return node->words < MOST_ASKED_WORDS / 2 ? NULL : failed(operator, "its attributes have too many values");
+    return node->words < MOST_ASKED_WORDS / 2 ? NULL : failed(operator, NULL, "its attributes have too many values");
 }
 
 static Status *create(const CustomOperator *base, const Api *given, const NodeInfo *info, void **created) {
@@ -423,9 +430,9 @@ static Status *create(const CustomOperator *base, const Api *given, const NodeIn
     const Operator *operator = (const Operator *)base;
     (void)given;
     pthread_once(&once, open_driver);
-    if (driver.problem) return failed(operator, "%s", driver.problem);
+    if (driver.problem) return failed(operator, NULL, "%s", driver.problem);
     Node *node = calloc(1, sizeof *node);
-    if (!node) return failed(operator, "there is no memory for a node");
+    if (!node) return failed(operator, NULL, "there is no memory for a node");
     node->operator = operator;
     for (int i = 0; i < operator->attributes; i++) {
         Status *problem = read_attribute(operator, info, i, node);

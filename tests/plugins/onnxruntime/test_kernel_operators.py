@@ -329,7 +329,8 @@ def test_a_batch_without_texts_or_tokens_launches_nothing(
 
 def _failing(stand_in: Path, kernels: Path, layer: Layer, failing: dict[str, int], context: int) -> str:
     driver = StandInDriver(stand_in, context=context)
-    driver.failing = failing
+    for call, code in failing.items():
+        driver.refuse(call, code)
     session, _ = session_of(onnx.load_from_string(model(layer)), kernels, {layer.name: layer.operator.name})
     with pytest.raises(Exception, match="SlidingWindowAttention") as error:
         session.run(None, dict(feeds_of(layer, token_kinds("none", 9))))
@@ -354,8 +355,10 @@ def of_another_gpu(kernels: Path) -> Path:
     ("layer", "changed", "failing", "context", "message"),
     [
         (NODE, Path, {"cuLaunchKernel": 719}, 1,
-         r"CUDA error 719 at launch 0 of a call on \[3, 9, 2, 32\]: the reason for 719"),
-        (NODE, Path, {"cuModuleLoadData": 200}, 101, "CUDA error 200 at cuModuleLoadData: the reason for 200"),
+         "CUDA error 719 at launch 0: the reason for 719"),
+        (NODE, Path, {"cuCtxGetCurrent": 201}, 1, "CUDA error 201 at cuCtxGetCurrent: the reason for 201"),
+        (NODE, Path, {"cuModuleLoadData": 200}, 101,
+         r"CUDA error 200 at cuModuleLoadData of .*\.cubin: the reason for 200.\nUpdate NVIDIA's driver"),
         (NODE, Path, {"cuModuleGetFunction": 500}, 102, "CUDA error 500 at cuModuleGetFunction"),
         (NODE, Path, {"cuFuncSetAttribute": 1}, 103, "CUDA error 1 at cuFuncSetAttribute"),
         (NODE, Path, {}, 0, "this thread has no CUDA context"),
@@ -378,7 +381,7 @@ def test_what_fails_is_an_error_that_names_the_operator(
 ) -> None:
     said = interpreter.run(_failing, stand_in, changed(kernels), layer, failing, context)
     with named_case(said):
-        assert re.search(message, said, re.DOTALL)
+        assert re.search(rf"SlidingWindowAttention_global2 on \[3, 9, 2, \d+\]: .*{message}", said, re.DOTALL)
 
 
 def test_two_sessions_of_two_bundles_have_kernels_of_their_own(
@@ -441,10 +444,7 @@ def test_a_plan_of_other_states_is_refused(stand_in: Path, kernels: Path, interp
     plan = np.zeros((3, 5), np.int32)
     feeds = {**feeds_of(NODE, token_kinds("none", 9)), proto.graph.input[-1].name: plan}
     said = interpreter.run(_refused, stand_in, proto.SerializeToString(), kernels, feeds)
-    assert (
-        "SlidingWindowAttention_global2_takes_plan: the plan that it takes is [3, 5]; for these states it is [3, 24]"
-        in said
-    )
+    assert "_takes_plan on [3, 9, 2, 32]: the plan that it takes is [3, 5]; for these states it is [3, 24]" in said
 
 
 def _refused(stand_in: Path, proto: bytes, kernels: Path, feeds: Feeds) -> str:
@@ -458,8 +458,10 @@ def _refused(stand_in: Path, proto: bytes, kernels: Path, feeds: Feeds) -> str:
 def test_a_session_of_before_a_fork_is_refused_there(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
     """Whatever other threads were doing: one was in Python, asked what to launch. Without kernels a fork computes."""
     assert interpreter.run(_forked, stand_in, kernels) == [
-        "SlidingWindowAttention_global2: this thread has no CUDA context", "7.0", "parent: (3, 9, 2, 32)",
-    ]  # fmt: skip
+        "SlidingWindowAttention_global2 on [3, 9, 2, 32]: CUDA error 3 at cuCtxGetCurrent: the reason for 3",
+        "7.0",
+        "parent: (3, 9, 2, 32)",
+    ]
 
 
 def _forked(stand_in: Path, kernels: Path) -> list[str]:

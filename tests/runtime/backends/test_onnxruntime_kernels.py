@@ -7,7 +7,10 @@ import logging
 import re
 import shutil
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,13 @@ import numpy as np
 import pytest
 
 import hdruntime
-from fakes.simulated_cuda import write_simulated_kernels
+from fakes.simulated_cuda import SimulatedDriver, write_simulated_kernels
+from fakes.simulated_device import FIRST_CONTEXT
 from fakes.simulated_onnxruntime import SimulatedProvider
 from fakes.stand_in_driver import StandInDriver, build_stand_in
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
+from hdexport.support.bundle_writer import seal
 from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
@@ -29,8 +34,10 @@ from hdruntime.backends.onnxruntime import kernels as onnxruntime_kernels
 from hdruntime.bundle.manifest import Backend, Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import KERNELS_FOLDER
+from hdruntime.errors import BundleCorruptError
 from hdruntime.gpu.driver import Gpu
-from support.comparators import assert_close
+from hdruntime.gpu.options import GpuOptions
+from support.comparators import assert_close, named_case
 from support.fork_here import said_in_a_fork
 from support.interpreted_kernel import Interpreter
 from support.tiny_models import VOCAB_SIZE, save_tiny_model
@@ -109,18 +116,20 @@ def batches() -> list[dict[str, np.ndarray]]:
 
 
 @contextlib.contextmanager
-def _session(bundle: Path) -> Iterator[hdruntime.Session]:
+def _session(bundle: Path, *, gpu: int = 0, at_once: bool = False) -> Iterator[hdruntime.Session]:
     """The backend for a GPU, on this process's stand-in."""
     driver: Any = sys.modules["cuda.bindings.driver"]
+    simulated = Gpu(name="simulated", architecture="sm86", memory_bytes=2**34)
     with pytest.MonkeyPatch.context() as patched:
         # Our operators are the CPU's here, which runs the simulated provider's graphs.
         patched.setattr(onnxruntime_cuda, "CUDA_PROVIDER", "CPUExecutionProvider")
-        SimulatedProvider(driver.memory, driver).install(patched)
-        patched.setattr(
-            onnxruntime_cuda, "gpus", lambda: (Gpu(name="simulated", architecture="sm86", memory_bytes=2**34),)
-        )
+        provider = SimulatedProvider(driver.memories[gpu], driver)
+        provider.at_once = at_once
+        provider.install(patched)
+        patched.setattr(onnxruntime_cuda, "gpus", lambda: (simulated,) * len(driver.memories))
         opened = open_bundle(bundle, check_files=False)
-        with hdruntime.Session(opened, onnxruntime_cuda.OnnxRuntimeCudaRunner(opened)) as session:
+        runner = onnxruntime_cuda.OnnxRuntimeCudaRunner(opened, gpu=GpuOptions(device=gpu))
+        with hdruntime.Session(opened, runner) as session:
             yield session
 
 
@@ -195,6 +204,79 @@ def test_a_fork_has_neither_the_session_nor_the_gpu(windowed: Path, stand_in: Pa
     assert (by_cpu, parent) == ("(1, 17, 64)", "parent: (1, 17, 64)")
 
 
+def _on_two_gpus(
+    stand_in: Path, bundle: Path
+) -> tuple[dict[tuple[int, int], list[np.ndarray]], list[str], Counter[int], Counter[int]]:
+    """(Thread, GPU) -> answers; faults; contexts -> the kernels that were loaded there, and the launches."""
+    driver = StandInDriver(stand_in, context=0, gpus=2)
+    answers: dict[tuple[int, int], list[np.ndarray]] = {}
+    together = threading.Barrier(3)
+    with _session(bundle) as first, _session(bundle, gpu=1) as second:
+        sessions = first, second
+
+        def work(thread: int) -> None:
+            together.wait()
+            for turn, feeds in enumerate(batches()[:2] * 2):
+                gpu = (thread + turn) % 2
+                answers.setdefault((thread, gpu), []).append(sessions[gpu](**feeds)["last_hidden_state"])
+
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(work, range(3))) == [None] * 3
+    return answers, [fault for each in driver.memories for fault in each.faults], driver.loaded, driver.launched_in
+
+
+def test_threads_use_two_sessions_on_two_gpus_each_in_its_context(
+    windowed: Path, stand_in: Path, interpreter: Interpreter
+) -> None:
+    expected, launches = interpreter.run(_answers, stand_in, windowed)
+    answers, faults, loaded, launched = interpreter.run(_on_two_gpus, stand_in, windowed)
+    assert faults == []
+    for (thread, gpu), found in answers.items():
+        for values in found:
+            # A thread's turns go to the GPUs by turns, and so do the two batches.
+            assert np.array_equal(values, expected[(thread + gpu) % 2]["last_hidden_state"])
+    kernels = len(face_of(OPERATORS["SlidingWindowAttention"]).kernels)
+    assert loaded == Counter({FIRST_CONTEXT: kernels, FIRST_CONTEXT + 1: kernels})
+    # Of six calls each, of as many launches as one of three.
+    assert launched == Counter(dict.fromkeys(loaded, 2 * len(launches)))
+
+
+REFUSALS = {
+    "cuInit": 3, "cuCtxGetDevice": 201, "cuDeviceGetAttribute": 1, "cuModuleLoadData": 209, "cuModuleGetFunction": 500,
+    "cuFuncSetAttribute": 1, "cuLaunchKernel": 719, "cuCtxGetCurrent": 201,
+}  # fmt: skip
+"""Each call that a launch needs, in their order, as what succeeded is not tried again; and a code of refusal."""
+
+
+def _refused(stand_in: Path, bundle: Path) -> tuple[dict[str, str], tuple[int, ...], list[str]]:
+    """Call -> the error of a batch; the shape of the same batch's answer after that, and the calls of all."""
+    driver, feeds, said = StandInDriver(stand_in), batches()[1], {}
+    with _session(bundle, at_once=True) as session:
+        for call, code in REFUSALS.items():
+            driver.refuse(call, code)
+            with pytest.raises(hdruntime.BackendError) as error:
+                session(**feeds)
+            said[call] = str(error.value)
+        driver.refuse("", 0)
+        return said, session(**feeds)["last_hidden_state"].shape, driver.calls
+
+
+def test_a_driver_that_refuses_a_call_is_an_error_with_operator_and_shape_after_which_the_session_lives(
+    windowed: Path, stand_in: Path, interpreter: Interpreter
+) -> None:
+    said, shape, calls = interpreter.run(_refused, stand_in, windowed)
+    assert shape == (1, 17, 64)
+    assert said.keys() == {call for call in calls if call in dir(SimulatedDriver)}
+    for call, text in said.items():
+        what = "launch 0" if call == "cuLaunchKernel" else call
+        with named_case(text):
+            assert "ONNX Runtime failed on a batch of 1 x 17 tokens: " in text
+            assert re.search(
+                rf"SlidingWindowAttention\w* on \[1, 17, 2, 32\]: CUDA error {REFUSALS[call]} at {what}\b", text
+            )
+    assert re.search(r"of .*/kernels/.*\.cubin: .*\nUpdate NVIDIA's driver", said["cuModuleLoadData"])
+
+
 # What keeps a session from kernels.
 
 
@@ -256,6 +338,17 @@ def test_a_damaged_kernel_leaves_attention_to_the_bodies(
         open_bundle(bundle, check_files=False), None, architecture=86, provider="CPUExecutionProvider"
     )
     assert "is not the file that" in caplog.text
+
+
+def test_a_bundle_whose_kernel_was_cut_off_is_refused(windowed: Path, tmp_path: Path) -> None:
+    sealed = tmp_path / "bundle"
+    manifest = open_bundle(shutil.copytree(windowed, sealed), check_files=False).manifest
+    seal(sealed, manifest)
+    open_bundle(sealed)
+    cubin = next((sealed / KERNELS_FOLDER).glob("*attend*.cubin"))
+    cubin.write_bytes(cubin.read_bytes()[:-1])
+    with pytest.raises(BundleCorruptError, match=f"{cubin.name} of the bundle .* has changed: .*\n.*opy"):
+        hdruntime.load(sealed, Backend.ONNXRUNTIME_CUDA)
 
 
 def test_heads_that_kernels_are_not_for_are_left_to_the_bodies(tmp_path: Path) -> None:
