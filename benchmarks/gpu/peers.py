@@ -1,4 +1,5 @@
-"""The peers of the kernels: attention of PyTorch, cuDNN and FlashAttention, on the tensors that the kernels get.
+"""The peers of the kernels: attention of PyTorch, cuDNN and FlashAttention, and a candidate of our own, on the tensors
+that the kernels get.
 
 The peer ``definition`` runs the operator's definition in PyTorch, an operation after the other, and holds all scores in
 memory, as the library's models do where no fused attention has their scores.
@@ -8,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.cases.case import Case
+from benchmarks.gpu.job import SkippedError
 
 _MOST_COMPILED_SHAPES = 64
 
@@ -36,8 +39,7 @@ class Peer:
 
     def missing(self) -> str | None:
         """The missing package and the command that installs the package; None where the peer can run."""
-        *parents, _ = self.package.split(".")
-        for package in (*parents, self.package):
+        for package in itertools.accumulate(self.package.split("."), "{}.{}".format):
             if package and importlib.util.find_spec(package) is None:
                 return f"{self.package} is not installed: {self.install}"
         return None
@@ -164,6 +166,19 @@ def _cudnn_window(case: Case, tensors: Sequence[Any]) -> Call:
     return _tokens_first(call)
 
 
+def _candidate(case: Case, tensors: Sequence[Any]) -> Call:
+    """Our candidate for Hopper, without globals."""
+    from benchmarks.gpu import hopper_window
+    from benchmarks.gpu.kernels import architecture_of
+
+    found = architecture_of(tensors[0].device.type)
+    if found != hopper_window.ARCHITECTURE:
+        raise SkippedError(f"it is for sm_{hopper_window.ARCHITECTURE} alone, and this is sm_{found}")
+    left, right = _window(case)
+    sides = {"left": case.tokens, "right": case.tokens} if left is None else {"left": left, "right": right}
+    return hopper_window.prepare(*_states(case, tensors, heads_first=False), **sides)
+
+
 def _window(case: Any) -> tuple[int | None, int | None]:
     """Tokens on each side; none where the case's window is as wide as the text."""
     return (None, None) if case.left >= case.tokens else (case.left, case.right)
@@ -176,6 +191,7 @@ PEERS = {
     "flex": Peer("", "", functools.partial(_flex, backend="AUTO")),
     "flex flash": Peer(*_FLASH_ATTENTION, functools.partial(_flex, backend="FLASH")),
     "flash 4": Peer(*_FLASH_ATTENTION, _flash_attention_4),
+    "candidate": Peer("triton.experimental.gluon", "pip install triton", _candidate),
     "cudnn window": Peer("cudnn", "pip install nvidia-cudnn-frontend", _cudnn_window),
     "sdpa cudnn": Peer("", "", functools.partial(_sdpa, backend="CUDNN_ATTENTION")),
     "sdpa flash": Peer("", "", functools.partial(_sdpa, backend="FLASH_ATTENTION")),
