@@ -117,7 +117,7 @@ def _launcher() -> Finding:
     part = "kernel launcher"
     why = why_no_launcher()
     if why is not None:
-        missing = f"it {why}; ONNX Runtime on a GPU computes attention by standard operators, which are slower"
+        missing = f"it {why}; ONNX Runtime on a GPU computes attention without hdexport's kernels, which is slower"
         return Finding(part, FindingStatus.MISSING, missing, INSTALL_LAUNCHER)
     return Finding(part, FindingStatus.OK, "built: ONNX Runtime on a GPU runs hdexport's attention kernels")
 

@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.registry import targets_named
 from hdexport.graph.targets.target import GraphRequest
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
+from hdexport.lowering.kernel_nodes import kernel_records
 from hdexport.quantize import Int8Options
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
@@ -23,6 +25,10 @@ from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.staging import staged_directory
 from hdruntime.constants import KERNELS_FOLDER
+from hdruntime.errors import InputError
+
+if TYPE_CHECKING:
+    import onnx_ir
 
 logger = logging.getLogger(__name__)
 
@@ -74,18 +80,21 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
     with staged_directory(options.output, BUNDLE_DIRECTORY, force=options.force or in_place) as directory:
         kept = [engine for engine in bundle.manifest.engines if Backend(engine.flavour) not in options.engines.flavours]
         graphs = _graphs_to_keep(bundle.manifest, options)
-        writes_kernels = bool(options.engines.flavours or options.engines.architectures)
+        only_kernels = bool(options.engines.architectures) and not options.engines.flavours
+        writes_kernels = only_kernels or bool(options.engines.flavours)
         files = _files_to_keep(bundle, kept, graphs, keeps_kernels=bool(kept) or not writes_kernels)
         _copy(bundle, directory, files)
         manifest = bundle.manifest
-        if options.engines.flavours and options.engines.attention_impl is AttentionImpl.NATIVE:
-            manifest = dataclasses.replace(manifest, kernel_nodes=())
         portable = read_portable_graph(bundle, directory=directory)
+        if writes_kernels and options.engines.attention_impl is not AttentionImpl.AUTO:
+            nodes = options.engines.chosen(kernel_records(portable, dtype=manifest.dtype))
+            manifest = dataclasses.replace(manifest, kernel_nodes=nodes)
+        if only_kernels:
+            _check_that_kernels_are_used(portable, manifest, options.engines)
         built = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
         if writes_kernels:
             # Those of the bundle are compiled again: another version's may be others.
             engine_builder.write_kernels(
-                portable,
                 directory,
                 manifest=manifest,
                 progress=progress,
@@ -110,6 +119,19 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
             manifest = quantize_bundle(Bundle(directory, manifest), options.int8, progress)
         progress.step("Writing the bundle")
         return manifest
+
+
+def _check_that_kernels_are_used(portable: onnx_ir.Model, manifest: Manifest, engines: EngineOptions) -> None:
+    if not any(node.is_for(name) for node in manifest.kernel_nodes for name in engines.architectures):
+        sm = f"--sm {','.join(name.removeprefix('sm') for name in engines.architectures)}"
+        has_kernels = bool(kernel_records(portable, dtype=manifest.dtype))
+        raise InputError(
+            f"{sm} has nothing to compile: no engine is built, and no kernel is to compute the bundle's attention "
+            "there.\n"
+            f"Ask for an engine: --target tensorrt-rtx {sm}"
+            + f", or for all kernels that there are: --attention-impl plugin {sm}"
+            * has_kernels
+        )
 
 
 def _graphs_to_keep(manifest: Manifest, options: RebuildOptions) -> list[GraphFile]:

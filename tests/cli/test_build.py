@@ -38,6 +38,12 @@ def copied(checkpoint: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint, tmp_path / "copied"))
 
 
+def missing(path: Path, architecture: int) -> str | None:
+    """What keeps the bundle's attention from kernels."""
+    bundle = hdruntime.open_bundle(path)
+    return _what_is_missing(bundle, bundle.manifest.kernel_nodes, architecture)
+
+
 def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
@@ -249,14 +255,14 @@ def test_the_command_of_the_log_adds_kernels_for_another_gpu(
     options = ("--target", "onnx", "--no-verify", "--attention", "window:8", "--sm", "86", "-o", bundle)
     assert hdexport("build", with_heads_of_32, *options).returncode == 0
     before = hdruntime.open_bundle(bundle).manifest
-    assert _what_is_missing(hdruntime.open_bundle(bundle), 86) is None
-    said = _what_is_missing(hdruntime.open_bundle(bundle), 120)
+    assert missing(bundle, 86) is None
+    said = missing(bundle, 120)
     assert said is not None
     name, command, *arguments = shlex.split(said[said.index("hdexport rebuild") : said.index(" (with an engine")])
     done = hdexport(command, *arguments)
     assert (name, done.returncode, done.stderr) == ("hdexport", 0, "")
     assert done.stdout == f"{bundle / 'kernels'}: sm86, sm120\n"
-    assert all(_what_is_missing(hdruntime.open_bundle(bundle), number) is None for number in (86, 120))
+    assert all(missing(bundle, number) is None for number in (86, 120))
     after = hdruntime.open_bundle(bundle).manifest
     assert (after.engines, after.verification) == ((), before.verification)
     assert {file for file in after.files if "-sm120-" not in file} == before.files.keys()
@@ -273,7 +279,24 @@ def test_the_command_of_the_log_adds_kernels_for_another_gpu(
 def test_architectures_are_refused_where_no_kernel_computes_a_bundle_s_attention(
     refused: Refused, bundle: Path
 ) -> None:
-    refused("rebuild", bundle, "--sm", "86", message="--sm 86 has nothing to compile: the bundle has no engine")
+    """Heads of 16: no option finds a kernel."""
+    for option in ((), ("--attention-impl", "plugin")):
+        message = r"--sm 86 has nothing to compile: .*\nAsk for an engine: --target tensorrt-rtx --sm 86$"
+        refused("rebuild", bundle, "--sm", "86", *option, message=message)
+
+
+def test_dense_attention_gets_its_kernel_where_it_is_asked_for(
+    hdexport: Command, refused: Refused, with_heads_of_32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="compiles kernels, and has no wheel for this platform")
+    monkeypatch.setattr("hdexport.engines.build.gpus", lambda: ())
+    bundle = tmp_path / "bundle"
+    assert hdexport("build", with_heads_of_32, "--target", "onnx", "--no-verify", "-o", bundle).returncode == 0
+    refused("rebuild", bundle, "--sm", "86", message="--attention-impl plugin --sm 86")
+    done = hdexport("rebuild", bundle, "--sm", "86", "--attention-impl", "plugin")
+    assert (done.returncode, done.stdout) == (0, f"{bundle / 'kernels'}: sm86\n")
+    assert hdruntime.open_bundle(bundle).manifest.kernel_nodes[0].operator == "DenseAttention"
+    assert missing(bundle, 86) is None
 
 
 # Options that do not fit

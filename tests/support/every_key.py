@@ -24,6 +24,7 @@ KERNEL_NODE = KernelNode(
     operator="SlidingWindowAttention",
     shapes=((1, 1, 2, 32), (1, 1)),
     attributes={"left": 3, "scale": 0.5, "dilation": [1, 2]},
+    architectures=("sm90",),
 )
 PASSPORT = {
     "plugins": {"SlidingWindowAttention": 1},

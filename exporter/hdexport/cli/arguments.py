@@ -209,9 +209,10 @@ def add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
         )
     engines.add_argument(
         "--attention-impl",
-        choices=["plugin", "native"],
-        help="what computes windows, blocks, chunks, hashes and distances in an engine: plugin (default), hdexport's "
-        "kernels, in ONNX Runtime on a GPU too; native, standard operators",
+        choices=["auto", "plugin", "native"],
+        help="what computes windows, blocks, chunks, hashes and distances in an engine: plugin, hdexport's kernels, in "
+        "ONNX Runtime on a GPU too, dense attention included there; auto (default), the same, but dense attention only "
+        "where it is known to be faster than ONNX Runtime's own; native, standard operators",
     )
     engines.add_argument(
         "--sm",

@@ -235,7 +235,10 @@ def _attention(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def _kernels(manifest: Manifest) -> str:
     if not manifest.kernel_architectures:
-        return "none: in ONNX Runtime on a GPU, standard operators compute attention; build with --sm"
+        limits = [node.architectures for node in manifest.kernel_nodes]
+        named = {name.removeprefix("sm") for names in limits for name in names or ()}
+        where = "" if None in limits else f" {','.join(sorted(named))}"
+        return f"none: in ONNX Runtime on a GPU, its own operators compute attention; build with --sm{where}"
     users = [*(["engines"] if manifest.engines else []), *(["ONNX Runtime"] if manifest.kernel_nodes else [])]
     return f"for {', '.join(manifest.kernel_architectures)}, in {' and '.join(users)}"
 

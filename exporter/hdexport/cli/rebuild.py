@@ -59,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
         progress.step("Starting")
         from hdexport.engines.build import previous_engines
         from hdexport.graph.targets.registry import chosen_targets, graph_targets, targets_named
+        from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
         from hdexport.rebuild import RebuildOptions, rebuild
         from hdruntime.bundle.reader import open_bundle
 
@@ -70,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
         adds_kernels = not adds_graphs and _adds_kernels(options, bundle)
         flavours = () if adds_kernels else _flavours(options.target, bundle, adds_graphs=adds_graphs)
         if adds_kernels:
-            refuse_engine_options(options, why="the bundle has none, and --sm adds kernels", kernels=["sm"])
+            kernels = ["sm", *(["attention_impl"] if options.attention_impl != AttentionImpl.NATIVE else [])]
+            refuse_engine_options(options, why="the bundle has none, and --sm adds kernels", kernels=kernels)
         elif not flavours:
             refuse_engine_options(options, why="only graphs for CPUs are added")
         manifest = rebuild(
@@ -109,16 +111,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _adds_kernels(options: argparse.Namespace, bundle: Bundle) -> bool:
     """Whether kernels are compiled and no engine is built, as in ``hdexport build --sm``."""
-    manifest = bundle.manifest
-    if options.target is not None or options.sm is None or manifest.engines:
-        return False
-    if not manifest.kernel_nodes:
-        raise InputError(
-            f"--sm {options.sm} has nothing to compile: the bundle has no engine, and no kernel computes its "
-            "attention.\n"
-            f"Ask for an engine: --target tensorrt-rtx --sm {options.sm}"
-        )
-    return True
+    return options.target is None and options.sm is not None and not bundle.manifest.engines
 
 
 def _flavours(targets: list[str] | None, bundle: Bundle, *, adds_graphs: bool) -> tuple[Backend, ...]:

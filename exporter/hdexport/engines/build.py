@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from hdexport.support.progress import Progress
 from hdplugins import ONNX_DOMAIN
 from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.backends.tensorrt.passport import read_passport
-from hdruntime.bundle.manifest import Backend, EngineFile, Manifest, ProfileShape
+from hdruntime.bundle.manifest import Backend, EngineFile, KernelNode, Manifest, ProfileShape
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError
@@ -40,7 +40,7 @@ class EngineOptions:
 
     Attributes:
         flavours: flavours of TensorRT to build an engine for; empty for no engine.
-        attention_impl: which code computes attention that has kernels: the kernels, or standard operators.
+        attention_impl: which code computes attention that has kernels.
         profiles: optimisation profiles of every engine, whose sizes of carried states come from the bundle; empty for
             those of `default_profiles`.
         architectures: GPU architectures of TensorRT-RTX engines and of kernels, e.g. ``("sm86", "sm89")``; empty for
@@ -49,10 +49,16 @@ class EngineOptions:
     """
 
     flavours: tuple[Backend, ...] = ()
-    attention_impl: AttentionImpl = AttentionImpl.PLUGIN
+    attention_impl: AttentionImpl = AttentionImpl.AUTO
     profiles: tuple[ProfileShape, ...] = ()
     architectures: tuple[str, ...] = ()
     version_compatible: bool = False
+
+    def chosen(self, nodes: Sequence[KernelNode]) -> tuple[KernelNode, ...]:
+        """Of the nodes that kernels can compute, those that they are to compute in ONNX Runtime."""
+        if self.attention_impl is AttentionImpl.PLUGIN:
+            return tuple(replace(node, architectures=None) for node in nodes)
+        return tuple(node for node in nodes if self.attention_impl is AttentionImpl.AUTO and node.architectures != ())
 
 
 class EngineBuilder:
@@ -83,7 +89,8 @@ class EngineBuilder:
         from hdexport.graph.targets.tensorrt.builder import build_engine
         from hdexport.graph.targets.tensorrt.kernels import write_kernels
         from hdexport.graph.targets.tensorrt.lowering import tensorrt_graph
-        from hdexport.graph.targets.tensorrt.plugin_nodes import plugin_nodes
+        from hdexport.graph.targets.tensorrt.plugin_nodes import own_shapes, plugin_nodes
+        from hdexport.lowering.kernel_nodes import kernel_node
 
         dtype = manifest.dtype
         chosen = self._options.profiles or default_profiles(manifest)
@@ -92,7 +99,11 @@ class EngineBuilder:
         graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl, longest=longest)
         architectures = sorted({name for target in self._targets for name in target.architectures})
         has_kernels = write_kernels(
-            plugin_nodes(graph), directory, dtype=dtype, architectures=architectures, progress=progress.step
+            [kernel_node(node, own_shapes(node)) for node in plugin_nodes(graph)],
+            directory,
+            dtype=dtype,
+            architectures=architectures,
+            progress=progress.step,
         )
         # The lowered graph shares the weights beside it. TensorRT reads it once; the bundle does not keep it.
         lowered = directory / _LOWERED_FILE
@@ -117,13 +128,7 @@ class EngineBuilder:
         return tuple(engines)
 
     def write_kernels(
-        self,
-        portable: onnx_ir.Model,
-        directory: Path,
-        *,
-        manifest: Manifest,
-        progress: Progress,
-        architectures: Sequence[str] = (),
+        self, directory: Path, *, manifest: Manifest, progress: Progress, architectures: Sequence[str] = ()
     ) -> None:
         """Write the kernels by which ONNX Runtime computes attention on a GPU; engines' kernels are among them.
 
@@ -131,11 +136,10 @@ class EngineBuilder:
         there are kernels for them.
         """
         from hdexport.graph.targets.tensorrt.kernels import write_kernels
-        from hdexport.lowering.kernel_nodes import kernel_nodes
 
-        if not manifest.kernel_nodes:
+        nodes, asked = manifest.kernel_nodes, {*self._options.architectures, *architectures}
+        if not nodes:
             return
-        nodes, asked = kernel_nodes(portable), {*self._options.architectures, *architectures}
         write = functools.partial(write_kernels, nodes, directory, dtype=manifest.dtype, progress=progress.step)
         if asked:
             write(architectures=sorted(asked))
@@ -160,7 +164,7 @@ def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptio
     could_have = {f"{ONNX_DOMAIN}::{operator.name}" for operator in plugin_operators()} & set(bundle.manifest.operators)
     native = bool(could_have) and not has_plugins
     return EngineOptions(
-        attention_impl=AttentionImpl.NATIVE if native else AttentionImpl.PLUGIN,
+        attention_impl=AttentionImpl.NATIVE if native else AttentionImpl.AUTO,
         profiles=engine.profiles,
         version_compatible=engine.version_compatible and Backend.TENSORRT in flavours,
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
-from hdplugins.attention.plugin_face import PLAN, face_of, sizes
-from hdplugins.tensorrt.plugins import plugin_operators
+from hdplugins.attention.plugin_face import PLAN, PLUGIN_FACE, face_of, sizes
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.errors import ExportError
 
@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 
 def kernel_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
     """The nodes whose operators have kernels, in graph order."""
-    operators = plugin_operators()
-    return [node for node in operator_nodes(model) if operator_of(node) in operators]
+    return [node for node in operator_nodes(model) if operator_of(node).has_face(PLUGIN_FACE)]
 
 
 def shapes_of_inputs(node: onnx_ir.Node, inputs: Sequence[onnx_ir.Value | None] | None = None) -> list[list[int]]:
@@ -68,26 +67,39 @@ def give_plan(first: onnx_ir.Node, others: Sequence[onnx_ir.Node]) -> None:
         other.replace_input_with(len(other.inputs) - 1, plan)
 
 
+def kernel_node(node: onnx_ir.Node, shapes: Sequence[Sequence[int]]) -> KernelNode:
+    """What a manifest says of a node whose inputs have these shapes."""
+    operator, attributes = operator_of(node), attributes_of(node)
+    fields = {name: attributes[name] for name in face_of(operator).FIELDS}
+    return KernelNode(
+        op_type=node.op_type,
+        operator=operator.name,
+        shapes=tuple(map(tuple, shapes)),
+        attributes={name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()},
+    )
+
+
 def kernel_records(model: onnx_ir.Model, *, dtype: str) -> tuple[KernelNode, ...]:
-    """What a manifest says of the nodes that kernels can compute, alike ones once; () where there is none for some
-    node: an operator of ONNX Runtime is registered for all nodes of its type."""
-    records: list[KernelNode] = []
+    """What a manifest says of the nodes that kernels can compute, alike ones once, for GPUs on which they are the
+    better choice.
+
+    There is none of a type where some node of the type has no kernel: an operator of ONNX Runtime is registered for
+    all.
+    """
+    records, refused = dict[str, list[KernelNode]](), set[str]()
     for node in kernel_nodes(model):
-        operator, attributes = operator_of(node), attributes_of(node)
-        face, shapes = face_of(operator), shapes_of_inputs(node)
+        face, record = face_of(operator_of(node)), kernel_node(node, shapes_of_inputs(node))
         try:
             if dtype not in face.DTYPES:
                 raise ValueError(f"The kernel has no {dtype}; it has {', '.join(face.DTYPES)}.")
-            face.check(shapes, attributes)
+            face.check(record.shapes, record.operator_attributes)
         except ValueError as error:
-            logger.info("attention runs by standard operators in ONNX Runtime on a GPU: %s", error)
-            return ()
-        record = KernelNode(
-            op_type=node.op_type,
-            operator=operator.name,
-            shapes=tuple(map(tuple, shapes)),
-            attributes={name: list(value) if isinstance(value, tuple) else value for name, value in attributes.items()},
-        )
-        if record not in records:
-            records.append(record)
-    return tuple(records)
+            logger.info("attention runs without our kernels in ONNX Runtime on a GPU: %s", error)
+            refused.add(node.op_type)
+        better_on = face.better_on(record.shapes, record.operator_attributes, dtype=dtype)
+        if better_on is not None:
+            record = replace(record, architectures=tuple(f"sm{number}" for number in better_on))
+        of_type = records.setdefault(node.op_type, [])
+        if record not in of_type:
+            of_type.append(record)
+    return tuple(record for op_type, of_type in records.items() if op_type not in refused for record in of_type)

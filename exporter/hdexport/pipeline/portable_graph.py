@@ -79,12 +79,10 @@ def manifest_of_graph(
     Other graphs, engines, tokenizer, settings of sentence-transformers, files and verification come later. ModelError
     if attention cannot hide tokens from others, and the model adds such tokens.
     """
-    from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
     from hdexport.lowering.kernel_nodes import kernel_records
     from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 
     config, task = module.model.config, module.task
-    has_kernels = options.engines.attention_impl is AttentionImpl.PLUGIN
     nodes = [OperatorNode(operator_of(node).name, attributes_of(node)) for node in operator_nodes(portable)]
     if any(spec.role is Role.ATTENDED for spec in module.inputs):
         check_unseen_tokens(setups, nodes, model_type=checkpoint.config["model_type"])
@@ -102,7 +100,7 @@ def manifest_of_graph(
         parameters=parameters,
         positions=positions,
         operators=dict(Counter(f"{ONNX_DOMAIN}::{node.operator}" for node in nodes)),
-        kernel_nodes=kernel_records(portable, dtype=options.precision) if has_kernels else (),
+        kernel_nodes=options.engines.chosen(kernel_records(portable, dtype=options.precision)),
         attention=tuple(attention_records(setups, nodes)),
         inputs=module.inputs,
         outputs=tuple(_tensor_spec(value) for value in portable.graph.outputs),

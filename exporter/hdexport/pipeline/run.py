@@ -181,7 +181,7 @@ def _write_graphs(
     if options.ffn_chunk is not None and options.engines.flavours:
         progress.result("--ffn-chunk is for ONNX Runtime; engines compute feed-forward networks whole.")
     engines = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
-    engine_builder.write_kernels(portable, directory, manifest=manifest, progress=progress)
+    engine_builder.write_kernels(directory, manifest=manifest, progress=progress)
     graphs = (*manifest.graphs, *itertools.chain.from_iterable(lowered))
     return dataclasses.replace(manifest, graphs=graphs, engines=engines, sentence=sentence)
 

@@ -259,12 +259,23 @@ class KernelNode:
         operator: name of the operator.
         shapes: of the inputs, axes that vary are 1.
         attributes: of the nodes, a list for several numbers.
+        architectures: the GPU architectures on which kernels compute them, e.g. ``("sm90",)``; None for all.
     """
 
     op_type: Name
     operator: Name
     shapes: tuple[tuple[Size, ...], ...]
     attributes: dict[str, int | float | list[int]]
+    architectures: tuple[str, ...] | None = None
+
+    @property
+    def operator_attributes(self) -> dict[str, int | float | tuple[int, ...]]:
+        """The attributes, a tuple for several numbers."""
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in self.attributes.items()}
+
+    def is_for(self, architecture: str) -> bool:
+        """Whether kernels compute the nodes on GPUs of an architecture, e.g. ``sm90``."""
+        return self.architectures is None or architecture in self.architectures
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 import hdruntime
@@ -24,15 +26,18 @@ from fakes.simulated_onnxruntime import SimulatedProvider
 from fakes.stand_in_driver import StandInDriver, build_stand_in
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
+from hdexport.engines.build import EngineOptions
+from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 from hdexport.support.bundle_writer import seal
 from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.onnxruntime.operators import library_path
+from hdplugins.onnxruntime.operators import KernelOperators, library_path
 from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
 from hdruntime.backends.onnxruntime import kernels as onnxruntime_kernels
-from hdruntime.bundle.manifest import Backend, Task
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.backends.onnxruntime.sessions import session_options
+from hdruntime.bundle.manifest import Backend, Dtype, Task
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import BundleCorruptError
 from hdruntime.gpu.driver import Gpu
@@ -52,10 +57,14 @@ TILES = Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=3
 HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2}
 """Of 32, which kernels are for."""
 
+GROUPED: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+
 MODELS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "windows": ("bert", "window:5,global:2", HEADS),
     "relative": ("xlnet", None, {"d_model": 64, "n_head": 2, "d_head": 32}),
+    "causal, with grouped heads": ("qwen3", None, GROUPED),
 }
+DENSE = ("bert", None, HEADS)
 NIGHTLY: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "blocks": ("bert", "bigbird:block=16,random=2", HEADS),
     "hashes": ("bert", "lsh:chunk=16,rounds=2", HEADS),
@@ -64,6 +73,8 @@ NIGHTLY: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "Longformer": ("longformer", None, HEADS),
     "BigBird": ("big_bird", None, HEADS),
     "Reformer": ("reformer", None, {"attention_head_size": 32, "num_attention_heads": 2}),
+    "dense": DENSE,
+    "dense and windows": ("modernbert", None, HEADS),
 }
 
 
@@ -78,13 +89,21 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_stand_in(tmp_path_factory.mktemp("driver"))
 
 
-def built(folder: Path, model_type: str, attention: str | None, changes: Mapping[str, Any]) -> Path:
+def built(
+    folder: Path,
+    model_type: str,
+    attention: str | None,
+    changes: Mapping[str, Any],
+    *,
+    impl: AttentionImpl = AttentionImpl.PLUGIN,
+    precision: Dtype = "float32",
+) -> Path:
     save_tiny_model(folder / "checkpoint", model_type, Task.FEATURE_EXTRACTION, **changes)
     spec = attention_from_spec(attention)
     build(
         BuildOptions(
             model=folder / "checkpoint", output=folder / "bundle", max_len=64, task=Task.FEATURE_EXTRACTION,
-            attention=spec, verify=None,
+            attention=spec, verify=None, precision=precision, engines=EngineOptions(attention_impl=impl),
         )
     )  # fmt: skip
     return folder / "bundle"
@@ -95,20 +114,17 @@ def write_kernels(bundle: Path, architecture: int = 86) -> None:
     manifest = open_bundle(bundle, check_files=False).manifest
     for node in manifest.kernel_nodes:
         operator = OPERATORS[node.operator]
-        attributes = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in node.attributes.items()
-        }
         sources = face_of(operator).kernel_sources(
-            node.shapes, attributes, dtype=manifest.dtype, architectures=[architecture], tiles=TILES
+            node.shapes, node.operator_attributes, dtype=manifest.dtype, architectures=[architecture], tiles=TILES
         )
         write_simulated_kernels(bundle / KERNELS_FOLDER, operator.name, sources)
 
 
 def batches() -> list[dict[str, np.ndarray]]:
-    """Padding behind, before and within texts, and none; batches of 3 and 1."""
+    """Padding behind, before and within texts, a text of padding, and none; batches of 4 and 1."""
     generator = np.random.default_rng(0)
-    mask = np.ones((3, 29), np.int64)
-    mask[0, 20:], mask[1, :7], mask[2, 9:12] = 0, 0, 0
+    mask = np.ones((4, 29), np.int64)
+    mask[0, 20:], mask[1, :7], mask[2, 9:12], mask[3] = 0, 0, 0, 0
     return [
         {"input_ids": generator.integers(5, VOCAB_SIZE, kept.shape), "attention_mask": kept}
         for kept in (mask, np.ones((1, 17), np.int64), np.ones((1, 1), np.int64))
@@ -116,11 +132,21 @@ def batches() -> list[dict[str, np.ndarray]]:
 
 
 @contextlib.contextmanager
-def _session(bundle: Path, *, gpu: int = 0, at_once: bool = False) -> Iterator[hdruntime.Session]:
-    """The backend for a GPU, on this process's stand-in."""
+def _session(
+    bundle: Path, loaded: Path | None = None, *, gpu: int = 0, at_once: bool = False
+) -> Iterator[hdruntime.Session]:
+    """The backend for a GPU, on this process's stand-in; the graph as ONNX Runtime runs it is written to a file."""
     driver: Any = sys.modules["cuda.bindings.driver"]
     simulated = Gpu(name="simulated", architecture="sm86", memory_bytes=2**34)
+
+    def options_of(threads: int | None) -> Any:
+        options = session_options(threads)
+        if loaded is not None:
+            options.optimized_model_filepath = str(loaded)
+        return options
+
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(onnxruntime_cuda, "session_options", options_of)
         # Our operators are the CPU's here, which runs the simulated provider's graphs.
         patched.setattr(onnxruntime_cuda, "CUDA_PROVIDER", "CPUExecutionProvider")
         provider = SimulatedProvider(driver.memories[gpu], driver)
@@ -133,10 +159,10 @@ def _session(bundle: Path, *, gpu: int = 0, at_once: bool = False) -> Iterator[h
             yield session
 
 
-def _answers(stand_in: Path, bundle: Path) -> tuple[list[dict[str, np.ndarray]], list[str]]:
+def _answers(stand_in: Path, bundle: Path, loaded: Path | None = None) -> tuple[list[dict[str, np.ndarray]], list[str]]:
     """The answers, and the kernels that were started."""
     driver = StandInDriver(stand_in)
-    with _session(bundle) as session:
+    with _session(bundle, loaded) as session:
         return [session(**feeds) for feeds in batches()], driver.launches
 
 
@@ -171,6 +197,44 @@ def test_a_bundle_answers_alike_with_kernels_and_without(
         assert bodies.keys() == kernels.keys()
         for name, values in bodies.items():
             assert_close(kernels[name], values, atol=2e-5)
+
+
+def test_dense_attention_by_kernels_has_no_branch(stand_in: Path, interpreter: Interpreter, tmp_path: Path) -> None:
+    bundle = built(tmp_path, *DENSE, precision="float16")
+    by_bodies, launches = interpreter.run(_answers, stand_in, bundle, tmp_path / "bodies.onnx")
+    assert not launches
+    assert types_in(tmp_path / "bodies.onnx") >= {"If", "MultiHeadAttention"}
+    write_kernels(bundle)
+    by_kernels, launches = interpreter.run(_answers, stand_in, bundle, tmp_path / "kernels.onnx")
+    assert launches == ["attend"] * 2 * len(by_bodies)
+    assert types_in(tmp_path / "kernels.onnx") & {"If", "MultiHeadAttention", "DenseAttention"} == {"DenseAttention"}
+    for bodies, kernels in zip(by_bodies, by_kernels, strict=True):
+        # Measured a step of float16 at values of 4 to 8; three are allowed.
+        assert_close(kernels["last_hidden_state"], bodies["last_hidden_state"], atol=1.2e-2)
+
+
+def test_where_onnx_runtime_s_own_is_kept_kernels_compute_other_attention(
+    stand_in: Path, interpreter: Interpreter, tmp_path: Path
+) -> None:
+    """The default, but for GPUs on which the kernel of dense attention is known to be faster."""
+    bundle = built(tmp_path, *NIGHTLY["dense and windows"], impl=AttentionImpl.AUTO)
+    by_bodies, _ = interpreter.run(_answers, stand_in, bundle)
+    write_kernels(bundle)
+    by_kernels, launches = interpreter.run(_answers, stand_in, bundle, tmp_path / "loaded.onnx")
+    manifest = open_bundle(bundle, check_files=False).manifest
+    assert {node.operator for node in manifest.kernel_nodes} == {"SlidingWindowAttention"}
+    assert launches.count("attend") == manifest.operators["hdexport::SlidingWindowAttention"] * len(by_bodies)
+    types = types_in(tmp_path / "loaded.onnx")
+    assert types >= {"If", "MultiHeadAttention"}
+    assert {name.partition("_")[0] for name in types if "Attention_" in name} == {"SlidingWindowAttention"}
+    assert "DenseAttention" not in types
+    for bodies, kernels in zip(by_bodies, by_kernels, strict=True):
+        assert_close(kernels["last_hidden_state"], bodies["last_hidden_state"], atol=2e-5)
+
+
+def types_in(path: Path) -> set[str]:
+    """The types of a graph's nodes, those of branches too."""
+    return {node.op_type for node in ir.load(path).graph.all_nodes()}
 
 
 @pytest.fixture(scope="module")
@@ -325,8 +389,30 @@ def test_operators_are_registered_only_where_all_that_they_need_is_there(
     if message is None:
         assert f"kernels for sm_{architecture} compute SlidingWindowAttention" in said
     else:
-        assert "attention runs by standard operators on the GPU, which is slower" in said
+        assert "attention runs without compiled kernels on the GPU, which is slower" in said
         assert re.search(message, said, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "registers", "warns"), [(86, True, False), (90, False, True), (120, False, False)]
+)
+def test_nodes_that_kernels_are_to_compute_on_other_gpus_are_not_looked_for(
+    architecture: int,
+    registers: bool,
+    warns: bool,
+    windowed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The windows' kernels are for sm_86 alone."""
+    opened = open_bundle(windowed, check_files=False)
+    nodes = tuple(replace(node, architectures=("sm86", "sm90")) for node in opened.manifest.kernel_nodes)
+    registered: list[object] = []
+    monkeypatch.setattr(KernelOperators, "register", lambda self, options: registered.append(options))
+    uses = onnxruntime_kernels.use_kernels(
+        Bundle(opened.path, replace(opened.manifest, kernel_nodes=nodes)), None, architecture=architecture, provider=""
+    )
+    assert (uses, bool(registered), "attention runs without" in caplog.text) == (registers, registers, warns)
 
 
 def test_a_damaged_kernel_leaves_attention_to_the_bodies(

@@ -34,6 +34,10 @@ _FLOAT32_OTHERWISE = dict.fromkeys([(90, 80), (120, 80), (120, 96)], Tiles(32, 1
 _MASK_CHUNK = 1024
 """Tokens whose truths a program reads at a time. To be tuned on a GPU."""
 
+_TIMED_ARCHITECTURES, _TIMED_DTYPE, _TIMED_HEAD_DIM = (90,), "float16", 64
+"""Where the kernel was timed beside FlashAttention 2, which ONNX Runtime has: as windows as wide as the text of 4096
+tokens it takes 0.75 of the time (docs/gpu.md)."""
+
 
 class _Face(PluginFace):
     """One kernel, for attention of both sides and for causal attention."""
@@ -52,6 +56,10 @@ class _Face(PluginFace):
         otherwise = _FLOAT32_OTHERWISE if dtype == "float32" else _HALF_OTHERWISE
         listed = listed_architecture(architecture), sizes(shapes[0]).head_dim
         return otherwise.get(listed) or WINDOWS.tiles(shapes, attributes, dtype=dtype, architecture=architecture)
+
+    def better_on(self, shapes: Shapes, attributes: Attributes, *, dtype: str) -> tuple[int, ...] | None:
+        is_timed = (dtype, sizes(shapes[0]).head_dim, attributes["causal"]) == (_TIMED_DTYPE, _TIMED_HEAD_DIM, 0)
+        return _TIMED_ARCHITECTURES if is_timed else ()
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles

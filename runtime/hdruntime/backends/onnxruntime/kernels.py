@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hdplugins import OPERATORS
@@ -26,31 +26,33 @@ def use_kernels(bundle: Bundle, options: Any, *, architecture: int, provider: st
     """Let sessions with these ``SessionOptions`` run the bundle's attention by its compiled kernels; returns whether
     they do.
 
-    Where a kernel is missing, or what launches kernels, all attention runs by the bodies of standard operators: an
-    operator that is registered and has no kernel would fail. A log line says what is missing. `architecture` is the
-    GPU's compute capability, sm_90 is 90, and `provider` ONNX Runtime's name of its provider.
+    Where a kernel is missing, or what launches kernels, all attention runs by the bodies of its functions: an operator
+    that is registered and has no kernel would fail. A log line says what is missing. `architecture` is the GPU's
+    compute capability, sm_90 is 90, and `provider` ONNX Runtime's name of its provider.
     """
-    manifest = bundle.manifest
-    if not manifest.kernel_nodes:
+    # An operator is registered for all nodes of a type.
+    left = {node.op_type for node in bundle.manifest.kernel_nodes if not node.is_for(f"sm{architecture}")}
+    nodes = [node for node in bundle.manifest.kernel_nodes if node.op_type not in left]
+    if not nodes:
         return False
-    missing = _what_is_missing(bundle, architecture)
+    missing = _what_is_missing(bundle, nodes, architecture)
     if missing is not None:
-        logger.warning("attention runs by standard operators on the GPU, which is slower: %s", missing)
+        logger.warning("attention runs without compiled kernels on the GPU, which is slower: %s", missing)
         return False
     library = library_path()
     assert library is not None
-    types: Mapping[str, Operator] = {node.op_type: OPERATORS[node.operator] for node in manifest.kernel_nodes}
+    types: Mapping[str, Operator] = {node.op_type: OPERATORS[node.operator] for node in nodes}
     KernelOperators(library, bundle.path / KERNELS_FOLDER, node_types=types, provider=provider).register(options)
     logger.info("kernels for sm_%d compute %s", architecture, ", ".join(sorted({each.name for each in types.values()})))
     return True
 
 
-def _what_is_missing(bundle: Bundle, architecture: int) -> str | None:
+def _what_is_missing(bundle: Bundle, nodes: Sequence[KernelNode], architecture: int) -> str | None:
     launcher = why_no_launcher()
     if launcher is not None:
         return f"the library that launches kernels {launcher}; build it with: {INSTALL_LAUNCHER}"
     try:
-        for node in bundle.manifest.kernel_nodes:
+        for node in nodes:
             _check(bundle, node, architecture)
     except KernelError as error:
         return str(error)
@@ -59,15 +61,11 @@ def _what_is_missing(bundle: Bundle, architecture: int) -> str | None:
 
 def _check(bundle: Bundle, node: KernelNode, architecture: int) -> None:
     operator = OPERATORS[node.operator]
-    face, attributes = face_of(operator), {name: _plain(value) for name, value in node.attributes.items()}
+    face = face_of(operator)
 
     def serves(kernel: Any) -> bool:
-        return face.serves(kernel, node.shapes, attributes, dtype=bundle.manifest.dtype)
+        return face.serves(kernel, node.shapes, node.operator_attributes, dtype=bundle.manifest.dtype)
 
     find_kernels(
         bundle.path / KERNELS_FOLDER, f"{operator.name}-", face.kernels, architecture=architecture, serves=serves
     )
-
-
-def _plain(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -60,9 +62,15 @@ def assert_right_at(lengths: Iterable[int], layer: Layer, head_dim: int, dtype: 
                 assert (got[0] == 0).all()
 
 
-def attentions(graph: ir.Graph) -> Iterator[tuple[str, ir.Node]]:
+def nodes_of(model: ir.Model) -> Iterator[ir.Node]:
+    """Those of bodies of functions too."""
+    for graph in (model.graph, *model.functions.values()):
+        yield from graph.all_nodes()
+
+
+def attentions(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
     """Which mask each fused attention takes, and its node."""
-    for node in graph.all_nodes():
+    for node in nodes_of(model):
         if node.op_type == "MultiHeadAttention":
             mask = node.inputs[4] if len(node.inputs) > 4 else None
             producer = None if mask is None else mask.producer()
@@ -88,7 +96,7 @@ def test_numbers_by_distance_are_added_to_the_scores(dtype: int) -> None:
 def test_texts_beyond_2048_tokens_have_no_bias_of_all_queries_and_keys() -> None:
     """An attention whose scale is wrong shows which texts it answers."""
     model = lowered(BY_DISTANCE)
-    for _, node in attentions(model.graph):
+    for _, node in attentions(model):
         node.attributes["scale"] = ir.AttrFloat32("scale", 7.0)
     session = session_of(model)
     for tokens in (2048, 2049):
@@ -103,7 +111,7 @@ def test_each_mask_goes_to_the_attention_whose_kernel_is_linear_in_tokens_where_
     """An attention whose scale is wrong shows which masks it answers."""
     for changed in ("none", "by length", "by key"):
         model = lowered(Dense(), dtype=dtype)
-        (node,) = (node for kind, node in attentions(model.graph) if kind == changed)
+        (node,) = (node for kind, node in attentions(model) if kind == changed)
         node.attributes["scale"] = ir.AttrFloat32("scale", 7.0)
         session = session_of(model)
         for tokens in (255, 256):
@@ -119,39 +127,73 @@ def test_each_mask_goes_to_the_attention_whose_kernel_is_linear_in_tokens_where_
 
 @pytest.mark.parametrize(("layer", "head_dim"), [(BY_DISTANCE, 32), (Dense(), 20)], ids=["a bias", "heads of 20"])
 def test_lengths_are_never_given_to_a_kernel_that_reads_them_as_something_else(layer: Layer, head_dim: int) -> None:
-    kinds = [kind for kind, _ in attentions(lowered(layer, head_dim=head_dim).graph)]
+    kinds = [kind for kind, _ in attentions(lowered(layer, head_dim=head_dim))]
     assert sorted(kinds) == ["by key", "none"]
 
 
 def test_causal_attention_takes_no_mask_at_all() -> None:
     """The form whose memory is linear in tokens, with padding as well."""
     model = lowered(Dense(causal=1), Dense(causal=1))
-    found = [(kind, node.attributes["unidirectional"].as_int()) for kind, node in attentions(model.graph)]
-    assert found == [("none", 1)] * 4
+    found = [(kind, node.attributes["unidirectional"].as_int()) for kind, node in attentions(model)]
+    assert found == [("none", 1)] * 2
 
 
 def test_products_in_float16_stay_in_range() -> None:
     """Two states of norm 400 have a product of 160 000 before it is scaled; float16 ends at 65 504."""
     model = lowered(Dense(), head_dim=64, dtype=TensorProto.FLOAT16)
-    (node,) = (node for kind, node in attentions(model.graph) if kind == "by key")
+    (node,) = (node for kind, node in attentions(model) if kind == "by key")
     query = node.inputs[0]
     assert query is not None
     assert query.producer().op_type == "Mul"
     assert node.attributes["scale"].as_float() == 1.0
 
 
-def test_every_attention_is_fused_and_looks_at_one_mask() -> None:
-    model = lowered(Dense(), Dense(), Dense())
-    operators = [node.op_type for node in model.graph.all_nodes()]
-    assert operators.count("MultiHeadAttention") == 9
-    assert operators.count("ReduceSum") == 1
-    assert not {"DenseAttention", "Transpose", "Softmax"} & set(operators)
-    assert not model.functions
+CAUSAL = Dense(heads=4, kv_heads=2, causal=1)
+
+
+@pytest.mark.parametrize(("layer", "name"), [(Dense(), "DenseAttention"), (CAUSAL, "DenseAttention_causal")], ids=str)
+def test_an_operator_can_take_the_place_of_every_attention(layer: Dense, name: str) -> None:
+    """The graph then has no branch."""
+    model = lowered(layer, layer, layer)
+    assert [node.op_type for node in operator_nodes(model)] == [name] * 3
+    assert not {"If", "MultiHeadAttention"} & {node.op_type for node in model.graph.all_nodes()}
+    (function,) = model.functions.values()
+    assert not {"DenseAttention", "Transpose", "Softmax"} & {node.op_type for node in nodes_of(model)} - {name}
+    assert [value.name for value in function.inputs] == list(layer.operator.inputs)
+
+
+@pytest.mark.parametrize("dtype", ATOL, ids=["float32", "float16"])
+@pytest.mark.parametrize(("layer", "fused"), [(Dense(), 3), (CAUSAL, 2)], ids=str)
+def test_the_layers_of_a_loaded_graph_look_at_a_mask_once(layer: Dense, fused: int, dtype: int, tmp_path: Path) -> None:
+    """Three functions have the nodes of one, beside attentions and what is between them."""
+    counts = [optimized(lowered(*[layer] * layers, dtype=dtype), tmp_path / f"{layers}.onnx") for layers in (1, 3)]
+    one, three = counts
+    assert [count["MultiHeadAttention"] for count in counts] == [fused, 3 * fused]
+    for looks in ("Range", "ReduceMin", "ReduceSum", "Shape", "CumSum", "ScatterElements", "Concat"):
+        assert one[looks] == three[looks], looks
+
+
+def optimized(model: ir.Model, path: Path) -> Counter[str]:
+    """The nodes of a loaded graph by type; functions, and what does not depend on a GPU, are gone."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.optimized_model_filepath = 3, str(path)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString(), options)
+    return Counter(node.op_type for node in nodes_of(ir.load(path)))
+
+
+def test_layers_that_are_unlike_the_first_are_no_functions() -> None:
+    """Bodies of one name are one."""
+    model = lowered(Dense(), Dense(heads=4), Dense(causal=1))
+    assert {function.name for function in model.functions.values()} == {"DenseAttention", "DenseAttention_causal"}
+    assert [node.op_type for node in operator_nodes(model)] == ["DenseAttention", "DenseAttention_causal"]
+    heads = {node.attributes["num_heads"].as_int() for _, node in attentions(model)}
+    assert heads == {2, 4}
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
 def test_the_graph_keeps_its_type(dtype: int) -> None:
-    for _, node in attentions(lowered(Dense(), dtype=dtype).graph):
+    for _, node in attentions(lowered(Dense(), dtype=dtype)):
         assert node.outputs[0].dtype == ir.DataType(dtype)
 
 

@@ -1,10 +1,14 @@
 """The graph that ONNX Runtime runs fastest on an NVIDIA GPU: the portable one, its dense attention fused.
 
 It computes in the bundle's own type and reads the portable graph's weights. Layer normalisations of half precision have
-no casts around them: ONNX Runtime's kernel computes them in float32, with the sum before them. Other attention keeps
-its functions: a session runs compiled kernels in their place where the bundle has them for the GPU, and their bodies of
-standard operators elsewhere. Layers whose kernels would make equal plans share one. Attention with a bias keeps its
-function for longer texts: shorter texts are fused with a bias for every query and key.
+no casts around them: ONNX Runtime's kernel computes them in float32, with the sum before them. Attention is a function:
+a session runs compiled kernels in the place of functions where the bundle has them for the GPU, and their bodies
+elsewhere, of standard operators, or of dense attention in the forms below. Layers whose kernels would make equal plans
+share one. Attention with a bias keeps its function for longer texts: shorter texts are fused with a bias for every
+query and key.
+
+A function looks at its own mask. ONNX Runtime puts bodies in the place of nodes when it loads a graph, and then merges
+equal nodes, so that all layers look at a mask once.
 
 Which kernel ``com.microsoft::MultiHeadAttention`` takes there depends on its mask (read in the sources of ONNX
 Runtime's CUDA provider; float16 and float32 since 1.16, bfloat16 since 1.24):
@@ -44,13 +48,18 @@ from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, choice, fused_attention
 from hdexport.lowering.nodes import (
     Insertion,
+    attributes_of,
     is_causal,
     merged_states,
+    operator_of,
     repeat_key_heads,
     replace_by_merged,
+    shape_of,
+    states_of,
     token_mask_of,
 )
 from hdexport.lowering.packed_tokens import PackedTokens
+from hdplugins import ONNX_OPSET
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -72,11 +81,14 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
 
     pooled, narrowed = pool_in_blocks(model), narrow_norms(model)
     dense = [(node, lowering) for node, lowering in lowerings_of(model) if lowering.is_dense(node)]
-    parts = SharedParts(model)
+    parts, bodies = SharedParts(model), dict[object, object]()
     for node, lowering in dense:
-        fusion = _Fusion(node, parts)
-        attended = fusion.attended(has_bias=lowering.has_bias(node))
-        replace_by_merged(fusion.insertion, node, fusion.insertion.insert(attended))
+        if lowering.has_bias(node):
+            _fuse(node, parts, has_bias=True)
+        elif bodies.setdefault(node.op_type, _decides_body(node)) == _decides_body(node):
+            model.functions[node.op_identifier()] = _fused_function(model, node)
+        else:
+            _fuse(node, parts)
     if dense:
         model.graph.opset_imports[CONTRIB_DOMAIN] = 1
     shared = share_plans(model)
@@ -84,6 +96,34 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
         RemoveUnusedNodesPass()(model)
         RemoveUnusedFunctionsPass()(model)
     return pooled + narrowed + len(dense) + shared
+
+
+def _fuse(node: onnx_ir.Node, parts: SharedParts, *, has_bias: bool = False) -> None:
+    """Put the fused attention in the place of a node of dense attention."""
+    fusion = _Fusion(node, parts)
+    attended = fusion.attended(has_bias=has_bias)
+    replace_by_merged(fusion.insertion, node, fusion.insertion.insert(attended))
+
+
+def _fused_function(model: onnx_ir.Model, node: onnx_ir.Node) -> onnx_ir.Function:
+    """The fused attention as the body of the node's function."""
+    import onnx_ir as ir
+
+    given = dict(zip(operator_of(node).inputs, node.inputs, strict=True))
+    inputs = [ir.Value(name=name, shape=value.shape, type=value.type) for name, value in given.items() if value]
+    answer = ir.Value(name="out", shape=node.outputs[0].shape, type=node.outputs[0].type)
+    alone = ir.node(node.op_type, inputs, node.attributes.copy(), domain=node.domain, outputs=[answer])
+    opsets = {"": ONNX_OPSET, CONTRIB_DOMAIN: 1}
+    graph = ir.Graph(inputs, alone.outputs, nodes=[alone], opset_imports=opsets, name=node.op_type)
+    _fuse(alone, SharedParts(model))
+    declared = [ir.Attr(name, attribute.type, None) for name, attribute in node.attributes.items()]
+    return ir.Function(node.domain, node.op_type, graph=graph, attributes=declared)
+
+
+def _decides_body(node: onnx_ir.Node) -> object:
+    """What nodes must have alike that share a body of fused attention."""
+    query, key, *_ = states_of(node)
+    return query.dtype, shape_of(query)[2:], shape_of(key)[2:], attributes_of(node)
 
 
 class _Fusion:

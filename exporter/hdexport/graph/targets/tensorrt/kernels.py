@@ -10,20 +10,15 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hdexport.graph.targets.tensorrt.plugin_nodes import own_shapes
-from hdexport.lowering.nodes import attributes_of, operator_of
-from hdplugins import Operator
+from hdplugins import OPERATORS, Operator
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.aot import KernelError, KernelSource, compile_kernels
+from hdruntime.bundle.manifest import KernelNode
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
 from hdruntime.optional import is_installed
 from hdruntime.process_limits import chosen_threads
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +26,15 @@ _OTHERWISE = "Or leave attention to standard operators: --attention-impl native"
 
 
 def write_kernels(
-    nodes: Sequence[onnx_ir.Node],
+    nodes: Sequence[KernelNode],
     bundle: Path,
     *,
     dtype: str,
     architectures: Sequence[str],
     progress: Callable[[str], None] | None = None,
 ) -> tuple[str, ...]:
-    """Compile the kernels that compute these nodes, or take them from the cache, and copy them.
+    """Compile the kernels that compute these nodes on GPUs of these architectures, or take them from the cache, and
+    copy them.
 
     Each becomes a cubin and a JSON file in the bundle's folder ``kernels``. Returns the files, relative to the bundle;
     without nodes there are none, and no folder.
@@ -47,7 +43,7 @@ def write_kernels(
         InputError: there is no kernel for an architecture.
         ExportError: a kernel cannot be compiled.
     """
-    wanted = _sources(nodes, dtype, [int(name.removeprefix("sm")) for name in architectures])
+    wanted = _sources(nodes, dtype, architectures)
     if not wanted:
         return ()
     if not is_installed("triton"):
@@ -76,19 +72,16 @@ def write_kernels(
 
 
 def _sources(
-    nodes: Sequence[onnx_ir.Node], dtype: str, architectures: Sequence[int]
+    nodes: Sequence[KernelNode], dtype: str, architectures: Sequence[str]
 ) -> list[tuple[Operator, KernelSource]]:
     """The kernels that the nodes need, without duplicates."""
     wanted: list[tuple[Operator, KernelSource]] = []
     for node in nodes:
-        operator, attributes = operator_of(node), attributes_of(node)
-        face = face_of(operator)
+        operator = OPERATORS[node.operator]
+        numbers = [int(name.removeprefix("sm")) for name in architectures if node.is_for(name)]
         try:
-            sources = face.kernel_sources(
-                own_shapes(node),
-                {name: attributes[name] for name in face.FIELDS},
-                dtype=dtype,
-                architectures=architectures,
+            sources = face_of(operator).kernel_sources(
+                node.shapes, node.operator_attributes, dtype=dtype, architectures=numbers
             )
         except ValueError as error:
             raise InputError(f"{error}\nLeave that GPU out of --sm. {_OTHERWISE}") from error

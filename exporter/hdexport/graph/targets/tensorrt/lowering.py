@@ -88,8 +88,15 @@ _MOST_TOP_VALUES = 3840
 
 
 class AttentionImpl(str, Enum):
-    """What computes the operators that have a plugin: our kernels, or TensorRT from the operator's body."""
+    """What computes the operators that have kernels: these, by plugins in engines, or a backend's own operators.
 
+    Attributes:
+        AUTO: the kernels, unless a backend has a fused kernel that ours are not known to be faster than.
+        PLUGIN: the kernels; in engines the same.
+        NATIVE: what backends have, or the operators' bodies.
+    """
+
+    AUTO = "auto"
     PLUGIN = "plugin"
     NATIVE = "native"
 
@@ -98,7 +105,7 @@ def tensorrt_graph(
     model: onnx_ir.Model,
     *,
     dtype: str,
-    attention_impl: AttentionImpl = AttentionImpl.PLUGIN,
+    attention_impl: AttentionImpl = AttentionImpl.AUTO,
     longest: int | None = None,
 ) -> onnx_ir.Model:
     """Lower a portable graph for TensorRT and TensorRT-RTX: a graph of its own that shares the weights.
@@ -119,7 +126,7 @@ def tensorrt_graph(
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
     lowered: onnx_ir.Model = model.clone()
-    if attention_impl is AttentionImpl.PLUGIN:
+    if attention_impl is not AttentionImpl.NATIVE:
         logger.info("%d attentions are nodes of our plugins", use_plugins(lowered, dtype=dtype))
     _check_selections(lowered)
     nodes = _fusible_nodes(lowered, longest=longest) if dtype in _LAYER_DTYPES else []

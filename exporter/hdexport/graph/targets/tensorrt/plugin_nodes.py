@@ -28,7 +28,7 @@ def use_plugins(model: onnx_ir.Model, *, dtype: str) -> int:
     """
     import onnx_ir as ir
 
-    nodes = kernel_nodes(model)
+    nodes = [node for node in kernel_nodes(model) if face_of(operator_of(node)).IS_PLUGIN]
     for node in nodes:
         _check(node, dtype)
         operator = operator_of(node)
