@@ -29,6 +29,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.engines.build import EngineOptions
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 from hdexport.support.bundle_writer import seal
+from hdexport.verify.comparison import compare
 from hdplugins import OPERATORS
 from hdplugins.attention.plugin_face import face_of
 from hdplugins.kernels.attention_tiles import Tiles
@@ -57,7 +58,7 @@ TILES = Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=3
 HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2}
 """Of 32, which kernels are for."""
 
-GROUPED: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+GROUPED: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 
 MODELS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "windows": ("bert", "window:5,global:2", HEADS),
@@ -65,6 +66,7 @@ MODELS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "causal, with grouped heads": ("qwen3", None, GROUPED),
 }
 DENSE = ("bert", None, HEADS)
+BOTH_SIDES_GROUPED = ("eurobert", None, GROUPED)
 NIGHTLY: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "blocks": ("bert", "bigbird:block=16,random=2", HEADS),
     "hashes": ("bert", "lsh:chunk=16,rounds=2", HEADS),
@@ -73,7 +75,6 @@ NIGHTLY: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "Longformer": ("longformer", None, HEADS),
     "BigBird": ("big_bird", None, HEADS),
     "Reformer": ("reformer", None, {"attention_head_size": 32, "num_attention_heads": 2}),
-    "dense": DENSE,
     "dense and windows": ("modernbert", None, HEADS),
 }
 
@@ -199,18 +200,58 @@ def test_a_bundle_answers_alike_with_kernels_and_without(
             assert_close(kernels[name], values, atol=2e-5)
 
 
-def test_dense_attention_by_kernels_has_no_branch(stand_in: Path, interpreter: Interpreter, tmp_path: Path) -> None:
-    bundle = built(tmp_path, *DENSE, precision="float16")
-    by_bodies, launches = interpreter.run(_answers, stand_in, bundle, tmp_path / "bodies.onnx")
-    assert not launches
-    assert types_in(tmp_path / "bodies.onnx") >= {"If", "MultiHeadAttention"}
-    write_kernels(bundle)
-    by_kernels, launches = interpreter.run(_answers, stand_in, bundle, tmp_path / "kernels.onnx")
-    assert launches == ["attend"] * 2 * len(by_bodies)
-    assert types_in(tmp_path / "kernels.onnx") & {"If", "MultiHeadAttention", "DenseAttention"} == {"DenseAttention"}
-    for bodies, kernels in zip(by_bodies, by_kernels, strict=True):
-        # Measured a step of float16 at values of 4 to 8; three are allowed.
-        assert_close(kernels["last_hidden_state"], bodies["last_hidden_state"], atol=1.2e-2)
+def around_tiles() -> list[dict[str, np.ndarray]]:
+    """A text without padding, and three of which one has padding before it, one behind it, and one nothing else."""
+    generator, feeds = np.random.default_rng(0), list[dict[str, np.ndarray]]()
+    for tokens in (1, 15, 16, 17, 32, 33):
+        padded = np.ones((3, tokens), np.int64)
+        padded[0, : tokens // 3], padded[1, tokens - tokens // 3 :], padded[2] = 0, 0, 0
+        for kept in (np.ones((1, tokens), np.int64), padded):
+            feeds.append({"input_ids": generator.integers(5, VOCAB_SIZE, kept.shape), "attention_mask": kept})
+    return feeds
+
+
+def _answers_around_tiles(stand_in: Path, bundle: Path, loaded: Path) -> tuple[list[np.ndarray], list[str]]:
+    driver = StandInDriver(stand_in)
+    with _session(bundle, loaded) as session:
+        return [session(**feeds)["last_hidden_state"] for feeds in around_tiles()], driver.launches
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        pytest.param(DENSE, "float16", id="BERT, float16"),
+        pytest.param(BOTH_SIDES_GROUPED, "float32", id="grouped heads, float32"),
+        pytest.param(DENSE, "float32", id="BERT, float32", marks=pytest.mark.nightly),
+        pytest.param(BOTH_SIDES_GROUPED, "float16", id="grouped heads, float16", marks=pytest.mark.nightly),
+        pytest.param(MODELS["causal, with grouped heads"], "float16", id="causal, float16", marks=pytest.mark.nightly),
+    ],
+)
+def test_dense_attention_by_its_kernel_is_right_and_has_no_branch(
+    model: tuple[str, str | None, dict[str, Any]],
+    precision: Dtype,
+    stand_in: Path,
+    interpreter: Interpreter,
+    tmp_path: Path,
+) -> None:
+    """One graph serves both ways: the operator that is registered takes the place of the function of its name."""
+    bundle = built(tmp_path, *model, precision=precision)
+    (node,) = open_bundle(bundle).manifest.kernel_nodes
+    with hdruntime.load(bundle, Backend.ONNXRUNTIME, threads=1) as on_cpu:
+        expected = [on_cpu(**feeds)["last_hidden_state"] for feeds in around_tiles()]
+    ways = {"bodies": {"If", "MultiHeadAttention"}, "kernels": {node.op_type}}
+    for way, types in ways.items():
+        if way == "kernels":
+            write_kernels(bundle)
+        loaded = tmp_path / f"{way}.onnx"
+        answers, launches = interpreter.run(_answers_around_tiles, stand_in, bundle, loaded)
+        assert launches == (["attend"] * 2 * len(answers) if way == "kernels" else [])
+        assert types_in(loaded) & {"If", "MultiHeadAttention", node.op_type} == types
+        for feeds, found, wanted in zip(around_tiles(), answers, expected, strict=True):
+            real = feeds["attention_mask"].astype(bool)
+            with named_case(f"{way}, {real.shape}"):
+                assert compare(found[real], wanted[real], half_precision=precision != "float32").passed
+                assert not found[~real].any()
 
 
 def test_where_onnx_runtime_s_own_is_kept_kernels_compute_other_attention(
