@@ -75,6 +75,13 @@ TRITONS := $(if $(filter Linux,$(shell uname -s)),3.6.0 3.9.0)
 $(VENV)/tritons/%: $(INSTALLED)
 	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --target $@ triton==$*
 
+# Versions of ONNX Runtime that our operators must run in, each in a folder, from the lower bounds in pyproject.toml on: the
+# installed one is that of constraints.txt. Tests skip where a version has no wheel for this Python.
+ONNXRUNTIMES := 1.23.2 1.24.4 1.25.1 1.26.0 1.27.0 1.28.0 1.29.0 1.30.0 1.32.0
+
+$(VENV)/onnxruntimes/%: $(INSTALLED)
+	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --target $@ onnxruntime==$* || mkdir -p $@
+
 # A peer of `hdexport bench --corpus`, in a folder of its own, as it wants an older huggingface-hub than transformers.
 FASTEMBED := $(VENV)/fastembed
 
@@ -83,7 +90,8 @@ $(FASTEMBED): $(INSTALLED)
 		fastembed==0.9.1 loguru==0.7.3 mmh3==5.3.1 pillow==12.3.0 py-rust-stemmers==0.1.8
 	touch $@
 
-test-all: $(INSTALLED) $(TRITON_SERVER) $(LANGCHAIN) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%)
+test-all: $(INSTALLED) $(TRITON_SERVER) $(LANGCHAIN) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) \
+		$(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
 	$(PYTEST)
 
 SEED ?= $(shell date +%s)
