@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import end_to_end
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS
 from hdexport.bench.measure.calls import latency_of, time_runs, warm_up
@@ -129,15 +130,20 @@ def run_model(job: Job, model: str) -> None:
             _time_session(job, session, batch(rows, tokens), **about)
 
 
-def compare_kernels(job: Job) -> None:
-    """A Longformer's bundle in ONNX Runtime on the GPU, by its kernels and by the bodies of standard operators.
+def compare_kernels(job: Job, model: str, *, peer: str | None = None) -> None:
+    """A model's bundle in ONNX Runtime on the GPU, by its kernels and by the bodies of its functions, which are ONNX
+    Runtime's own attention where it has one.
 
     Both sides' answers are compared with the CPU's, and the kernels' with the bodies', at every shape that is timed; a
-    rehearsal runs the bodies twice. Latency is of a session, as in `run_model`.
+    rehearsal runs the bodies twice.
+
+    Args:
+        model: one of `_MODELS`.
+        peer: a way to run the model in PyTorch that is timed at the same shapes, as `end_to_end.measure` has them.
     """
     import hdruntime
 
-    model, backend = "longformer-base", Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
+    backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
     bundle = _model_bundle(job, model)
     refusal = why_unavailable(bundle, backend)
     if refusal is not None:
@@ -159,7 +165,10 @@ def compare_kernels(job: Job) -> None:
                 _check(job, found, bodies, **about, right="bodies", shape=feeds["input_ids"].shape)
             of_bodies = answers
             for feeds in calls[1:]:
-                _time_session(job, session, feeds, case="onnxruntime", **about)
+                for where, call in _answers(session, feeds, rehearsal=job.rehearsal).items():
+                    _time_call(job, call, feeds["input_ids"].shape, case="onnxruntime", **about, answers=where)
+    if peer is not None:
+        end_to_end.measure(job, model, peer, shapes=_kernel_shapes(job))
 
 
 def time_answers(job: Job, model: str, *, is_windowed: bool = False) -> None:
@@ -217,7 +226,9 @@ def _answers(session: Any, feeds: dict[str, Any], *, rehearsal: bool) -> dict[st
         left = session.run_on_device(outputs=["sentence_embedding"], **given)
         return {name: array.to_numpy() for name, array in left.items()}
 
-    return {**calls, ON_GPU: on_gpu, VECTORS: vectors}
+    if any(spec.name == "sentence_embedding" for spec in session.manifest.outputs):
+        calls[VECTORS] = vectors
+    return {**calls, ON_GPU: on_gpu}
 
 
 def _kernel_shapes(job: Job) -> tuple[tuple[int, int], ...]:
@@ -290,10 +301,13 @@ def _time_call(job: Job, call: Callable[[], Any], shape: tuple[int, int], **abou
 
 
 def _model_bundle(job: Job, model: str, *, task: Task = Task.FEATURE_EXTRACTION, is_windowed: bool = False) -> Bundle:
-    """Built once, beside the output; steps that run side by side may build it twice, and one of the two stays."""
+    """With every kernel that there is. Built once, beside the output; steps that run side by side may build it twice,
+    and one of the two stays."""
     from benchmarks.gpu.models import add_pooling, save_checkpoint
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
+    from hdexport.engines.build import EngineOptions
+    from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 
     name = f"{model}-rehearsed" if job.rehearsal else model
     name += "" if task is Task.FEATURE_EXTRACTION else f"-{task.value}"
@@ -306,7 +320,7 @@ def _model_bundle(job: Job, model: str, *, task: Task = Task.FEATURE_EXTRACTION,
                 add_pooling(Path(own) / "checkpoint", sizes)
             attention = attention_from_spec(f"window:{sizes.window}" if is_windowed else None)
             options = {"max_len": sizes.max_len, "precision": "float16", "verify": None, "task": task}
-            options["attention"] = attention
+            options |= {"attention": attention, "engines": EngineOptions(attention_impl=AttentionImpl.PLUGIN)}
             build(BuildOptions(model=Path(own) / "checkpoint", output=Path(own) / "bundle", **options))
             with contextlib.suppress(OSError):
                 os.rename(Path(own) / "bundle", folder / name)

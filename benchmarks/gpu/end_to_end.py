@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -29,8 +29,9 @@ _LEAST_SECONDS = 0.3
 """Of timed runs together; a rehearsal, which times nothing, makes one run of each kind."""
 
 
-def measure(job: Job, model: str, variant: str) -> None:
-    """Check one way to run a model, then run it at every length and batch: once as it is, then as a CUDA graph.
+def measure(job: Job, model: str, variant: str, *, shapes: Iterable[tuple[int, int]] | None = None) -> None:
+    """Check one way to run a model, then run it at every length and batch, or at `shapes`, (batch, tokens) each: once
+    as it is, then as a CUDA graph.
 
     A row tells the latency with all that Python and PyTorch do to start the kernels; the row of the graph tells what
     the GPU alone takes. Running out of memory is a result. What cannot be captured ends the graphs, not the step.
@@ -46,7 +47,7 @@ def measure(job: Job, model: str, variant: str) -> None:
             raise StepFailedError(f"a wrong answer: cosine {found.min_cosine:.4f}; {found.tolerance}")
         prepared = prepare(model, variant, sizes=sizes, device=job.device)
         is_capturable = True
-        for batch, tokens in _shapes(job, variant):
+        for batch, tokens in _shapes(job, variant) if shapes is None else shapes:
             shape = {"batch": batch, "tokens": tokens}
             call = functools.partial(prepared, _ids(batch, tokens, sizes.vocab_size, job.device))
             job.write(case="latency", **about, **shape, **_latency(call, job))

@@ -32,12 +32,16 @@ _ANSWER_GOALS = {
     ("longformer-base", ON_GPU, 1, 4096): 5.0,
     ("longformer-base", ON_GPU, 8, 4096): 22.0,
     ("longformer-base", ALL_ON_CPU, 8, 4096): 27.0,
+    ("bert-base", ON_GPU, 8, 4096): 26.0,
     ("bert-base, windows", ON_GPU, 1, 4096): 3.2,
     ("bert-base, windows", ON_GPU, 8, 4096): 17.5,
     ("bigbird-base", ON_GPU, 1, 4096): 4.0,
     ("bigbird-base", ON_GPU, 8, 4096): 20.0,
 }
-"""On that GPU, model, answers, texts and tokens -> milliseconds at most of its bundle in ONNX Runtime."""
+"""On that GPU, model, answers, texts and tokens -> milliseconds at most of its bundle in ONNX Runtime by kernels."""
+
+_PEER_TIMES = 1.1
+"""Times as long as a peer of the same step a bundle takes at most by kernels."""
 
 _GROWTH = 2.5
 """Times that memory grows at most from 8192 tokens to 16384 as from 4096 to 8192: twice in proportion, and four times
@@ -76,6 +80,7 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
     for case in _CALLS:
         yield from (_call_line(row) for row in rows if row.get("case") == case)
     yield from answer_verdicts(rows, next((row["gpu"] for row in rows if "gpu" in row), ""))
+    yield from peer_verdicts(rows)
     yield from growth_verdicts(rows)
 
 
@@ -123,7 +128,7 @@ def answer_verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
     times = {
         (row["model"], row["answers"], row["batch"], row["tokens"]): row["p50_ms"]
         for row in rows
-        if row.get("case") == "onnxruntime" and "answers" in row and row["status"] == "ok" and not row.get("trial")
+        if _is_timed_answer(row) and row.get("attention") != "bodies"
     }
     if _ANSWERS_GPU not in gpu:
         return
@@ -137,6 +142,30 @@ def answer_verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
             more = found - times[model, ON_GPU, batch, tokens]
             verdict = _verdict(more <= _VECTORS_MS)
             yield f"{model}, {VECTORS}, {batch} x {tokens}: {more:+.2f} ms, target {_VECTORS_MS:g}: {verdict}"
+
+
+def peer_verdicts(rows: Sequence[Row]) -> Iterator[str]:
+    """How long a bundle takes by kernels and by the bodies beside a peer, whose answers stay on the GPU as well, where
+    one step timed all of them."""
+    peers = {
+        (row["step"], row["batch"], row["tokens"]): row
+        for row in rows
+        if row.get("case") == "latency" and row["status"] == "ok" and not row.get("trial")
+    }
+    for row in rows:
+        if _is_timed_answer(row) and row["answers"] == ON_GPU and "attention" in row:
+            peer = peers.get((row["step"], row["batch"], row["tokens"]))
+            if peer is not None:
+                times = row["p50_ms"] / peer["p50_ms"]
+                what = f"{row['model']} by {row['attention']}, {row['batch']} x {row['tokens']}"
+                found = f"{what}: {times:.2f} of the time of {peer['variant']}, {peer['p50_ms']:.2f} ms"
+                is_judged = row["attention"] == "kernels"
+                yield found + f", target {_PEER_TIMES:g}: {_verdict(times <= _PEER_TIMES)}" * is_judged
+
+
+def _is_timed_answer(row: Row) -> bool:
+    """Whether a row says how long a bundle takes until its answers are where they are wanted."""
+    return row.get("case") == "onnxruntime" and "answers" in row and row["status"] == "ok" and not row.get("trial")
 
 
 def growth_verdicts(rows: Sequence[Row]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from benchmarks.gpu.cases.window import WindowCase
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.repository_tests import gpu_tests
 from benchmarks.gpu.steps import Step
-from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS, answer_verdicts, growth_verdicts, lines_of
+from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS, answer_verdicts, growth_verdicts, lines_of, peer_verdicts
 from fakes.simulated_cuda import write_simulated_kernels
 from fakes.stand_in_driver import StandInDriver, build_stand_in
 from hdplugins.attention.plugin_face import face_of
@@ -55,6 +55,9 @@ _REHEARSED_CASES = {
         "torch SDPA dense, cuDNN",
     ],
     "onnxruntime-kernels": ["answers", "onnxruntime", *["answers"] * 3, "onnxruntime"],
+    "onnxruntime-dense": [
+        "answers", "onnxruntime", *["answers"] * 3, "onnxruntime", "answers", "latency", "graph",
+    ],
     "onnxruntime-answers": ["answers", "onnxruntime"],
     "onnxruntime-windows": ["answers", "onnxruntime"],
     "onnxruntime-blocks": ["answers", "onnxruntime"],
@@ -278,14 +281,14 @@ def test_a_refusal_of_tensorrt_is_recorded_word_by_word(given: Any, monkeypatch:
 def test_kernels_that_answer_otherwise_than_the_bodies_are_an_error(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = Mock(side_effect=backends.compare)
     monkeypatch.setattr(backends, "compare", compared)
-    backends.compare_kernels(job)
+    backends.compare_kernels(job, "longformer-base")
     ends = [(row["case"], row["attention"], row.get("right")) for row in rows_of(job.output)]
     of_kernels = [("answers", "kernels", right) for right in ("cpu", "bodies", "bodies")]
     assert ends == [
         ("answers", "bodies", "cpu"), ("onnxruntime", "bodies", None), *of_kernels, ("onnxruntime", "kernels", None),
     ]  # fmt: skip
     line = list(lines_of([row | {"rehearsal": False} for row in rows_of(job.output)]))[-1]
-    assert line.startswith("longformer-base, onnxruntime by kernels, 1 x 128: ")
+    assert line.startswith("longformer-base, onnxruntime by kernels, hidden states to the CPU, 1 x 128: ")
     most, compare = 2 * compared.call_count, compared.side_effect
 
     def compare_but_the_last(*arguments: Any, **options: Any) -> Any:
@@ -294,7 +297,7 @@ def test_kernels_that_answer_otherwise_than_the_bodies_are_an_error(job: Any, mo
 
     compared.side_effect = compare_but_the_last
     with pytest.raises(StepFailedError, match="a wrong answer"):
-        backends.compare_kernels(job)
+        backends.compare_kernels(job, "longformer-base")
 
 
 @pytest.mark.parametrize(
@@ -344,6 +347,29 @@ def test_goals_of_answers_are_judged_on_the_gpu_that_they_are_for() -> None:
     assert "MISSED" in list(answer_verdicts([rows[1], row(VECTORS, 8, 22.4)], "H200"))[-1]
     (line,) = (line for line in lines_of([*rows[:1], {"gpu": "H100", "rehearsal": False}]) if "longformer" in line)
     assert line == "longformer-base, None, hidden states on the GPU, 1 x 4096: 5.00 ms"
+
+
+def test_a_bundle_is_judged_beside_the_peer_of_its_step() -> None:
+    shape = {"model": "bert-base", "status": "ok", "batch": 8, "tokens": 4096, "rehearsal": False}
+    ours = {"case": "onnxruntime", "answers": ON_GPU, "step": "onnxruntime-dense", **shape}
+    compiled = {"case": "latency", "variant": "torch.compile", **shape}
+    rows = [
+        ours | {"attention": "bodies", "p50_ms": 30.0},
+        ours | {"attention": "kernels", "p50_ms": 25.0},
+        ours | {"attention": "kernels", "p50_ms": 40.0, "answers": ALL_ON_CPU},
+        compiled | {"step": "onnxruntime-dense", "p50_ms": 23.0},
+        compiled | {"step": "bert-compile", "p50_ms": 1.0},
+    ]
+    assert list(peer_verdicts(rows)) == [
+        "bert-base by bodies, 8 x 4096: 1.30 of the time of torch.compile, 23.00 ms",
+        "bert-base by kernels, 8 x 4096: 1.09 of the time of torch.compile, 23.00 ms, target 1.1: met",
+    ]
+    rows[1]["p50_ms"] = 26.5
+    assert list(peer_verdicts(rows))[1].endswith("target 1.1: MISSED")
+    assert list(answer_verdicts(rows, "NVIDIA H200")) == [
+        "bert-base, hidden states on the GPU, 8 x 4096: 26.50 ms, target 26: MISSED"
+    ]
+    assert not list(peer_verdicts(rows[:3]))
 
 
 class _ShortWindows(WindowCase):
