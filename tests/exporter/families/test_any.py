@@ -207,8 +207,8 @@ def test_answers_that_depend_on_more_than_the_text_are_refused(fault: str, how: 
     torch.manual_seed(0)
     model = SlopesModel(SlopesConfig(fault=fault, pad_token_id=1)).eval()
     with pytest.raises(ModelError, match=how):
-        check_behaviour(model, shifts_positions=False)
-    check_behaviour(SlopesModel(SlopesConfig(pad_token_id=1)).eval(), shifts_positions=False)
+        check_behaviour(model)
+    check_behaviour(SlopesModel(SlopesConfig(pad_token_id=1)).eval())
 
 
 @pytest.mark.parametrize(

@@ -26,56 +26,65 @@ _TOLERANCE = 1e-3
 model, and far below what a token of padding makes that is seen."""
 
 
-def check_behaviour(model: PreTrainedModel, *, shifts_positions: bool) -> None:
-    """Refuse a loaded model in float32 whose answers to a text depend on its padding, its batch or the call.
-
-    Args:
-        shifts_positions: whether padding on the left may change answers, as it moves texts to other positions.
-    """
+def check_behaviour(model: PreTrainedModel) -> None:
+    """Refuse a loaded model in float32 whose answers to a text depend on its padding, its batch or the call."""
     model_type = model.config.model_type
     texts = _texts(model)
     alone = [_run(model, text[None], torch.ones(1, len(text), dtype=torch.int64))[0] for text in texts]
     again = [_run(model, text[None], torch.ones(1, len(text), dtype=torch.int64))[0] for text in texts]
     for text, first, second in zip(texts, alone, again, strict=True):
-        if (error := _difference(first, second)) > 0:
+        # The negation, here and below, because NaN is within no bound.
+        if not (error := _difference(first, second)) <= 0:
             raise _refusal(
                 model_type,
-                f"two calls with the same {len(text)} tokens differ by {error:.2g}: they draw random "
-                "numbers, such as dropout's, or keep something of the call before",
+                f"two calls with the same {len(text)} tokens differ by {error:.2g}: they draw random numbers, such as "
+                "dropout's, or keep something of the call before",
             )
     same = _run(model, texts[0].expand(3, -1).clone(), torch.ones(3, len(texts[0]), dtype=torch.int64))
     others = torch.stack([texts[0], texts[0].flip(0), texts[0].roll(5)])
     mixed = _run(model, others, torch.ones_like(others))
     for found, what in ((same[0], "three copies"), (mixed[0], "two other texts")):
-        if (error := _difference(found, alone[0])) > _TOLERANCE:
+        if not (error := _difference(found, alone[0])) <= _TOLERANCE:
             raise _refusal(
                 model_type,
                 f"a text of {len(texts[0])} tokens alone and in a batch of {what} differ by {error:.2g} of their size",
             )
-    for side in ("right",) if shifts_positions else ("right", "left"):
-        _check_padding(model, texts, alone, side)
+    _check_padding(model, texts, alone)
 
 
-def _check_padding(model: PreTrainedModel, texts: list[torch.Tensor], alone: list[torch.Tensor], side: str) -> None:
-    tokens = max(map(len, texts))
-    padding = model.config.pad_token_id
+def _check_padding(model: PreTrainedModel, texts: list[torch.Tensor], alone: list[torch.Tensor]) -> None:
+    """Padding on the right changes nothing. Padding on the left may move a text to other positions, but what is in it
+    changes nothing."""
+    padding, fillers = model.config.pad_token_id, (texts[0].flip(0), texts[0].roll(3))
     is_of_tokens = all(len(answer) == len(text) for answer, text in zip(alone, texts, strict=True))
     # Some models find padding by its id, which a graph has there, whatever it is given.
-    filler = texts[0].flip(0) if padding is None else torch.full((tokens,), padding)
+    filler = fillers[0] if padding is None else torch.full_like(fillers[0], padding)
+    right = _padded(model, texts, filler, "right", is_of_tokens)
+    pairs = [("right", "and the text alone", found, wanted) for found, wanted in zip(right, alone, strict=True)]
+    if is_of_tokens:
+        # Classifiers may read the first token, padding or not.
+        left, other = (_padded(model, texts, filler, "left", is_of_tokens) for filler in fillers)
+        pairs += [("left", "and with other padding there", *both) for both in zip(left, other, strict=True)]
+    for (side, beside, found, wanted), text in zip(pairs, [*texts, *texts], strict=False):
+        if not (error := _difference(found, wanted)) <= _TOLERANCE:
+            raise _refusal(
+                model.config.model_type,
+                f"a text of {len(text)} tokens with {len(filler) - len(text)} of padding on the {side} {beside} differ "
+                f"by {error:.2g} of their size",
+            )
+
+
+def _padded(
+    model: PreTrainedModel, texts: list[torch.Tensor], filler: torch.Tensor, side: str, is_of_tokens: bool
+) -> list[torch.Tensor]:
+    """The answers to a batch of texts, those of padding left out."""
+    tokens = len(filler)
     ids, mask = filler.expand(len(texts), -1).clone(), torch.zeros(len(texts), tokens, dtype=torch.int64)
     places = [slice(0, len(text)) if side == "right" else slice(tokens - len(text), None) for text in texts]
     for row, (text, place) in enumerate(zip(texts, places, strict=True)):
         ids[row, place], mask[row, place] = text, 1
     found = _run(model, ids, mask)
-    for row, (text, place) in enumerate(zip(texts, places, strict=True)):
-        error = _difference(found[row][place] if is_of_tokens else found[row], alone[row])
-        # The negation, because NaN is within no bound.
-        if not error <= _TOLERANCE:
-            raise _refusal(
-                model.config.model_type,
-                f"a text of {len(text)} tokens with {tokens - len(text)} of padding on the {side} and the text alone "
-                f"differ by {error:.2g} of their size",
-            )
+    return [row[place] if is_of_tokens else row for row, place in zip(found, places, strict=True)]
 
 
 def _texts(model: PreTrainedModel) -> list[torch.Tensor]:

@@ -115,7 +115,8 @@ def _tables_of_positions(model: torch.nn.Module) -> list[Any]:
     return [
         module
         for name, module in model.named_modules()
-        if getattr(module, "weight", torch.empty(0)).dim() == 2
+        if isinstance(weight := getattr(module, "weight", None), torch.Tensor)
+        and weight.dim() == 2
         and not isinstance(module, torch.nn.Linear)
         and _POSITIONS.fullmatch(name.rpartition(".")[2])
         and not _RELATIVE.search(name)

@@ -56,7 +56,7 @@ def any_family(model_type: str, classes: ModelClasses | None = None) -> Family:
         classes=classes,
         learned_positions=False,
         is_causal=True,
-        embeddings=lambda model: model.get_input_embeddings(),
+        embeddings=lambda model: None,
         why_not_converted=NEEDS_A_FAMILY,
         why_not_tuned=NEEDS_A_FAMILY,
     )
@@ -80,7 +80,7 @@ def _with_facts(family: AnyFamily, config: Mapping[str, Any]) -> Family:
         padding_row=lambda config: config.pad_token_id if facts.follows_padding else None,
         why_not_extended=NEEDS_A_FAMILY.replace("that", "more", 1) if facts.has_table else None,
         encoder=_encoder if facts.is_half else family.encoder,
-        prepare=lambda model: check_behaviour(model, shifts_positions=facts.has_table),
+        prepare=check_behaviour,
         adapt=_adapt,
     )
 
