@@ -41,9 +41,10 @@ A dash: not measured yet.
 _ANY = """\
 ## Any other type
 
-A family says what hdexport *changes*: positions, attention, what tuning trains. A model type without one is built all
-the same, as its own code computes: an encoder, a decoder (with causal attention, or both sides where `is_causal` is
-false), the encoder of a model with a decoder, and with `--trust-remote-code` a class of the checkpoint's own.
+A family (`hdexport families` lists them) says what hdexport *changes*: positions, attention, what tuning trains. A
+model type without one is built all the same, as its own code computes: an encoder, a decoder (with causal attention,
+or both sides where `is_causal` is false), the encoder of a model with a decoder, and with `--trust-remote-code` a
+class of the checkpoint's own.
 
 * **Attention** that is provably dense, or causal, becomes hdexport's operator, with memory linear in tokens: nothing
   but padding and the order of tokens goes into the mask, and the module's own function computes, of random numbers,

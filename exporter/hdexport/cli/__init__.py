@@ -34,6 +34,7 @@ COMMANDS = (
     "rebuild",
     "extend",
     "tune",
+    "families",
     "inspect",
     "verify",
     "run",
