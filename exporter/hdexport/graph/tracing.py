@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hdexport.graph.branches import lengths_of_branches
 from hdexport.graph.composites import composites_rewritten
 from hdexport.graph.passes.module_names import name_transposed_weights
 from hdexport.graph.passes.repeat_layers import repeat_layers
@@ -37,8 +38,15 @@ _FEWEST_TRACED_TOKENS = 2
 _DYNAMIC_AXES = ("batch", "tokens", "memory")
 
 
+class Trace(NamedTuple):
+    """The graph of a module, and the lengths at which it may be wrong; see `lengths_of_branches`."""
+
+    model: onnx_ir.Model
+    branches: tuple[int, ...]
+
+
 @repetitions_left_out()
-def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Model:
+def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> Trace:
     """Export a module in evaluation mode: a graph with its inputs, whose attentions are nodes of the domain
     ``hdexport``, without function bodies. A frozen axis is an ExportError.
 
@@ -70,6 +78,11 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
         raise ExportError(f"PyTorch could not export the model: {_root_cause(error)}") from error
     if program is None:
         raise ExportError("PyTorch's exporter returned no graph.")
+    assert program.exported_program is not None
+    ids = [spec.role for spec in module.inputs].index(Role.IDS)
+    branches = lengths_of_branches(program.exported_program, ids, max_len=max_len)
+    if branches:
+        logger.info("the model's code compares the number of tokens at %s", ", ".join(map(str, branches)))
     copies = repeat_layers(program.model)
     logger.debug("%d layers repeat one that was traced.", copies)
     name_transposed_weights(program.model)
@@ -77,7 +90,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
     saved = tokens_first(program.model)
     logger.debug("%d nodes fewer transpose heads and tokens.", saved)
     _name_axes(program.model, module)
-    return program.model
+    return Trace(program.model, branches)
 
 
 def _examples(module: GraphModule, *, max_len: int, vocab_size: int) -> dict[str, torch.Tensor]:

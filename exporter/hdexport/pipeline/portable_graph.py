@@ -24,6 +24,7 @@ from hdruntime.errors import ExportError
 if TYPE_CHECKING:
     import onnx_ir
 
+    from hdexport.graph.tracing import Trace
     from hdexport.model.graph_module import GraphModule
 
 _FILE = "model.onnx"
@@ -33,11 +34,11 @@ _WEIGHTS_FILE = "model.onnx.data"
 _INLINE_BYTES = 1024
 
 
-def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> onnx_ir.Model:
+def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> Trace:
     """Trace, complete and write the portable graph, for inputs of at most so many tokens; frees the module's weights.
 
-    Returns the graph that was written, its weights on the disk. ExportError if it holds logits of all tokens where they
-    should be pooled in blocks.
+    The graph that is returned is the one that was written, its weights on the disk. ExportError if it holds logits of
+    all tokens where they should be pooled in blocks.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
@@ -45,9 +46,9 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> onn
     from hdexport.graph.passes.attach_functions import attach_functions
     from hdexport.graph.passes.lay_out_weights import lay_out_weights
     from hdexport.graph.passes.pool_in_blocks import pools_products
-    from hdexport.graph.tracing import trace
+    from hdexport.graph.tracing import Trace, trace
 
-    model = trace(module, max_len=max_len, vocab_size=module.model.config.vocab_size)
+    model, branches = trace(module, max_len=max_len, vocab_size=module.model.config.vocab_size)
     attach_functions(model)
     ClearMetadataAndDocStringPass()(model)
     lay_out_weights(model)
@@ -61,11 +62,11 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> onn
     path = directory / _FILE
     ir.save(model, path, external_data=_WEIGHTS_FILE, size_threshold_bytes=_INLINE_BYTES)
     _let_go_of_weights(module, model)
-    return ir.load(path)
+    return Trace(ir.load(path), branches)
 
 
 def manifest_of_graph(
-    portable: onnx_ir.Model,
+    traced: Trace,
     module: GraphModule,
     checkpoint: Checkpoint,
     positions: Positions,
@@ -82,7 +83,7 @@ def manifest_of_graph(
     from hdexport.lowering.kernel_nodes import kernel_records
     from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 
-    config, task = module.model.config, module.task
+    config, task, portable = module.model.config, module.task, traced.model
     nodes = [OperatorNode(operator_of(node).name, attributes_of(node)) for node in operator_nodes(portable)]
     if any(spec.role is Role.ATTENDED for spec in module.inputs):
         check_unseen_tokens(setups, nodes, model_type=checkpoint.config["model_type"])
@@ -111,6 +112,7 @@ def manifest_of_graph(
         labels=tuple(config.id2label[index] for index in sorted(config.id2label)) if TASKS[task].has_labels else (),
         verification=None,
         made_by=_made_by(checkpoint, options),
+        branches=traced.branches,
         ffn_chunk=options.ffn_chunk,
         document_tokens=options.max_len if counts_tokens(module.inputs) else None,
         adapter=checkpoint.adapter,

@@ -173,8 +173,9 @@ def _write_graphs(
         sees_all=sees_all,
     )
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    portable = portable_graph(module, directory, max_len=options.max_len)
-    manifest = manifest_of_graph(portable, module, checkpoint, positions, setups, options, parameters=parameters)
+    traced = portable_graph(module, directory, max_len=options.max_len)
+    portable = traced.model
+    manifest = manifest_of_graph(traced, module, checkpoint, positions, setups, options, parameters=parameters)
     progress.step("Lowering for ONNX Runtime")
     request = GraphRequest(options.precision, manifest.num_layers, options.ffn_chunk)
     lowered = [target.write(portable, directory, request) for target in targets_named([ONNX, *options.targets])]

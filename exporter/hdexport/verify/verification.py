@@ -216,8 +216,13 @@ def _information(bundle: Bundle, reference: Reference, report: Callable[[str], N
 
 
 def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
-    """Boundaries of attention, chunks of feed-forward networks, blocks of pooled tokens and the scale of queries. The
-    last is for a model whose table is longer than it was trained; the grid has the checkpoint's own limit."""
+    """Branches of the model's code, boundaries of attention, chunks of feed-forward networks, blocks of pooled tokens
+    and the scale of queries. The last is for a model whose table is longer than it was trained; the grid has the
+    checkpoint's own limit."""
+    for tokens in manifest.branches:
+        yield Boundaries(
+            lengths=frozenset({tokens - 1, tokens, tokens + 1}), first=tokens, second=tokens + 1, alone=True
+        )
     for item in attention_of(manifest):
         found = item.kind.boundaries(item.record)
         if found is not None:

@@ -438,6 +438,8 @@ class Manifest:
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
             `VerificationRecord` names is as it says.
+        branches: lengths, in tokens, at which the model's Python code takes another way than in the trace that the
+            graphs are of, and where a verification therefore compares them.
         unverified: whether no family was written for the model type, and the build was told not to compare the bundle
             with PyTorch all the same.
         made_by: versions, command, date and source of the build.
@@ -475,6 +477,7 @@ class Manifest:
     document_tokens: Length | None = None
     int8: Int8Calibration | None = None
     adapter: Name | None = None
+    branches: tuple[Length, ...] = ()
     unverified: bool = False
 
     def input_of(self, role: Role) -> InputSpec | None:

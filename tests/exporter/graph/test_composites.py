@@ -16,7 +16,7 @@ import torch
 import hdexport.graph.tracing
 from hdexport.build import BuildOptions, build
 from hdexport.families import SUPPORTED_MODEL_TYPES
-from hdexport.graph.tracing import trace
+from hdexport.graph.tracing import Trace, trace
 from hdexport.model.graph_module import GraphModule, graph_inputs
 from hdruntime.bundle.manifest import Task
 from support.graph_fingerprints import fingerprint
@@ -125,14 +125,14 @@ def second_traces(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records if "second time" in record.getMessage()]
 
 
-in_full: Callable[..., ir.Model] = trace.__wrapped__
+in_full: Callable[..., Trace] = trace.__wrapped__
 """`trace` that leaves out no repetition."""
 
 
 def traced_twice(module: GraphModule, monkeypatch: pytest.MonkeyPatch) -> ir.Model:
     with monkeypatch.context() as patch:
         patch.setattr(hdexport.graph.tracing, "composites_rewritten", contextlib.nullcontext)
-        return in_full(module, max_len=64, vocab_size=VOCAB_SIZE)
+        return in_full(module, max_len=64, vocab_size=VOCAB_SIZE).model
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_graph_is_that_of_two_traces_in_full_and_answers_as_pytorch(
     compute: Compute, reason: str | None, monkeypatch: pytest.MonkeyPatch, second_traces: Callable[[], list[str]]
 ) -> None:
     module = Computing(compute).eval()
-    graph = trace(module, max_len=64, vocab_size=VOCAB_SIZE)
+    graph = trace(module, max_len=64, vocab_size=VOCAB_SIZE).model
     (line,) = second_traces() or [""]
     assert (reason or "") in line
     assert bool(line) == (reason is not None), line

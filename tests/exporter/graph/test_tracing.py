@@ -92,7 +92,7 @@ MEMORY = ("batch", 3, 32)
 
 def test_inputs_of_a_kind_of_attention_have_their_names_and_axes() -> None:
     module, tokens = _Remembers(), ("batch", "tokens")
-    graph = trace(module, max_len=64, vocab_size=VOCAB_SIZE).graph
+    graph = trace(module, max_len=64, vocab_size=VOCAB_SIZE).model.graph
     assert [(value.name, shape_of(value)) for value in graph.inputs] == [
         ("input_ids", tokens),
         ("attention_mask", tokens),

@@ -76,6 +76,10 @@ class SlopesModel(PreTrainedModel):
             bias = bias.masked_fill(attention_mask[:, None, None, :] == 0, torch.finfo(states.dtype).min)
         if fault == "lengths" and input_ids.shape[1] > 60:
             states = states * 1.5
+        if fault == "multiples" and input_ids.shape[1] % 77 == 0:
+            states = states * 1.5
+        if fault == "batches" and input_ids.shape[0] > 8:
+            states = states * 1.5
         if fault == "batch":
             states = states - states.mean(0, keepdim=True)
         for layer in self.layer:
