@@ -30,9 +30,10 @@ _BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 
 _LAYER = re.compile(
     r"(?:\w+\.)?(?:encoder\.(?:layers?|block)|transformer\.layer)\.(\d{1,9})\."
-    r"|(?:(?:\w+|performer\.net)\.)?layers?\.(\d{1,9})\."
+    r"|(?:(?:(?!decoder\.)\w+|performer\.net)\.)?layers?\.(\d{1,9})\."
 )
-"""Begin of the name of an encoder layer's weight, with or without the prefix of the base model."""
+"""Begin of the name of an encoder layer's weight, with or without the prefix of the base model. A decoder beside it may
+have another number of layers."""
 
 _OPTIONAL_PARTS = ("embeddings_project",)
 """Parts of an encoder that only some configurations have: ELECTRA's, where embeddings are narrower than layers."""
@@ -132,7 +133,15 @@ class Agreement:
                 )
 
     def _check_types(self, names: list[str]) -> None:
-        wrong = [name for name in names if not self.stored[name].is_floating and not name.endswith(_BUFFERS)]
+        # Such as the number of batches that a normalisation has seen.
+        counts = {
+            self._plain(name) for name, value in self.skeleton.state_dict().items() if not value.is_floating_point()
+        }
+        wrong = [
+            name
+            for name in names
+            if not self.stored[name].is_floating and not name.endswith(_BUFFERS) and self._plain(name) not in counts
+        ]
         if wrong:
             raise ModelError(
                 f"{self.path} has weights of type {self.stored[wrong[0]].dtype}: {several(wrong)}. Such a model is "

@@ -88,6 +88,9 @@ def settings_from(path: Path, config: dict[str, Any], *, family: Family) -> PreT
             settings = family.classes.config.from_pretrained(path, local_files_only=True, **newer_keys)
         else:
             settings = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False, **newer_keys)
+        for key, value in newer_keys.items():
+            # Keys that a class does not declare are passed over.
+            setattr(settings, key, value)
     except MemoryError:
         raise
     except Exception as error:

@@ -158,7 +158,7 @@ def _as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) ->
             merged.setdefault(renamed, {}).setdefault(pattern, {})[name] = weight
     for renamed, sources in merged.items():
         names = [name for weights in sources.values() for name in weights]
-        for part, made in _converted(renamed, sources, converter_of[next(iter(sources))]).items():
+        for part, made in _converted(renamed, sources, converter_of[next(iter(sources))], skeleton).items():
             loaded[part if part not in loaded else names[0]] = made
     return loaded
 
@@ -231,7 +231,7 @@ def _prefixes(names: Collection[str], keys: Collection[str]) -> list[str]:
 
 
 def _converted(
-    name: str, sources: Mapping[str, Mapping[str, StoredWeight]], converter: Any
+    name: str, sources: Mapping[str, Mapping[str, StoredWeight]], converter: Any, skeleton: PreTrainedModel
 ) -> Mapping[str, StoredWeight]:
     """The weights that a converter makes of files' weights, by the converter's patterns and by name.
 
@@ -251,7 +251,12 @@ def _converted(
     try:
         for operation in converter.operations:
             tensors = operation.convert(
-                tensors, source_patterns=converter.source_patterns, target_patterns=targets, full_layer_name=name
+                tensors,
+                source_patterns=converter.source_patterns,
+                target_patterns=targets,
+                full_layer_name=name,
+                model=skeleton,
+                config=skeleton.config,
             )
     except RuntimeError:
         return stored

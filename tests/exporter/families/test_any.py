@@ -15,6 +15,8 @@ from hdexport.attention.traced.model import _causal_of_all_pairs, _dense_modules
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.trust import Trust
 from hdexport.families.any.behaviour import check_behaviour
+from hdexport.families.any.facts import facts_of
+from hdexport.families.any.route import any_family
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ModelError
@@ -27,7 +29,11 @@ from support.tiny_models import BASE, change_json, save_sentence_modules, save_t
 
 GROUPS = {"num_key_value_heads": 2}
 XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": 120}
-BART = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_layers": 1}
+BART = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_layers": 3}
+TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 120}
+HEADS = GROUPS | {"head_dim": 8}
+OF_IMAGES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+OF_CODES = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "attn_resolutions": []}
 
 OF_ENCODERS = (Task.FILL_MASK, Task.SPARSE_SIMILARITY)
 OF_ALL = (
@@ -56,7 +62,18 @@ BUILT = [
     ("layoutlm", {}, 0),
     ("flaubert", XLM, 0),
     ("xlm", XLM, 0),
+    # Its decoder has more layers.
     ("bart", BART, 2),
+    # Sizes in parts; seven tables of token types; weights that transformers splits; counts among the weights.
+    ("modernvbert", {"text_config": TEXT | {"pad_token_id": 1}, "vision_config": OF_IMAGES}, 2),
+    ("t5gemma", {"encoder": TEXT | HEADS, "decoder": TEXT | HEADS}, 0),
+    ("tapas", {}, 0),
+    ("molmo2_text", HEADS, 2),
+    (
+        "emu3",
+        {"text_config": TEXT | GROUPS | {"pad_token_id": 1}, "vq_config": OF_CODES, "vocabulary_map": {"<image>": 3}},
+        2,
+    ),
 ]
 
 
@@ -84,7 +101,7 @@ def built(path: Path, *options: object) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("model_type", "sizes", "dense"),
-    [nightly_unless(name in ("qwen2", "ibert"), name, sizes, dense) for name, sizes, dense in BUILT],
+    [nightly_unless(name in ("qwen2", "ibert", "modernvbert"), name, sizes, dense) for name, sizes, dense in BUILT],
 )
 def test_a_type_without_a_family_is_built_and_proved(
     tmp_path: Path, model_type: str, sizes: dict[str, object], dense: int
@@ -270,6 +287,23 @@ def test_the_proof_is_left_out_only_where_that_is_said(tmp_path: Path) -> None:
     assert code == 0, said
     assert json.loads((tmp_path / "bundle" / "manifest.json").read_text())["unverified"]
     assert "none (--unverified), though no family was written" in run_here("inspect", tmp_path / "bundle").stdout
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "said"),
+    [
+        ("perceiver", {"num_blocks": 1}, r"reads no ids of texts: PerceiverModel takes inputs, attention_mask"),
+        (
+            "llama4",
+            {"text_config": TEXT, "vision_config": OF_IMAGES},
+            r"gives scores of the next token, and no vectors",
+        ),
+    ],
+)
+def test_code_without_ids_or_vectors_is_refused(model_type: str, sizes: dict[str, object], said: str) -> None:
+    config = AutoConfig.for_model(model_type, **sizes).to_dict()
+    with pytest.raises(ModelError, match=said):
+        facts_of(config, any_family(model_type))
 
 
 def test_positions_that_the_code_does_not_know_are_refused(tmp_path: Path) -> None:

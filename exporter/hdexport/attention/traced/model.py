@@ -75,7 +75,7 @@ def _forward(
     """Run a model's own forward, with the key mask at hand for its dense layers, and the padding's id at padding, by
     which some models find it."""
     model.config._attn_implementation = "eager"
-    padding = model.config.pad_token_id
+    padding = getattr(model.config, "pad_token_id", None)
     if padding is not None and 0 <= padding < model.config.vocab_size:
         input_ids = torch.where(attention_mask.bool(), input_ids, padding)
     with _of_call(attention_mask):

@@ -55,7 +55,7 @@ def check_behaviour(model: PreTrainedModel) -> None:
 def _check_padding(model: PreTrainedModel, texts: list[torch.Tensor], alone: list[torch.Tensor]) -> None:
     """Padding on the right changes nothing. Padding on the left may move a text to other positions, but what is in it
     changes nothing."""
-    padding, fillers = model.config.pad_token_id, (texts[0].flip(0), texts[0].roll(3))
+    padding, fillers = getattr(model.config, "pad_token_id", None), (texts[0].flip(0), texts[0].roll(3))
     is_of_tokens = all(len(answer) == len(text) for answer, text in zip(alone, texts, strict=True))
     # Some models find padding by its id, which a graph has there, whatever it is given.
     filler = fillers[0] if padding is None else torch.full_like(fillers[0], padding)
@@ -88,7 +88,7 @@ def _padded(
 
 
 def _texts(model: PreTrainedModel) -> list[torch.Tensor]:
-    size, padding = int(model.config.vocab_size), model.config.pad_token_id
+    size, padding = int(model.config.vocab_size), getattr(model.config, "pad_token_id", None)
     ids = [number for number in range(size) if number >= _SPECIAL_IDS and number != padding] or [0]
     generator = torch.Generator().manual_seed(0)
     return [torch.tensor(ids)[torch.randint(len(ids), (tokens,), generator=generator)] for tokens in _LENGTHS]
@@ -105,7 +105,7 @@ def _run(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         raise ModelError(
             f"The code of this {model.config.model_type} does not run with ids and a mask alone, on {len(ids)} texts "
             f"of {ids.shape[1]} tokens: {shown(error)}\n"
-            "A bundle has no other inputs; choose a model that reads texts alone."
+            "A bundle has no other inputs, and takes texts of any length; choose a model whose code runs so."
         ) from error
     return found.float()
 

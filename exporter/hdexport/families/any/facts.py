@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers.generation import GenerationMixin
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hdexport.model.family import Family
@@ -28,6 +29,16 @@ _RELATIVE = re.compile(r"relative|distance|bias|bucket")
 _TOKEN_TYPES = re.compile(r"token_type\w*|segment\w*")
 """Names of tables of token types."""
 
+_READ_OF_ALL = {
+    "hidden_size": None,
+    "num_hidden_layers": None,
+    # Models without attention, or whose attention is no products: one square of tokens, as memory is estimated.
+    "num_attention_heads": 1,
+    "vocab_size": None,
+    "pad_token_id": None,
+}
+"""What is read of every configuration -> what stands for it where a configuration has it nowhere."""
+
 _OFFSET = "offset"
 """Attribute of the library's tables whose first rows no position uses."""
 
@@ -38,6 +49,8 @@ class Facts:
 
     Attributes:
         tasks: the tasks of `ENCODER_TASKS` that there is a class for.
+        values: key of ``config.json`` -> its value, for those that are read of every configuration and that this one
+            has in its part for texts, or not at all.
         positions_key: key of ``config.json`` for the most positions; None where none says how many.
         most_positions: its value.
         has_table: whether a table of positions, whose rows bound the length, is among the modules.
@@ -48,6 +61,7 @@ class Facts:
     """
 
     tasks: tuple[Task, ...]
+    values: Mapping[str, Any]
     positions_key: str | None
     most_positions: int
     has_table: bool
@@ -82,11 +96,14 @@ def facts_of(config: Mapping[str, Any], family: Family) -> Facts:
     _check_position_kind(kind, config)
     is_half = bool(settings.is_encoder_decoder)
     encoder = skeleton.get_encoder() if is_half else skeleton
+    _check_inputs_and_outputs(encoder, model_type)
     tables = _tables_of_positions(encoder)
-    key, most = _most_positions(settings, tables)
-    padding = settings.pad_token_id
+    part = encoder.config if is_half else settings.get_text_config()
+    key, most = _most_positions(settings, part, tables)
+    padding = getattr(part, "pad_token_id", None)
     return Facts(
         tasks=(Task.FEATURE_EXTRACTION,) if is_half else _tasks(settings, family),
+        values=_values(settings, part),
         positions_key=key,
         most_positions=most,
         has_table=bool(tables),
@@ -123,10 +140,20 @@ def _tables_of_positions(model: torch.nn.Module) -> list[Any]:
     ]
 
 
-def _most_positions(settings: Any, tables: list[Any]) -> tuple[str | None, int]:
+def _values(settings: Any, part: Any) -> dict[str, Any]:
+    """The values of `_READ_OF_ALL` that a configuration lacks, from its part for texts."""
+    missing = {name: other for name, other in _READ_OF_ALL.items() if getattr(settings, name, None) is None}
+    found = {name: getattr(part, name, None) for name in missing}
+    return {
+        str(settings.attribute_map.get(name, name)): other if found[name] is None else found[name]
+        for name, other in missing.items()
+    }
+
+
+def _most_positions(settings: Any, part: Any, tables: list[Any]) -> tuple[str | None, int]:
     """The key of ``config.json`` for the most positions, and its value; None and 0 where nothing says how many."""
     name = "max_position_embeddings"
-    most = getattr(settings, name, None)
+    most = getattr(settings, name, getattr(part, name, None))
     if type(most) is not int or most < 1:
         return None, min((len(table.weight) - getattr(table, _OFFSET, 0) for table in tables), default=0)
     return str(settings.attribute_map.get(name, name)), most
@@ -141,7 +168,23 @@ def _token_types(model: torch.nn.Module) -> int:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Embedding) and _TOKEN_TYPES.fullmatch(name.rpartition(".")[2])
     ]
-    return max(rows, default=0) if max(rows, default=0) > 1 else 0
+    # Tokens of several tables have several types each.
+    return rows[0] if len(rows) == 1 and rows[0] > 1 else 0
+
+
+def _check_inputs_and_outputs(model: torch.nn.Module, model_type: str) -> None:
+    """Refuse a model that reads something else than ids, or that gives scores in the place of vectors."""
+    name, inputs = type(model).__name__, list(inspect.signature(model.forward).parameters)
+    if "input_ids" not in inputs:
+        raise ModelError(
+            f"The code of a {model_type} reads no ids of texts: {name} takes {', '.join(inputs)}.\n"
+            "Choose a model that reads texts alone."
+        )
+    if isinstance(model, GenerationMixin):
+        raise ModelError(
+            f"The AutoModel of a {model_type} is {name}, which gives scores of the next token, and no vectors.\n"
+            "Choose a checkpoint of its text model alone, which has a model_type of its own."
+        )
 
 
 def _check_position_kind(kind: type, config: Mapping[str, Any]) -> None:

@@ -74,7 +74,7 @@ def _with_facts(family: AnyFamily, config: Mapping[str, Any]) -> Family:
         tasks=facts.tasks,
         why_not_other_tasks=family.why_not_other_tasks if facts.is_half else "has no class with its outputs",
         has_sdpa=facts.has_sdpa,
-        newer_keys=lambda config: {} if key is None else {key: most},
+        newer_keys=lambda config: {**facts.values, **({} if key is None else {key: most})},
         positions_key=key or "max_position_embeddings",
         counts_distances=key is None and not most,
         padding_row=lambda config: config.pad_token_id if facts.follows_padding else None,
