@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hdexport.lowering.multi_head_attention import choice
-from hdexport.lowering.nodes import Insertion, add_function, token_mask_of
+from hdexport.lowering.nodes import Insertion, add_function, operator_of, token_mask_of
 from hdplugins import ONNX_DOMAIN
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from hdexport.lowering.lowering import SharedParts
     from hdplugins.attention.body_maker import Op, Value
 
+LONG_TEXTS = "_long_texts"
+"""Ends the name of the function that computes texts for which no bias is made in ONNX Runtime on a GPU."""
+
 SCORES = 4
 """Position of that input of the operator."""
 
@@ -22,7 +25,9 @@ _NAME = "ClippedDistanceAttention_bias"
 
 
 def has_shared_numbers(node: onnx_ir.Node) -> bool:
-    """Whether a node ``ClippedDistanceAttention`` is a dense attention with a bias that all texts share."""
+    """Whether a node is a dense attention with a bias that all texts share, by ``ClippedDistanceAttention``."""
+    if operator_of(node).name != "ClippedDistanceAttention":
+        return False
     scores = node.inputs[SCORES]
     assert scores is not None
     shape = scores.shape
@@ -36,12 +41,14 @@ def bias_by_distance(
     *,
     by_rows: bool,
     is_short: onnx_ir.Value | None = None,
+    key_mask: onnx_ir.Value | None = None,
 ) -> onnx_ir.Value:
     """[1, heads, tokens, tokens], in the dtype of the numbers; layers with the same numbers share it.
 
     Args:
         by_rows: whether the numbers of a row are copied together, as is fast on a CPU, or looked up one by one.
         is_short: [], bool; where it is false, the bias is empty. None for always.
+        key_mask: [batch, tokens], bool, of the tokens that there is a bias for; None for the node's.
     """
     import numpy as np
     import onnx_ir as ir
@@ -49,11 +56,11 @@ def bias_by_distance(
     scores = node.inputs[SCORES]
     assert scores is not None
     assert scores.dtype is not None
-    dtype = scores.dtype
+    dtype, mask = scores.dtype, token_mask_of(node) if key_mask is None else key_mask
 
     def made() -> onnx_ir.Value:
         _add_function(parts.model, _copied if by_rows else _looked_up)
-        bias = ir.node(_NAME, [scores, token_mask_of(node)], domain=ONNX_DOMAIN)
+        bias = ir.node(_NAME, [scores, mask], domain=ONNX_DOMAIN)
         if is_short is None:
             return insertion.insert(bias)
         nothing = ir.tensor(np.zeros((1, 1, 0, 0), dtype.numpy()), dtype=dtype)
@@ -61,7 +68,7 @@ def bias_by_distance(
         name = parts.new_name("bias_by_distance")
         return insertion.insert(choice(is_short, then=[bias], otherwise=[none], name=name, dtype=dtype))
 
-    return parts.once((bias_by_distance, scores, is_short), made)
+    return parts.once((bias_by_distance, scores, is_short, mask), made)
 
 
 def _add_function(model: onnx_ir.Model, body: Callable[..., Value]) -> None:

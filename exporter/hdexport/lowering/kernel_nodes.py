@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hdexport.lowering.bias_by_distance import LONG_TEXTS, has_shared_numbers
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdplugins.attention.plugin_face import PLAN, PLUGIN_FACE, face_of, sizes
 from hdruntime.bundle.manifest import KernelNode
@@ -99,7 +100,10 @@ def kernel_records(model: onnx_ir.Model, *, dtype: str) -> tuple[KernelNode, ...
         better_on = face.better_on(record.shapes, record.operator_attributes, dtype=dtype)
         if better_on is not None:
             record = replace(record, architectures=tuple(f"sm{number}" for number in better_on))
+        found = [record]
+        if has_shared_numbers(node):
+            # Beside ONNX Runtime's own attention, which computes the other texts, the kernels were not timed.
+            found = [replace(record, architectures=()), replace(record, op_type=record.op_type + LONG_TEXTS)]
         of_type = records.setdefault(node.op_type, [])
-        if record not in of_type:
-            of_type.append(record)
+        of_type += [each for each in found if each not in of_type]
     return tuple(record for op_type, of_type in records.items() if op_type not in refused for record in of_type)

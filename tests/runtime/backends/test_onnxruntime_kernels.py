@@ -27,6 +27,7 @@ from fakes.stand_in_driver import StandInDriver, build_stand_in
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.engines.build import EngineOptions
+from hdexport.graph.targets.onnxruntime import cuda as graph_for_cuda
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 from hdexport.support.bundle_writer import seal
 from hdexport.verify.comparison import compare
@@ -70,7 +71,6 @@ BOTH_SIDES_GROUPED = ("eurobert", None, GROUPED)
 NIGHTLY: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "blocks": ("bert", "bigbird:block=16,random=2", HEADS),
     "hashes": ("bert", "lsh:chunk=16,rounds=2", HEADS),
-    # MPNet's numbers are shared: a bias for ONNX Runtime's own attention, up to 2048 tokens.
     "distances": ("nezha", None, HEADS),
     "Longformer": ("longformer", None, HEADS),
     "BigBird": ("big_bird", None, HEADS),
@@ -269,6 +269,24 @@ def test_where_onnx_runtime_s_own_is_kept_kernels_compute_other_attention(
     assert types >= {"If", "MultiHeadAttention"}
     assert {name.partition("_")[0] for name in types if "Attention_" in name} == {"SlidingWindowAttention"}
     assert "DenseAttention" not in types
+    for bodies, kernels in zip(by_bodies, by_kernels, strict=True):
+        assert_close(kernels["last_hidden_state"], bodies["last_hidden_state"], atol=2e-5)
+
+
+@pytest.mark.parametrize("impl", [AttentionImpl.AUTO, pytest.param(AttentionImpl.PLUGIN, marks=pytest.mark.nightly)])
+def test_kernels_compute_long_texts_by_shared_numbers_or_all(
+    impl: AttentionImpl, stand_in: Path, interpreter: Interpreter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than 16 tokens here, so that MPNet's texts are of both kinds."""
+    monkeypatch.setattr(graph_for_cuda, "_LONGEST_BIASED", 16)
+    bundle = built(tmp_path, "mpnet", None, HEADS, impl=impl)
+    by_bodies, _ = interpreter.run(_answers, stand_in, bundle)
+    write_kernels(bundle)
+    by_kernels, launches = interpreter.run(_answers, stand_in, bundle, tmp_path / "loaded.onnx")
+    are_all = impl is AttentionImpl.PLUGIN
+    computed = [feeds for feeds in batches() if are_all or feeds["input_ids"].shape[1] > 16]
+    assert launches == ["attend"] * 2 * len(computed)
+    assert ("If" in types_in(tmp_path / "loaded.onnx")) is not are_all
     for bodies, kernels in zip(by_bodies, by_kernels, strict=True):
         assert_close(kernels["last_hidden_state"], bodies["last_hidden_state"], atol=2e-5)
 

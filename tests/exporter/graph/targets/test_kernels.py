@@ -15,6 +15,7 @@ from hdexport.graph.targets.tensorrt.kernels import write_kernels
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
 from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdexport.graph.targets.tensorrt.plugin_nodes import own_shapes, plugin_nodes
+from hdexport.lowering.bias_by_distance import LONG_TEXTS
 from hdexport.lowering.kernel_nodes import kernel_node, kernel_records
 from hdexport.lowering.nodes import operator_nodes
 from hdplugins.attention.window.plugin import FACE
@@ -25,6 +26,7 @@ from hdruntime.errors import ExportError, InputError, MissingDependencyError
 from support.attention_graphs import attention_model
 from support.attention_layers import Layer
 from support.operators.dense import Dense
+from support.operators.distance import Clipped
 from support.operators.window import Window
 
 WINDOW = Window(left=16, right=16, bound=4, dtype="float16")
@@ -68,6 +70,8 @@ def test_the_kernels_of_a_default_engine_keep_all_in_registers(nodes: list[Kerne
 TIMED = Dense(dtype="float16", head_dim=64)
 """Dense attention whose kernel is known to be faster than ONNX Runtime's on a GPU."""
 
+SHARED_NUMBERS = Clipped(reach=16)
+
 AUTO, PLUGIN, NATIVE = (EngineOptions(attention_impl=impl) for impl in AttentionImpl)
 
 
@@ -95,6 +99,23 @@ def test_onnx_runtime_is_to_run_kernels_that_are_known_to_be_faster_or_that_were
     model = attention_model(layer, layer)
     found = options.chosen(kernel_records(model, dtype=layer.dtype))
     assert [node.architectures for node in found] == architectures
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "types"),
+    [
+        (SHARED_NUMBERS, AUTO, [f"ClippedDistanceAttention{LONG_TEXTS}"]),
+        (SHARED_NUMBERS, PLUGIN, ["ClippedDistanceAttention", f"ClippedDistanceAttention{LONG_TEXTS}"]),
+        (SHARED_NUMBERS, NATIVE, []),
+        (replace(SHARED_NUMBERS, by_query=True), AUTO, ["ClippedDistanceAttention"]),
+    ],
+    ids=str,
+)
+def test_onnx_runtime_s_own_computes_short_texts_by_shared_numbers_unless_kernels_were_asked_for(
+    layer: Layer, options: EngineOptions, types: list[str]
+) -> None:
+    found = options.chosen(kernel_records(attention_model(layer, layer), dtype=layer.dtype))
+    assert [(node.op_type, node.architectures) for node in found] == [(name, None) for name in types]
 
 
 def test_a_type_of_nodes_without_a_kernel_leaves_others_their_kernels() -> None:

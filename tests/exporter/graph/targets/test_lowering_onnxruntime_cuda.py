@@ -17,7 +17,7 @@ from onnx import TensorProto
 from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
 from hdexport.lowering.nodes import operator_nodes
 from support.answers import inputs_of
-from support.attention_graphs import BATCH, answer_by_definition, portable_graph, session_of, states_of
+from support.attention_graphs import BATCH, answer_by_definition, attention_model, portable_graph, session_of, states_of
 from support.attention_layers import PADDINGS, Layer, token_kinds
 from support.comparators import assert_close, named_case
 from support.operators.blocks import Blocks
@@ -151,35 +151,40 @@ def test_products_in_float16_stay_in_range() -> None:
 CAUSAL = Dense(heads=4, kv_heads=2, causal=1)
 
 
-@pytest.mark.parametrize(("layer", "name"), [(Dense(), "DenseAttention"), (CAUSAL, "DenseAttention_causal")], ids=str)
-def test_an_operator_can_take_the_place_of_every_attention(layer: Dense, name: str) -> None:
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(Dense(), "DenseAttention"), (CAUSAL, "DenseAttention_causal"), (BY_DISTANCE, "ClippedDistanceAttention")],
+    ids=str,
+)
+def test_an_operator_can_take_the_place_of_every_attention(layer: Layer, name: str) -> None:
     """The graph then has no branch."""
     model = lowered(layer, layer, layer)
     assert [node.op_type for node in operator_nodes(model)] == [name] * 3
     assert not {"If", "MultiHeadAttention"} & {node.op_type for node in model.graph.all_nodes()}
-    (function,) = model.functions.values()
-    assert not {"DenseAttention", "Transpose", "Softmax"} & {node.op_type for node in nodes_of(model)} - {name}
-    assert [value.name for value in function.inputs] == list(layer.operator.inputs)
+    (function,) = (function for function in model.functions.values() if function.name == name)
+    assert not {name, "Transpose", "Softmax"} & {node.op_type for node in function.all_nodes()}
+    assert [value.name for value in function.inputs] == list(layer.operator.inputs[: len(function.inputs)])
 
 
 @pytest.mark.parametrize("dtype", ATOL, ids=["float32", "float16"])
-@pytest.mark.parametrize(("layer", "fused"), [(Dense(), 3), (CAUSAL, 2)], ids=str)
-def test_the_layers_of_a_loaded_graph_look_at_a_mask_once(layer: Dense, fused: int, dtype: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("layer", "fused"), [(Dense(), 3), (CAUSAL, 2), (BY_DISTANCE, 2)], ids=str)
+def test_the_layers_of_a_loaded_graph_look_at_a_mask_once(layer: Layer, fused: int, dtype: int, tmp_path: Path) -> None:
     """Three functions have the nodes of one, beside attentions and what is between them."""
-    counts = [optimized(lowered(*[layer] * layers, dtype=dtype), tmp_path / f"{layers}.onnx") for layers in (1, 3)]
-    one, three = counts
-    assert [count["MultiHeadAttention"] for count in counts] == [fused, 3 * fused]
-    for looks in ("Range", "ReduceMin", "ReduceSum", "Shape", "CumSum", "ScatterElements", "Concat"):
-        assert one[looks] == three[looks], looks
+    one, three = (optimized(lowered(*[layer] * layers, dtype=dtype), tmp_path / f"{layers}.onnx") for layers in (1, 3))
+    of_all = [Counter(node.op_type for node in graph.all_nodes()) for graph in (one, three)]
+    assert [count["MultiHeadAttention"] for count in of_all] == [fused, 3 * fused]
+    outside = [Counter(node.op_type for node in graph) for graph in (one, three)]
+    for looks in ("Range", "ReduceMin", "ReduceSum", "Shape", "CumSum", "ScatterElements", "Concat", "Gather"):
+        assert outside[0][looks] == outside[1][looks], looks
 
 
-def optimized(model: ir.Model, path: Path) -> Counter[str]:
-    """The nodes of a loaded graph by type; functions, and what does not depend on a GPU, are gone."""
+def optimized(model: ir.Model, path: Path) -> ir.Graph:
+    """A loaded graph; functions, and what does not depend on a GPU, are gone."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.optimized_model_filepath = 3, str(path)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString(), options)
-    return Counter(node.op_type for node in nodes_of(ir.load(path)))
+    return ir.load(path).graph
 
 
 def test_layers_that_are_unlike_the_first_are_no_functions() -> None:
@@ -189,6 +194,21 @@ def test_layers_that_are_unlike_the_first_are_no_functions() -> None:
     assert [node.op_type for node in operator_nodes(model)] == ["DenseAttention", "DenseAttention_causal"]
     heads = {node.attributes["num_heads"].as_int() for _, node in attentions(model)}
     assert heads == {2, 4}
+
+
+def test_a_body_that_other_nodes_have_stays_theirs() -> None:
+    """One node by distance has numbers of each query, which no fused attention takes."""
+    model = attention_model(BY_DISTANCE, BY_DISTANCE)
+    first, _ = operator_nodes(model)
+    shape = ir.Shape(["batch", "tokens", *BY_DISTANCE.axes["scores_by_distance"][2:]])
+    of_each_query = ir.val("of_each_query", ir.DataType.FLOAT, shape)
+    first.replace_input_with(4, of_each_query)
+    model.graph.inputs.append(of_each_query)
+    assert lower_for_onnxruntime_cuda(model) == 1
+    (body,) = (function for function in model.functions.values() if function.name == first.op_type)
+    assert "MultiHeadAttention" not in {node.op_type for node in body.all_nodes()}
+    assert [kind for kind, _ in attentions(model)] == ["none", "by key"]
+    session_of(model)
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])

@@ -4,8 +4,8 @@ It computes in the bundle's own type and reads the portable graph's weights. Lay
 no casts around them: ONNX Runtime's kernel computes them in float32, with the sum before them. Attention is a function:
 a session runs compiled kernels in the place of functions where the bundle has them for the GPU, and their bodies
 elsewhere, of standard operators, or of dense attention in the forms below. Layers whose kernels would make equal plans
-share one. Attention with a bias keeps its function for longer texts: shorter texts are fused with a bias for every
-query and key.
+share one. Attention by distance whose numbers all texts share is fused with a bias for every query and key, but for
+longer texts, which a function in its function computes: so kernels can take the place of both, or of longer texts.
 
 A function looks at its own mask. ONNX Runtime puts bodies in the place of nodes when it loads a graph, and then merges
 equal nodes, so that all layers look at a mask once.
@@ -43,7 +43,7 @@ from hdexport.attention.kinds import lowerings_of
 from hdexport.graph.passes.narrow_norms import narrow_norms
 from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.graph.targets.onnxruntime.shared_plans import share_plans
-from hdexport.lowering.bias_by_distance import bias_by_distance
+from hdexport.lowering.bias_by_distance import LONG_TEXTS, bias_by_distance
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, choice, fused_attention
 from hdexport.lowering.nodes import (
@@ -59,7 +59,7 @@ from hdexport.lowering.nodes import (
     token_mask_of,
 )
 from hdexport.lowering.packed_tokens import PackedTokens
-from hdplugins import ONNX_OPSET
+from hdplugins import ONNX_DOMAIN, ONNX_OPSET
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -79,43 +79,57 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
     and plans of keys taken from another layer. With none the graph is the portable one still."""
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
-    pooled, narrowed = pool_in_blocks(model), narrow_norms(model)
+    # Plans first: what a bias is made by would be taken for a node of attention.
+    shared, pooled, narrowed = share_plans(model), pool_in_blocks(model), narrow_norms(model)
     dense = [(node, lowering) for node, lowering in lowerings_of(model) if lowering.is_dense(node)]
-    parts, bodies = SharedParts(model), dict[object, object]()
+    parts = SharedParts(model)
+    functions: dict[onnx_ir.OperatorIdentifier, onnx_ir.Function] = {}
+    # A name has one body: nodes that are unlike the first one of their name are fused where they are.
+    decided: dict[str, object] = {
+        node.op_type: None for node, lowering in lowerings_of(model) if not lowering.is_dense(node)
+    }
     for node, lowering in dense:
-        if lowering.has_bias(node):
-            _fuse(node, parts, has_bias=True)
-        elif bodies.setdefault(node.op_type, _decides_body(node)) == _decides_body(node):
-            model.functions[node.op_identifier()] = _fused_function(model, node)
-        else:
-            _fuse(node, parts)
+        has_bias, decides = lowering.has_bias(node), _decides_body(node)
+        if has_bias:
+            _name_body_for_long_texts(model, node)
+        if decided.setdefault(node.op_type, decides) != decides:
+            _fuse(node, parts, has_bias=has_bias)
+        elif node.op_identifier() not in functions:
+            functions[node.op_identifier()] = _fused_function(model, node, has_bias=has_bias)
+    model.functions.update(functions)
     if dense:
         model.graph.opset_imports[CONTRIB_DOMAIN] = 1
-    shared = share_plans(model)
     if dense or narrowed or shared:
         RemoveUnusedNodesPass()(model)
         RemoveUnusedFunctionsPass()(model)
     return pooled + narrowed + len(dense) + shared
 
 
-def _fuse(node: onnx_ir.Node, parts: SharedParts, *, has_bias: bool = False) -> None:
+def _name_body_for_long_texts(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
+    """Give a node's body a second name, by which longer texts call it."""
+    body = model.functions[node.op_identifier()].clone()
+    body.name += LONG_TEXTS
+    model.functions.setdefault(body.identifier(), body)
+
+
+def _fuse(node: onnx_ir.Node, parts: SharedParts, *, has_bias: bool) -> None:
     """Put the fused attention in the place of a node of dense attention."""
     fusion = _Fusion(node, parts)
     attended = fusion.attended(has_bias=has_bias)
     replace_by_merged(fusion.insertion, node, fusion.insertion.insert(attended))
 
 
-def _fused_function(model: onnx_ir.Model, node: onnx_ir.Node) -> onnx_ir.Function:
+def _fused_function(model: onnx_ir.Model, node: onnx_ir.Node, *, has_bias: bool) -> onnx_ir.Function:
     """The fused attention as the body of the node's function."""
     import onnx_ir as ir
 
-    given = dict(zip(operator_of(node).inputs, node.inputs, strict=True))
+    given = dict(zip(operator_of(node).inputs, node.inputs, strict=False))
     inputs = [ir.Value(name=name, shape=value.shape, type=value.type) for name, value in given.items() if value]
     answer = ir.Value(name="out", shape=node.outputs[0].shape, type=node.outputs[0].type)
     alone = ir.node(node.op_type, inputs, node.attributes.copy(), domain=node.domain, outputs=[answer])
-    opsets = {"": ONNX_OPSET, CONTRIB_DOMAIN: 1}
+    opsets = {"": ONNX_OPSET, CONTRIB_DOMAIN: 1, ONNX_DOMAIN: model.graph.opset_imports[ONNX_DOMAIN]}
     graph = ir.Graph(inputs, alone.outputs, nodes=[alone], opset_imports=opsets, name=node.op_type)
-    _fuse(alone, SharedParts(model))
+    _fuse(alone, SharedParts(model), has_bias=has_bias)
     declared = [ir.Attr(name, attribute.type, None) for name, attribute in node.attributes.items()]
     return ir.Function(node.domain, node.op_type, graph=graph, attributes=declared)
 
@@ -149,10 +163,10 @@ class _Fusion:
         states = merged_states(self.insertion, node)
         if not has_bias:
             return self._fused(states, mask, name=self._name)
-        bias = bias_by_distance(self.insertion, node, parts, by_rows=False, is_short=mask.is_short)
+        bias = bias_by_distance(self.insertion, node, parts, by_rows=False, key_mask=mask.short)
         if bias.dtype != self._dtype:
             bias = self.insertion.op("Cast", [bias], {"to": int(self._dtype)})
-        return self._or_body(self._fused(states, mask, bias=bias, name=f"{self._name}_fused"), mask.is_short)
+        return self._or_long(self._fused(states, mask, bias=bias, name=f"{self._name}_fused"), mask.is_short)
 
     def _fused(
         self, states: Sequence[onnx_ir.Value], mask: _Mask, *, bias: onnx_ir.Value | None = None, name: str
@@ -185,12 +199,12 @@ class _Fusion:
         otherwise = packed.around(states, attend, zero)
         return choice(packed.unmasked, then=[attend(states)], otherwise=otherwise, name=self._name, dtype=self._dtype)
 
-    def _or_body(self, fused: onnx_ir.Node, is_short: onnx_ir.Value) -> onnx_ir.Node:
-        """The fused attention for short texts, else the node's body."""
+    def _or_long(self, fused: onnx_ir.Node, is_short: onnx_ir.Value) -> onnx_ir.Node:
+        """The fused attention for short texts, else the node's own body."""
         import onnx_ir as ir
 
         node = self._node
-        body = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
+        body = ir.node(node.op_type + LONG_TEXTS, node.inputs, attributes=node.attributes, domain=node.domain)
         merged = ir.node("Reshape", [body.outputs[0], self.insertion.integers([0, 0, -1])])
         return choice(is_short, then=[fused], otherwise=[body, merged], name=self._name, dtype=self._dtype)
 
@@ -206,6 +220,7 @@ class _Mask:
             one's end, and the same of the keys.
         any_key: [batch, 1, 1], in the graph's type, 1 for rows with a real token.
         is_short: [], bool, whether texts are short enough for a bias.
+        short: [batch, tokens], bool, the key mask where they are, else [batch, 0].
     """
 
     def __init__(self, insertion: Insertion, key_mask: onnx_ir.Value, dtype: onnx_ir.DataType) -> None:
@@ -230,6 +245,9 @@ class _Mask:
         self.is_short = insertion.op(
             "LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": _LONGEST_BIASED})]
         )
+        kept = insertion.op("Where", [self.is_short, tokens, zero])
+        ends = insertion.op("Unsqueeze", [kept, insertion.integers([0])])
+        self.short = insertion.op("Slice", [key_mask, insertion.integers([0]), ends, columns])
         positions = insertion.op("Cast", [insertion.op("Range", [zero, tokens, step])], to_int32)
         is_text = insertion.op("Less", [positions, counts])  # [batch, tokens]
         agrees = insertion.op("Cast", [insertion.op("Equal", [is_text, key_mask])], to_int32)
