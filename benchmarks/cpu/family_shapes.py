@@ -61,13 +61,20 @@ _OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
 """Sizes that a family's configuration calls otherwise, or does not say by default."""
 
 
-def base_config(model_type: str, *, layers: int, changes: Mapping[str, Any] | None = None) -> PreTrainedConfig:
+def base_config(
+    model_type: str,
+    *,
+    layers: int,
+    changes: Mapping[str, Any] | None = None,
+    shape: Mapping[str, int] | None = None,
+) -> PreTrainedConfig:
     """The configuration of a model type in base shape.
 
     Args:
-        model_type: a supported one.
+        model_type: of a checkpoint.
         layers: how many.
         changes: of the configuration; a list is of layers in turn.
+        shape: sizes in place of those of base shape, by the library's common names; a type may lack some.
     """
     from transformers import AutoConfig
 
@@ -76,10 +83,11 @@ def base_config(model_type: str, *, layers: int, changes: Mapping[str, Any] | No
     family_of(model_type)  # from then on transformers knows the classes that it lacks
     default = AutoConfig.for_model(model_type)
     names, known = type(default).attribute_map, default.to_dict()
-    sizes = {names.get(name, name): value for name, value in {**_SHAPE, "num_hidden_layers": layers}.items()}
-    shape: dict[str, Any] = {name: value for name, value in sizes.items() if name in known}
+    asked = {**_SHAPE, **(shape or {}), "num_hidden_layers": layers}
+    sizes: dict[str, Any] = {names.get(name, name): value for name, value in asked.items()}
+    sizes = {name: value for name, value in sizes.items() if name in known}
     if model_type == "reformer":
-        shape["attn_layers"] = ["local", "lsh"] * -(-layers // 2)
-        del shape["num_hidden_layers"]
+        sizes["attn_layers"] = ["local", "lsh"] * -(-layers // 2)
+        del sizes["num_hidden_layers"]
     changed = {name: value * layers if isinstance(value, list) else value for name, value in (changes or {}).items()}
-    return AutoConfig.for_model(model_type, **{**shape, **_OF_MODEL_TYPE.get(model_type, {}), **changed})
+    return AutoConfig.for_model(model_type, **{**sizes, **_OF_MODEL_TYPE.get(model_type, {}), **changed})

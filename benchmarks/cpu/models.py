@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,8 @@ OPENVINO, OPENVINO_BFLOAT16 = "openvino", "openvino-bfloat16"
 """The bundle in OpenVINO, in float32 and in bfloat16."""
 
 
-def save_checkpoint(models: Path, model_type: str, *, layers: int, changes: Mapping[str, Any] | None = None) -> None:
-    """Save the library's model.
-
-    Args:
-        changes: of its configuration; see `base_config`.
-    """
+def save_checkpoint(models: Path, model_type: str, **sizes: Any) -> None:
+    """Save the library's model of such sizes; see `base_config`."""
     import torch
     import transformers
 
@@ -32,7 +27,7 @@ def save_checkpoint(models: Path, model_type: str, *, layers: int, changes: Mapp
 
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
-    config = base_config(model_type, layers=layers, changes=changes)
+    config = base_config(model_type, **sizes)
     model = model_from_config(config, family=family_of(model_type), task=Task.FEATURE_EXTRACTION)
     model.save_pretrained(models / HUGGING_FACE)
 

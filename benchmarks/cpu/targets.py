@@ -59,6 +59,8 @@ class Figure(str, Enum):
     """A ratio that a case takes itself, of interleaved calls: processes differ by more."""
     COSINE_LOSS = "cosine loss"
     """1 less the worst cosine of a case's vectors with PyTorch's."""
+    ERROR = "error"
+    """The largest difference of a case's answers from PyTorch's."""
     KEPT = "MB kept"
     """Resident memory after a long text, above the resident memory before."""
 
@@ -70,6 +72,7 @@ _KEYS = {
     Figure.PEAK: "peak_bytes",
     Figure.OVERHEAD: "overhead",
     Figure.COSINE_LOSS: "cosine_loss",
+    Figure.ERROR: "error",
     Figure.KEPT: "kept_mb",
 }
 
