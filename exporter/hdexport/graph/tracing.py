@@ -75,7 +75,10 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> Trace:
                 optimize=False,  # not before it is whole
             )
     except torch.onnx.errors.OnnxExporterError as error:
-        raise ExportError(f"PyTorch could not export the model: {_root_cause(error)}") from error
+        raise ExportError(
+            f"PyTorch could not export the model: {_root_cause(error)}\n"
+            "A family can compute that step otherwise (CONTRIBUTING.md, Add a model family)."
+        ) from error
     if program is None:
         raise ExportError("PyTorch's exporter returned no graph.")
     assert program.exported_program is not None

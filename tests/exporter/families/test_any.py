@@ -228,6 +228,29 @@ def test_answers_that_depend_on_more_than_the_text_are_refused(fault: str, how: 
     check_behaviour(SlopesModel(SlopesConfig(pad_token_id=1)).eval())
 
 
+class TestCodeThatFailsOnATextIsRefusedByWhatItWasGiven:
+    def refusal(self, tokens: int) -> str:
+        """Of code that fails on texts of so many tokens."""
+        model = SlopesModel(SlopesConfig(pad_token_id=1)).eval()
+        right = model.forward
+
+        def forward(input_ids: torch.Tensor, **named: object) -> object:
+            if input_ids.shape[1] == tokens:
+                raise ValueError("no such size")
+            return right(input_ids=input_ids, **named)
+
+        model.forward = forward
+        with pytest.raises(ModelError) as refused:
+            check_behaviour(model)
+        return str(refused.value)
+
+    @pytest.mark.parametrize(("tokens", "given"), [(21, "a text of 21 tokens"), (1, "a text of 1 token")])
+    def test_a_text_s_length(self, tokens: int, given: str) -> None:
+        first, remedy = self.refusal(tokens).splitlines()
+        assert first == f"The code of this slopes does not run with ids and a mask alone, on {given}: no such size"
+        assert "takes texts of any length" in remedy
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

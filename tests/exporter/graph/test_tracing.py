@@ -123,5 +123,7 @@ def test_an_axis_that_is_frozen_is_refused(model) -> None:
 
 
 def test_what_cannot_be_traced_is_an_error_with_its_root_cause(model) -> None:
-    with pytest.raises(ExportError, match=r"PyTorch could not export the model: \w*(Guard|DataDependent|Unsupported)"):
+    cause = r"PyTorch could not export the model: \w*(Guard|DataDependent|Unsupported)"
+    remedy = r"A family can compute that step otherwise \(CONTRIBUTING.md, Add a model family\)"
+    with pytest.raises(ExportError, match=rf"{cause}(.|\n)*\n{remedy}"):
         trace(_Wrong(model, "depends on data"), max_len=64, vocab_size=VOCAB_SIZE)

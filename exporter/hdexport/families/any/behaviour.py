@@ -102,9 +102,11 @@ def _run(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     except MemoryError:
         raise
     except Exception as error:
+        texts = "a text" if len(ids) == 1 else f"{len(ids)} texts"
+        tokens = "1 token" if ids.shape[1] == 1 else f"{ids.shape[1]} tokens"
         raise ModelError(
-            f"The code of this {model.config.model_type} does not run with ids and a mask alone, on {len(ids)} texts "
-            f"of {ids.shape[1]} tokens: {shown(error)}\n"
+            f"The code of this {model.config.model_type} does not run with ids and a mask alone, on {texts} of "
+            f"{tokens}: {shown(error)}\n"
             "A bundle has no other inputs, and takes texts of any length; choose a model whose code runs so."
         ) from error
     return found.float()
