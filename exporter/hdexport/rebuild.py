@@ -15,7 +15,6 @@ from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.registry import targets_named
 from hdexport.graph.targets.target import GraphRequest
-from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 from hdexport.lowering.kernel_nodes import kernel_records
 from hdexport.quantize import Int8Options
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
@@ -86,7 +85,7 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
         _copy(bundle, directory, files)
         manifest = bundle.manifest
         portable = read_portable_graph(bundle, directory=directory)
-        if writes_kernels and options.engines.attention_impl is not AttentionImpl.AUTO:
+        if writes_kernels and options.engines.attention_impl is not None:
             nodes = options.engines.chosen(kernel_records(portable, dtype=manifest.dtype))
             manifest = dataclasses.replace(manifest, kernel_nodes=nodes)
         if only_kernels:

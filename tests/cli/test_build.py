@@ -296,7 +296,10 @@ def test_dense_attention_gets_its_kernel_where_it_is_asked_for(
     done = hdexport("rebuild", bundle, "--sm", "86", "--attention-impl", "plugin")
     assert (done.returncode, done.stdout) == (0, f"{bundle / 'kernels'}: sm86\n")
     assert hdruntime.open_bundle(bundle).manifest.kernel_nodes[0].operator == "DenseAttention"
-    assert missing(bundle, 86) is None
+    # For another GPU, as it was asked for before.
+    assert hdexport("rebuild", bundle, "--sm", "80").returncode == 0
+    assert [missing(bundle, architecture) for architecture in (80, 86)] == [None, None]
+    refused("rebuild", bundle, "--sm", "86", "--attention-impl", "auto", message="--sm 86 has nothing to compile")
 
 
 # Options that do not fit

@@ -245,7 +245,7 @@ def engine_options(
     from hdexport.graph.targets.tensorrt.packages import architectures_from_option
     from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 
-    previous = previous or EngineOptions()
+    previous, impl = previous or EngineOptions(), options.attention_impl
     profiles = previous.profiles
     if any(getattr(options, name) for name in _SHAPE_OPTIONS):
         profiles = profiles_from_options(
@@ -259,7 +259,7 @@ def engine_options(
         )
     return EngineOptions(
         flavours=tuple(flavours),
-        attention_impl=AttentionImpl(options.attention_impl or previous.attention_impl),
+        attention_impl=previous.attention_impl if impl is None else AttentionImpl(impl),
         profiles=profiles,
         architectures=architectures_from_option(options.sm) or previous.architectures,
         version_compatible=options.version_compatible or previous.version_compatible,

@@ -40,7 +40,8 @@ class EngineOptions:
 
     Attributes:
         flavours: flavours of TensorRT to build an engine for; empty for no engine.
-        attention_impl: which code computes attention that has kernels.
+        attention_impl: which code computes attention that has kernels; None for what a bundle that is rebuilt has, and
+            for ``AttentionImpl.AUTO`` in a new one.
         profiles: optimisation profiles of every engine, whose sizes of carried states come from the bundle; empty for
             those of `default_profiles`.
         architectures: GPU architectures of TensorRT-RTX engines and of kernels, e.g. ``("sm86", "sm89")``; empty for
@@ -49,7 +50,7 @@ class EngineOptions:
     """
 
     flavours: tuple[Backend, ...] = ()
-    attention_impl: AttentionImpl = AttentionImpl.AUTO
+    attention_impl: AttentionImpl | None = None
     profiles: tuple[ProfileShape, ...] = ()
     architectures: tuple[str, ...] = ()
     version_compatible: bool = False
@@ -58,7 +59,9 @@ class EngineOptions:
         """Of the nodes that kernels can compute, those that they are to compute in ONNX Runtime."""
         if self.attention_impl is AttentionImpl.PLUGIN:
             return tuple(replace(node, architectures=None) for node in nodes)
-        return tuple(node for node in nodes if self.attention_impl is AttentionImpl.AUTO and node.architectures != ())
+        if self.attention_impl is AttentionImpl.NATIVE:
+            return ()
+        return tuple(node for node in nodes if node.architectures != ())
 
 
 class EngineBuilder:
@@ -96,7 +99,8 @@ class EngineBuilder:
         chosen = self._options.profiles or default_profiles(manifest)
         profiles = with_memory(chosen, most=manifest.most_memory)
         longest = max(profile.tokens[-1] for profile in profiles)
-        graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl, longest=longest)
+        impl = self._options.attention_impl or AttentionImpl.AUTO
+        graph = tensorrt_graph(portable, dtype=dtype, attention_impl=impl, longest=longest)
         architectures = sorted({name for target in self._targets for name in target.architectures})
         has_kernels = write_kernels(
             [kernel_node(node, own_shapes(node)) for node in plugin_nodes(graph)],
@@ -164,7 +168,7 @@ def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptio
     could_have = {f"{ONNX_DOMAIN}::{operator.name}" for operator in plugin_operators()} & set(bundle.manifest.operators)
     native = bool(could_have) and not has_plugins
     return EngineOptions(
-        attention_impl=AttentionImpl.NATIVE if native else AttentionImpl.AUTO,
+        attention_impl=AttentionImpl.NATIVE if native else None,
         profiles=engine.profiles,
         version_compatible=engine.version_compatible and Backend.TENSORRT in flavours,
     )
