@@ -90,6 +90,19 @@ def test_what_is_given_replaces_what_the_engine_had(hdexport, copy: Path, tmp_pa
     assert kept == EngineOptions(attention_impl=AttentionImpl.NATIVE, profiles=engine.profiles)
 
 
+def test_kernels_for_a_gpu_that_no_engine_runs_on_are_added_beside_the_engine(hdexport, copy: Path) -> None:
+    """As the log line of ONNX Runtime on such a GPU says."""
+    before = manifest_of(copy)
+    done = hdexport("rebuild", copy, "--target", "onnx", "--sm", 90)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"\n{copy / 'kernels'}: sm86, sm90\n")
+    after = manifest_of(copy)
+    assert kernels_of(copy) == {"sm86", "sm90"}
+    assert (after.engines, after.kernel_nodes) == (before.engines, before.kernel_nodes)
+    kept = {name for name in before.files if not name.startswith("kernels/")}
+    assert {name: after.files[name] for name in kept} == {name: before.files[name] for name in kept}
+
+
 def test_a_bundle_without_engines_gets_one(hdexport, bundle: Path, tmp_path: Path) -> None:
     done = hdexport("rebuild", bundle, "--target", "tensorrt-rtx", "--sm", 86, "-o", tmp_path / "other")
     assert done.returncode == 0, done.stderr
@@ -103,7 +116,9 @@ def test_what_cannot_be_rebuilt_is_reported_and_nothing_changes(refused, copy: P
     before = (copy / "manifest.json").read_bytes()
     for arguments, message in (
         (["--target", "tensorrt"], r"hdexport\[tensorrt\]|GPU"),
-        (["--sm", "86,90"], "does not build for sm90"),
+        (["--sm", "86,90"], r"does not build for sm90\.\n.*, 121\. Kernels for ONNX Runtime alone are --target onnx\."),
+        (["--target", "onnx"], r"the GPUs that --sm names, and there is no --sm\.\nGive for example --sm 90"),
+        (["--target", "onnx", "--sm", "90", "--batch", "1:1:8"], "--batch describes an engine, but no engine is built"),
         (["--profiles", "40,200"], "the model is built for 100"),
         (["--version-compatible"], "--version-compatible is for TensorRT engines"),
         (["-o", tmp_path / "taken"], "taken exists"),

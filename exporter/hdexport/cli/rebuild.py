@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         action="append",
-        choices=[name for name in target_names() if name != ONNX],
-        help=f"engine to build, or {' or '.join(of_graphs)} for its graphs; may be repeated (default: "
-        "the engines that the bundle has; if none, auto, or with --sm the kernels for ONNX Runtime alone; none with "
-        "--int8)",
+        choices=target_names(),
+        help=f"engine to build, or {' or '.join(of_graphs)} for its graphs, or {ONNX} with --sm for the kernels of "
+        f"ONNX Runtime alone; may be repeated (default: the engines that the bundle has; if none, auto, or with --sm "
+        f"{ONNX}; none with --int8)",
     )
     add_int8_arguments(parser)
     add_engine_arguments(parser.add_argument_group("engines"))
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     with whole_or_nothing(output), TerminalProgress() as progress:
         progress.step("Starting")
         from hdexport.engines.build import previous_engines
-        from hdexport.graph.targets.registry import chosen_targets, graph_targets, targets_named
+        from hdexport.graph.targets.registry import ONNX, chosen_targets, graph_targets, targets_named
         from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
         from hdexport.rebuild import RebuildOptions, rebuild
         from hdruntime.bundle.reader import open_bundle
@@ -68,11 +68,18 @@ def run(options: argparse.Namespace) -> int:
         # Graphs are added by name alone.
         targets = graph_targets(chosen_targets([name for name in options.target or () if name != "auto"]))
         adds_graphs = bool(targets) or int8 is not None
-        adds_kernels = not adds_graphs and _adds_kernels(options, bundle)
-        flavours = () if adds_kernels else _flavours(options.target, bundle, adds_graphs=adds_graphs)
+        only_kernels = not adds_graphs and options.sm is not None and not bundle.manifest.engines
+        named = options.target or ([ONNX] if only_kernels else None)
+        flavours = _flavours(named, bundle, adds_graphs=adds_graphs)
+        adds_kernels = not flavours and ONNX in (named or ())
         if adds_kernels:
             kernels = ["sm", *(["attention_impl"] if options.attention_impl != AttentionImpl.NATIVE else [])]
-            refuse_engine_options(options, why="the bundle has none, and --sm adds kernels", kernels=kernels)
+            refuse_engine_options(options, why="--sm adds kernels for ONNX Runtime", kernels=kernels)
+            if options.sm is None:
+                raise InputError(
+                    f"--target {ONNX} adds kernels for the GPUs that --sm names, and there is no --sm.\n"
+                    "Give for example --sm 90."
+                )
         elif not flavours:
             refuse_engine_options(options, why="only graphs for CPUs are added")
         manifest = rebuild(
@@ -84,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
                     flavours,
                     max_len=bundle.manifest.max_len,
                     one_profile=False,
-                    previous=previous_engines(bundle, flavours),
+                    previous=None if adds_kernels else previous_engines(bundle, flavours),
                 ),
                 targets=targets,
                 int8=int8,
@@ -109,20 +116,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _adds_kernels(options: argparse.Namespace, bundle: Bundle) -> bool:
-    """Whether kernels are compiled and no engine is built, as in ``hdexport build --sm``."""
-    return options.target is None and options.sm is not None and not bundle.manifest.engines
-
-
 def _flavours(targets: list[str] | None, bundle: Bundle, *, adds_graphs: bool) -> tuple[Backend, ...]:
-    from hdexport.graph.targets.registry import chosen_targets, flavours_of
+    from hdexport.graph.targets.registry import ONNX, chosen_targets, flavours_of
 
     if targets is None and adds_graphs:
         return ()
     if targets is None:
         targets = [engine.flavour.replace("_", "-") for engine in bundle.manifest.engines] or ["auto"]
     flavours = flavours_of(chosen_targets(targets))
-    if not flavours and not adds_graphs:
+    if not flavours and not adds_graphs and ONNX not in targets:
         raise InputError(
             "No engine would be built: no library can build one here.\nSee what is missing: hdexport doctor"
         )

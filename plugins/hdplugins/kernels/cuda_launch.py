@@ -137,8 +137,7 @@ def find_kernels(
             raise KernelError(
                 f"This GPU is an sm_{architecture}; in {folder} the kernel {function} of these types and sizes is for "
                 f"{has}.\nCompile it for this GPU: "
-                f"hdexport rebuild {shlex.quote(str(folder.parent))} --sm {architecture} "
-                "(with an engine of TensorRT's, on a machine with this GPU and without --sm)"
+                f"hdexport rebuild {shlex.quote(str(folder.parent))} --target onnx --sm {architecture}"
             )
         found[function] = max(running, key=lambda kernel: kernel.architecture)
     return found

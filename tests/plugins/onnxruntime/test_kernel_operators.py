@@ -363,7 +363,7 @@ def of_another_gpu(kernels: Path) -> Path:
         (NODE, Path, {"cuFuncSetAttribute": 1}, 103, "CUDA error 1 at cuFuncSetAttribute"),
         (NODE, Path, {}, 0, "this thread has no CUDA context"),
         (NODE, damaged, {}, 1, "is not the file that .* describes"),
-        (NODE, without_files, {}, 1, "This GPU is an sm_86; in .* hdexport rebuild .* --sm 86"),
+        (NODE, without_files, {}, 1, "This GPU is an sm_86; in .* hdexport rebuild .* --target onnx --sm 86"),
         (NODE, of_another_gpu, {}, 1, "of these types and sizes is for sm_90"),
         (replace(NODE, head_dim=64), Path, {}, 1, "of these types and sizes is for none"),
         (replace(NODE, left=-1), Path, {}, 1, "left is -1; it must be 0 or more"),

@@ -411,7 +411,7 @@ def test_a_driver_that_refuses_a_call_is_an_error_with_operator_and_shape_after_
         (
             90,
             None,
-            "This GPU is an sm_90; .* is for sm_86.\nCompile .* for this GPU: hdexport rebuild .*/bundle --sm 90",
+            "This GPU is an sm_90; .* is for sm_86.\nCompile .*: hdexport rebuild .*/bundle --target onnx --sm 90",
         ),
         (
             86,

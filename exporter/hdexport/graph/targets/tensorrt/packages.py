@@ -18,9 +18,10 @@ from hdruntime.optional import require
 
 _FLAVOURS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
 
-
 _NO_ARCHITECTURE = ("NONE", "CURRENT")
 """Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
+
+_KERNELS_ALONE = "Kernels for ONNX Runtime alone are --target onnx."
 
 
 def load_flavour(flavour: Backend) -> ModuleType:
@@ -99,7 +100,7 @@ class EngineTarget:
         if self.restricted_to:
             raise InputError(
                 "--sm is for TensorRT-RTX; TensorRT builds for the GPU of this machine.\n"
-                "Leave --sm out, or use --target tensorrt-rtx."
+                f"Leave --sm out, or use --target tensorrt-rtx. {_KERNELS_ALONE}"
             )
         return (gpus()[0].architecture,)
 
@@ -110,6 +111,6 @@ class EngineTarget:
         if unknown:
             raise InputError(
                 f"TensorRT-RTX {self.trt.__version__} does not build for {', '.join(unknown)}.\n"
-                f"Give --sm with some of {', '.join(name.removeprefix('sm') for name in supported)}."
+                f"Give --sm with some of {', '.join(name.removeprefix('sm') for name in supported)}. {_KERNELS_ALONE}"
             )
         return self.restricted_to or tuple(name for name in supported if name not in RTX_ON_REQUEST)
