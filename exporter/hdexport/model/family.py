@@ -156,6 +156,11 @@ class _OfPositions:
     """Whether a verification asks the library's model for shifted positions by their ids, where it takes some; else by
     padding."""
 
+    @property
+    def keeps_table(self) -> bool:
+        """Whether there is a table of positions though they are not `learned_positions`: it is left as it is."""
+        return False
+
     def stores_table(self, config: Mapping[str, Any]) -> bool:
         """Whether checkpoints of a configuration hold the table of positions, which `hdexport extend` edits."""
         return True

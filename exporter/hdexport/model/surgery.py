@@ -178,7 +178,7 @@ def extend_positions(
     if not family.learned_positions:
         base, form, first_row = max_len, PositionForm.DISTANCES, family.first_row(model.config)
         if not family.counts_distances:
-            form = PositionForm.COMPUTED
+            form = PositionForm.FOLDED if family.keeps_table else PositionForm.COMPUTED
             base = int(model.config.max_position_embeddings) - first_row
             model.config.max_position_embeddings = first_row + max_len
         return Positions(scheme=Scheme.NONE, alpha=None, base=base, rows=max_len, first_row=first_row, form=form)

@@ -45,6 +45,9 @@ OF_ALL = (
 )
 """The tasks that the library has classes for, whatever sees a token."""
 
+FORMS = {"ibert": "folded", "flaubert": "folded", "bart": "folded", "qwen2": "computed", "llama": "computed"}
+"""How positions are held: a table as it is, or rotary."""
+
 BUILT = [
     # (type, sizes, layers of our dense operator, of which the rest are standard operators)
     ("qwen2", GROUPS, 2),
@@ -117,6 +120,7 @@ def test_a_type_without_a_family_is_built_and_proved(
     assert manifest.operators.get("hdexport::DenseAttention", 0) == dense
     records = {record["kind"]: record["layers"] for record in manifest.attention}
     assert records == {kind: layers for kind, layers in (("dense", dense), ("traced", 2 - dense)) if layers}
+    assert manifest.positions.form == FORMS.get(model_type, manifest.positions.form)
     shown = run_here("inspect", tmp_path / "bundle").stdout
     assert ("memory grows with the square of the tokens" in shown) == (dense < 2)
 

@@ -43,6 +43,11 @@ class AnyFamily(Family):
     position_embedding_types = _Every()
 
     @property
+    def keeps_table(self) -> bool:
+        """Whether there is a table of positions."""
+        return self.facts is not None and self.facts.has_table
+
+    @property
     def token_types(self) -> int | None:  # type: ignore[override]
         """How many there are."""
         return 0 if self.facts is None else self.facts.token_types
