@@ -25,12 +25,15 @@ from hdexport.attention.window import Window, WindowAttention
 from hdexport.bench.peers import PEERS, openvino
 from hdexport.bench.peers.peer import Texts
 from hdexport.bench.run.worker import open_case
+from hdexport.model.graph_module import GraphModule, graph_inputs
 from hdexport.support.bundle_writer import write_manifest
 from hdexport.verify import single_texts
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError
+from hdruntime.optional import require
+from support.code_models import save_slopes
 from support.comparators import assert_close
 from support.tiny_models import SEPARATOR_ID, VOCAB_SIZE, save_tiny_model
 
@@ -130,6 +133,15 @@ def test_openvino_says_what_it_computes_in_and_prints_nothing(
     int8 = (case.folder / "openvino-int8" / openvino.MODEL_FILE).read_text()
     assert 'element_type="i8"' in int8
     assert "FakeQuantize" in int8
+
+
+def test_openvino_s_inputs_have_the_module_s_names(tmp_path: Path) -> None:
+    """A model that takes its mask on as it is left the number of a value of the trace in the place of a name."""
+    module = GraphModule(save_slopes(tmp_path), Task.FEATURE_EXTRACTION, inputs=graph_inputs(token_types=0)).eval()
+    ids = np.ones((1, 37), np.int64)
+    openvino._write_converted(module, tmp_path / "model.xml", {"input_ids": ids, "attention_mask": ids})
+    model = require("openvino").Core().read_model(tmp_path / "model.xml")
+    assert [value.any_name for value in model.inputs] == ["input_ids", "attention_mask"]
 
 
 def test_openvino_in_float16_as_on_arm_is_compared_as_half_precision(

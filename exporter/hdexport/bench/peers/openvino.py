@@ -161,6 +161,9 @@ def _write_converted(module: GraphModule, path: Path, example: Inputs) -> None:
         except Exception as error:
             # Model code that cannot be traced fails with dozens of types of errors.
             raise ExportError(f"openvino.convert_model cannot convert the model: {first_cause(error)}") from error
+    for value in model.inputs:
+        # A value of the trace that is the same may have left its number there.
+        value.set_names(value.get_names() & set(tensors))
     for value, name in zip(model.outputs, module.outputs, strict=True):
         value.set_names({name})
     openvino.save_model(model, path, compress_to_fp16=False)
