@@ -351,7 +351,8 @@ def test_a_bundle_that_fails_its_verification_is_not_written(
     failed = [line for line in done.stdout.splitlines() if line.startswith("-[ ] model.onnx: ")]
     assert re.fullmatch(rf"-\[ \] model.onnx: 0 of {len(failed) - 1} checks passed, .*", failed.pop())
     assert all(line.endswith(" FAILED: last_hidden_state") for line in failed)
-    assert done.stderr.startswith("error: The bundle's answers differ from PyTorch's")
+    assert done.stderr.startswith("error: The bundle's answers differ from PyTorch's in ")
+    assert f"The first: {failed[0].removeprefix('-[ ] ')}." in done.stderr
     assert "Traceback" not in done.stderr
     assert names_in(tmp_path) == []
 

@@ -13,7 +13,11 @@ from hdexport.cli import main
 
 def take_stored_graph(patch: pytest.MonkeyPatch, bundle: Path) -> None:
     """Let every build take the portable graph of a bundle, which must be one of the same model and options."""
-    patch.setattr(hdexport.graph.tracing, "trace", lambda *_, **__: ir.load(bundle / "model.onnx"))
+    patch.setattr(
+        hdexport.graph.tracing,
+        "trace",
+        lambda *_, **__: hdexport.graph.tracing.Trace(ir.load(bundle / "model.onnx"), ()),
+    )
 
 
 def build_of_stored_graph(bundle: Path, arguments: list[str]) -> int:

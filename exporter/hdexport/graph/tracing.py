@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+import re
 import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from onnxscript.rewriter import _matcher
 
 from hdexport.graph.branches import lengths_of_branches
 from hdexport.graph.composites import composites_rewritten
@@ -36,6 +42,9 @@ _TRACED_BATCH, _TRACED_TOKENS, _TRACED_MEMORY = 2, 37, 23
 _FEWEST_TRACED_TOKENS = 2
 
 _DYNAMIC_AXES = ("batch", "tokens", "memory")
+
+_COUNT = re.compile(r"\bu\d+\b")
+"""PyTorch's name of a number that depends on values."""
 
 
 class Trace(NamedTuple):
@@ -89,11 +98,29 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> Trace:
     copies = repeat_layers(program.model)
     logger.debug("%d layers repeat one that was traced.", copies)
     name_transposed_weights(program.model)
-    program.optimize()
+    with _small_numbers_kept():
+        program.optimize()
     saved = tokens_first(program.model)
     logger.debug("%d nodes fewer transpose heads and tokens.", saved)
+    _forget_counts(program.model)
     _name_axes(program.model, module)
     return Trace(program.model, branches)
+
+
+@contextlib.contextmanager
+def _small_numbers_kept() -> Iterator[None]:
+    """While this holds, onnxscript's rewriter tells 0 from 1e-8, the term of some normalisations, which the rewriter
+    would leave out: a row of zeros would become NaN."""
+
+    def is_close(found: float, wanted: float, *, rel_tol: float, abs_tol: float) -> bool:
+        return math.isclose(found, wanted, rel_tol=rel_tol)
+
+    before = _matcher.math
+    _matcher.math = SimpleNamespace(isclose=is_close)
+    try:
+        yield
+    finally:
+        _matcher.math = before
 
 
 def _examples(module: GraphModule, *, max_len: int, vocab_size: int) -> dict[str, torch.Tensor]:
@@ -139,6 +166,17 @@ def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
+
+
+def _forget_counts(model: onnx_ir.Model) -> None:
+    """Leave out sizes that depend on values, such as the number of an expert's tokens. A layer that repeats another has
+    such sizes by the same names, and ONNX Runtime would give values of one name one buffer."""
+    import onnx_ir as ir
+
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if value.shape is not None:
+                value.shape = ir.Shape([None if _COUNT.search(str(axis)) else axis for axis in value.shape])
 
 
 def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:

@@ -202,8 +202,10 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, grid: Grid, progress: Progre
         progress.result(line)
     if not found.passed:
         anyway = "--verify none" if checkpoint.family.is_written else "--verify none --unverified"
+        failed = [check for check in found.all_checks if not check.passed]
         raise VerificationError(
-            "The bundle's answers differ from PyTorch's in the checks marked FAILED above, so it was not written.\n"
+            f"The bundle's answers differ from PyTorch's in {len(failed)} of {len(found.all_checks)} checks, so it was "
+            f"not written. The first: {failed[0].line().removeprefix('-[ ] ')}.\n"
             f"Please report the model and the versions that `hdexport doctor` prints; {anyway} writes it anyway."
         )
     manifest = dataclasses.replace(bundle.manifest, verification=found.record(), half_range=half_range.record)

@@ -110,6 +110,23 @@ def test_inputs_of_a_kind_of_attention_have_their_names_and_axes() -> None:
     assert "forward" not in vars(module)
 
 
+class _Normalised(GraphModule):
+    """A normalisation whose term is as small as what onnxscript's rewriter takes for 0."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Identity(), Task.FEATURE_EXTRACTION, inputs=graph_inputs(token_types=0))
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *_: torch.Tensor) -> tuple:
+        states = (input_ids * attention_mask).float()[:, :, None].expand(-1, -1, 32) + 0.0
+        return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + 1e-8),)
+
+
+def test_a_term_of_a_normalisation_stays() -> None:
+    graph = trace(_Normalised(), max_len=64, vocab_size=VOCAB_SIZE).model.graph
+    sums = [node for node in graph if node.op_type == "Add"]
+    assert [node.inputs[1].const_value.numpy().item() for node in sums] == [pytest.approx(1e-8)]
+
+
 @pytest.fixture
 def model(tmp_path) -> torch.nn.Module:
     model = save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION)

@@ -55,13 +55,17 @@ def trace_as_it_is(model: PreTrainedModel, *, max_len: int | None) -> None:
 
     Windows that show a text of `max_len` tokens to each of its tokens are none; None where texts have no bound.
     """
-    for config in _configs(model):
-        if hasattr(config, "use_cache"):
-            config.use_cache = False
     _set_attention(model, "eager")
     for module, causal in _dense_modules(model, max_len).items():
         _use_operator(module, causal=causal)
     model.forward = functools.partial(_forward, model, model.forward)
+
+
+def keep_nothing(model: PreTrainedModel) -> None:
+    """Make a model, in place, keep nothing of its calls for a next token."""
+    for config in _configs(model):
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
 
 
 def _forward(

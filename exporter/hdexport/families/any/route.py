@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.traced.model import trace_as_it_is
+from hdexport.attention.traced.model import keep_nothing, trace_as_it_is
 from hdexport.families.any.behaviour import check_behaviour
 from hdexport.families.any.facts import Facts, facts_of
 from hdexport.model.family import Family, ModelClasses
@@ -85,7 +85,7 @@ def _with_facts(family: AnyFamily, config: Mapping[str, Any]) -> Family:
         padding_row=lambda config: config.pad_token_id if facts.follows_padding else None,
         why_not_extended=NEEDS_A_FAMILY.replace("that", "more", 1) if facts.has_table else None,
         encoder=_encoder if facts.is_half else family.encoder,
-        prepare=check_behaviour,
+        prepare=_prepare,
         adapt=_adapt,
     )
 
@@ -93,6 +93,11 @@ def _with_facts(family: AnyFamily, config: Mapping[str, Any]) -> Family:
 def _encoder(model: Any) -> PreTrainedModel:
     encoder: PreTrainedModel = model.get_encoder()
     return encoder
+
+
+def _prepare(model: PreTrainedModel) -> None:
+    keep_nothing(model)
+    check_behaviour(model)
 
 
 def _adapt(model: PreTrainedModel) -> None:
