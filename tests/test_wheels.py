@@ -66,6 +66,7 @@ def test_the_library_is_for_its_machine_and_loads_in_old_systems(wheels: dict[st
     versions = {tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_([0-9.]+)", library)}
     assert max(versions) <= (2, 17)
     assert b"PyObject" not in library
+    assert b".eh_frame\0" in library, "exceptions pass through it"
     assert len(library) < 32 * 1024
 
 

@@ -7,7 +7,7 @@
  * may have sessions of several bundles, whose kernels lie in different folders.
  *
  * Neither CUDA's toolkit nor a header of ONNX Runtime is needed:
- *     cc -O2 -std=c11 -shared -fPIC -fvisibility=hidden -o launcher.so launcher.c -ldl -lpthread */
+ *     cc -O2 -std=c11 -fexceptions -shared -fPIC -fvisibility=hidden -o launcher.so launcher.c -ldl -lpthread */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -344,7 +344,9 @@ static Status *launch_with_scratch(const Operator *operator, const CallContext *
     TRY(ORT(GetTensorMemoryInfo)(inputs->first, &memory));
     TRY(ORT(KernelContext_GetAllocator)(context, memory, &allocator));
     /* A scratch buffer belongs to the stream: given back once all is queued, it is not handed out to another stream while
-     * the kernels are at work. Providers without a stream, such as the CPU's, crash there in ONNX Runtime 1.31. */
+     * the kernels are at work. Providers without a stream, such as the CPU's, crash there in ONNX Runtime 1.31. Where the
+     * memory is short, ONNX Runtime throws through this function, as of no other call, and catches it around the node:
+     * hence -fexceptions, without which the process would end. The allocator, a few bytes, is not released then. */
     Status *problem = stream ? ORT(KernelContext_GetScratchBuffer)(context, memory, scratch_bytes, &scratch)
                              : ORT(AllocatorAlloc)(allocator, scratch_bytes, &scratch);
     if (!problem) problem = launch_all(operator, launches, stream, inputs, outputs, (uint64_t)(uintptr_t)scratch);

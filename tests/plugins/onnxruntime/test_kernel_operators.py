@@ -641,6 +641,14 @@ def test_the_library_of_another_version_is_not_used(
         KernelOperators(library, tmp_path, node_types={})
 
 
+def test_exceptions_of_onnx_runtime_pass_through_the_library() -> None:
+    """They need its table of frames: ONNX Runtime throws where there is no memory for a scratch buffer."""
+    library = library_path()
+    assert library is not None
+    shown = subprocess.run(["readelf", "--debug-dump=frames", str(library)], capture_output=True, text=True, check=True)
+    assert shown.stdout.count(" FDE ") > 10
+
+
 def test_the_library_compiles_without_a_warning(tmp_path: Path) -> None:
     strict = "-std=c11 -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -shared -fPIC -fvisibility=hidden"
     library = tmp_path / "launcher.so"
