@@ -124,12 +124,12 @@ def _check_that_kernels_are_used(portable: onnx_ir.Model, manifest: Manifest, en
     if not any(node.is_for(name) for node in manifest.kernel_nodes for name in engines.architectures):
         sm = f"--sm {','.join(name.removeprefix('sm') for name in engines.architectures)}"
         has_kernels = bool(kernel_records(portable, dtype=manifest.dtype))
+        asked = (
+            "all kernels that there are: --attention-impl plugin" if has_kernels else "an engine: --target tensorrt-rtx"
+        )
         raise InputError(
             f"{sm} has nothing to compile: no engine is built, and no kernel is to compute the bundle's attention "
-            "there.\n"
-            f"Ask for an engine: --target tensorrt-rtx {sm}"
-            + f", or for all kernels that there are: --attention-impl plugin {sm}"
-            * has_kernels
+            f"there.\nAsk for {asked} {sm}"
         )
 
 

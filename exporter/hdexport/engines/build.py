@@ -142,6 +142,11 @@ class EngineBuilder:
         from hdexport.graph.targets.tensorrt.kernels import write_kernels
 
         nodes, asked = manifest.kernel_nodes, {*self._options.architectures, *architectures}
+        if asked and not self._targets and not any(node.is_for(name) for node in nodes for name in asked):
+            progress.result(
+                f"No kernel is compiled for {', '.join(sorted(asked))}: ONNX Runtime's own operators compute the "
+                "attention there. Kernels that there are: --attention-impl plugin."
+            )
         if not nodes:
             return
         write = functools.partial(write_kernels, nodes, directory, dtype=manifest.dtype, progress=progress.step)
