@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel
@@ -25,6 +26,7 @@ from support.code_models.modeling_slopes import SlopesConfig, SlopesModel
 from support.commands import run_here
 from support.comparators import assert_close
 from support.grids import nightly_unless
+from support.needs import needs_openvino, needs_rtx
 from support.tiny_models import BASE, change_json, save_sentence_modules, save_tiny_model
 
 GROUPS = {"num_key_value_heads": 2}
@@ -145,6 +147,47 @@ def test_a_bundle_has_every_task_whose_head_the_library_has(tmp_path: Path, mode
     assert open_bundle(bundle).manifest.task is task
     ran = run_here("inspect", bundle).stdout
     assert "verification   passed, full grid" in ran, ran
+
+
+@needs_rtx
+@needs_openvino
+@pytest.mark.nightly
+@pytest.mark.parametrize(("model_type", "sizes"), [("llama", GROUPS), ("flaubert", XLM)])
+def test_every_backend_and_command_takes_such_a_bundle(
+    tmp_path: Path, model_type: str, sizes: dict[str, object]
+) -> None:
+    """With our operator, and with standard operators alone."""
+    save_tiny_model(tmp_path / "model", model_type, Task.FEATURE_EXTRACTION, **sizes)
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    save_sentence_modules(tmp_path / "model", "Normalize", pooling=pooling)
+    targets = ("--target", "openvino", "--target", "tensorrt-rtx", "--sm", "86", "--force")
+    code, said = built(tmp_path, *targets)
+    assert code == 0, said
+    bundle, whole, texts = tmp_path / "bundle", tmp_path / "int8", tmp_path / "texts.txt"
+    assert (bundle / "engines" / "tensorrt_rtx.engine").exists()
+    texts.write_text("w1 w2 w3\nw4\n" + "w5 w6 " * 20 + "\n")
+    vectors = {}
+    for words in (
+        ("rebuild", bundle, "--int8", "-o", whole),
+        ("verify", whole, "--grid", "quick", "--model", tmp_path / "model", "--precision", "float32"),
+        ("inspect", whole),
+        ("bench", whole, "--lengths", "16", "--rounds", "1", "--peers", "torch", "-o", tmp_path / "bench"),
+        ("package", whole, "--triton", tmp_path / "triton", "--name", "any"),
+    ):
+        ran = run_here(*words)
+        assert ran.returncode == 0, (words, ran.stdout, ran.stderr)
+    for name, backend, precision in (
+        ("onnxruntime", "onnxruntime", "float32"),
+        ("openvino", "openvino", "float32"),
+        ("int8", "openvino", "int8"),
+    ):
+        output = tmp_path / f"{name}.jsonl"
+        ran = run_here("run", whole, texts, "-o", output, "--backend", backend, "--precision", precision)
+        assert ran.returncode == 0, ran.stderr
+        vectors[name] = np.array([json.loads(line)["embedding"] for line in output.read_text().splitlines()])
+    assert_close(vectors["openvino"], vectors["onnxruntime"], atol=1e-5)
+    # Random weights round more than trained ones.
+    assert (vectors["int8"] * vectors["onnxruntime"]).sum(-1).min() > 0.95
 
 
 def test_a_reranker_of_any_type_scores_as_the_library(tmp_path: Path) -> None:
