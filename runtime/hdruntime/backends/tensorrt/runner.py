@@ -7,8 +7,8 @@ from typing import Any
 
 from hdruntime.backends.gpu_runner import GpuRunner, closed_error
 from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
+from hdruntime.backends.tensorrt.engine_model import EngineModel
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
-from hdruntime.backends.tensorrt.machine import Machine
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCache, RuntimeCacheFile
 from hdruntime.backends.tensorrt.shapes import check_limits, longest, most_rows
 from hdruntime.bundle.manifest import Backend, EngineFile
@@ -22,7 +22,7 @@ from hdruntime.text.checks import checked_choice
 logger = logging.getLogger(__name__)
 
 
-class TensorRtRunner(GpuRunner[Machine]):
+class TensorRtRunner(GpuRunner[EngineModel]):
     """An engine on a GPU; see `GpuRunner`.
 
     The engine is one that this machine can run; the backend is the flavour that built it, or ``Backend.TENSORRT_LEAN``
@@ -35,17 +35,17 @@ class TensorRtRunner(GpuRunner[Machine]):
         self._profiles, self._limit = engine.profiles, bundle.manifest.padding_limit
         check_limits(self._profiles, self._limit)
 
-        def open_machine(device: Device, stream: Any) -> Machine:
+        def open_model(device: Device, stream: Any) -> EngineModel:
             file = _runtime_cache_file(bundle, engine, device) if backend is Backend.TENSORRT_RTX else None
             cached = None if file is None else file.read()
             loaded = load_engine(bundle, engine, backend, specialization=specialization, cached=cached)
             cache = None if file is None else RuntimeCache(file, loaded.cache)
-            return Machine(
+            return EngineModel(
                 device, loaded, GraphPolicy(mode), cache,
                 profiles=self._profiles, limit=self._limit, stream=stream, most_graphs=gpu.most_graphs,
             )  # fmt: skip
 
-        super().__init__(bundle.manifest, gpu.device, open_machine)
+        super().__init__(bundle.manifest, gpu.device, open_model)
         self.max_len = min(self.max_len, longest(engine.profiles))
         logger.info("%s runs %s on GPU %d", backend.value, engine.file, gpu.device)
 

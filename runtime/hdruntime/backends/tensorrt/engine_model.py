@@ -24,8 +24,8 @@ from hdruntime.gpu.slots import Slot
 logger = logging.getLogger(__name__)
 
 
-class Machine:
-    """Computes batches of an engine; see `hdruntime.gpu.model.DeviceModel`.
+class EngineModel:
+    """An engine that computes batches; see `hdruntime.gpu.model.DeviceModel`.
 
     Batches do not compute at the same time, so they share the scratch memory. Of the CUDA graphs at most `most_graphs`
     are kept; the least recently used one is closed first.
