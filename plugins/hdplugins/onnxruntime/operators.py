@@ -143,7 +143,9 @@ class KernelOperators:
             ctypes.memmove(answer, (ctypes.c_int64 * len(planned))(*planned), 8 * len(planned))
         except Exception as problem:  # an exception would end in C, unseen
             logger.debug("a call was refused", exc_info=True)
-            said = str(problem).encode()[: error_bytes - 1] + b"\0"
+            # Whole characters: ONNX Runtime's message is UTF-8, and a path need not be.
+            text = str(problem).encode(errors="backslashreplace")[: error_bytes - 1].decode(errors="ignore")
+            said = text.encode() + b"\0"
             ctypes.memmove(error, said, len(said))
             return -1
         return len(planned)

@@ -384,6 +384,27 @@ def test_what_fails_is_an_error_that_names_the_operator(
         assert re.search(rf"SlidingWindowAttention_global2 on \[3, 9, 2, \d+\]: .*{message}", said, re.DOTALL)
 
 
+def _refused_at_length(stand_in: Path, kernels: Path) -> str:
+    StandInDriver(stand_in)
+    session, found = session_of(onnx.load_from_string(model()), kernels, TYPES)
+    assert found is not None
+
+    def refusing(asked: Sequence[int]) -> Iterator[int]:
+        raise ValueError("\udcff" + "é" * 5000)
+
+    found._planned = refusing  # type: ignore[method-assign]
+    with pytest.raises(Exception, match="SlidingWindowAttention") as error:
+        session.run(None, dict(feeds_of(NODE, token_kinds("none", 9))))
+    return str(error.value)
+
+
+def test_an_error_of_any_text_is_cut_to_whole_characters(
+    stand_in: Path, kernels: Path, interpreter: Interpreter
+) -> None:
+    said = interpreter.run(_refused_at_length, stand_in, kernels)
+    assert re.search(r"SlidingWindowAttention_global2 on \[3, 9, 2, 32\]: \\udcffé{1000,1030}$", said)
+
+
 def test_two_sessions_of_two_bundles_have_kernels_of_their_own(
     stand_in: Path, kernels: Path, tmp_path: Path, interpreter: Interpreter
 ) -> None:

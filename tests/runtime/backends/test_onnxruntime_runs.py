@@ -137,6 +137,14 @@ def test_starting_only_submits(machine: Machine, monkeypatch: pytest.MonkeyPatch
         machine.check(batch, results())
 
 
+def test_batches_run_while_python_ends(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a function of `atexit`: threads take no work any more."""
+    runner = machine.runner()
+    machine.run(runner, new_batch(2, 20))
+    monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+    machine.in_flight(runner, (new_batch(2, 20, seed=number) for number in range(3)))
+
+
 @pytest.mark.parametrize(
     ("said", "kind", "message"),
     [

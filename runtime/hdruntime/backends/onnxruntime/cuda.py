@@ -157,7 +157,10 @@ class OnnxRuntimeCudaRunner(GpuRunner[SessionModel]):
         self, inputs: Inputs, outputs: Sequence[str], *, memory: int, carried: Carried | None = None
     ) -> Callable[[], Outputs]:
         # In a thread: a run waits for what nodes on the CPU need, and callers prepare the next batch meanwhile.
-        started = self._thread.submit(super()._start, inputs, outputs, memory=memory, carried=carried)
+        try:
+            started = self._thread.submit(super()._start, inputs, outputs, memory=memory, carried=carried)
+        except RuntimeError:  # Python ends, and its threads take no more work
+            return super()._start(inputs, outputs, memory=memory, carried=carried)
         return lambda: started.result()()
 
 
