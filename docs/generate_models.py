@@ -54,7 +54,12 @@ class of the checkpoint's own.
   trace the model's own code is run: an answer that depends on padding, on the batch or on the call is refused, and so
   is a model that needs more than ids and a mask.
 * **Proof**: the full grid of `hdexport verify` (every length, batches of 1 and 3, padding on both sides) and texts,
-  with every build. `--verify none` needs `--unverified`, which the manifest keeps.
+  with every build. Where the code compares the number of tokens with something (`if tokens % 16:`), PyTorch's trace
+  says so, and the lengths at which the outcome is another are in the grid, of every bundle. `--verify none` needs
+  `--unverified`, which the manifest keeps.
+* **As with a family**: each task whose head transformers has, on every backend; `--fp16`, `--bf16` and `--int8`; jobs,
+  the server, `verify`, `rebuild`, `bench` and `package`. [Numbers](numbers.md#any-model-type) of published layouts
+  beside sentence-transformers.
 * **Not for these types**: `--attention`, `--attention-scale`, positions past a table's rows, `extend` and `tune`. They
   need [a family](https://github.com/hdexport/hdexport/blob/main/CONTRIBUTING.md#add-a-model-family).
 """
