@@ -161,6 +161,5 @@ FAMILY = _BigBird(
     adapt=_adapt,
     own=OwnAttention(kind="blocks", of_config=block_sparse, adapt=_adapt),
     as_trained=forget_short_texts,
-    has_sdpa=False,
     why_not_converted="its attention is block-sparse already, by block_size of config.json",
 )

@@ -205,7 +205,6 @@ _POSITIONS = Family(
     model_types=("deberta", "deberta-v2"),
     of_config=_of_config,
     adapt=_adapt,
-    has_sdpa=False,
     classifies_first=False,
     query_projections=lambda model: [
         (layer.attention.self, layer.attention.self.query_proj) for layer in model.base_model.encoder.layer

@@ -86,6 +86,5 @@ FAMILY = Family(
     position_table="encoder.embed_positions.weight",
     padded_tokens=_padded_tokens,
     own=OwnAttention(kind="window", of_config=attention_windows, adapt=_adapt),
-    has_sdpa=False,
     why_not_converted="its attention is windowed already, by attention_window of config.json",
 )

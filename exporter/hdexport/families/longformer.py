@@ -160,6 +160,5 @@ FAMILY = Family(
     model_types=("longformer",),
     padding_row=lambda config: int(config.pad_token_id),
     own=OwnAttention(kind="window", of_config=attention_windows, adapt=_adapt),
-    has_sdpa=False,
     why_not_converted="its attention is windowed already, by attention_window of config.json",
 )

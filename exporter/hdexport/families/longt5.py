@@ -135,7 +135,6 @@ FAMILY = Family(
     counts_distances=True,
     embeddings=lambda model: model.base_model.encoder,
     own=OwnAttention(kind="local_global", of_config=_attention, adapt=_adapt),
-    has_sdpa=False,
     why_not_converted="its attention is local already, by local_radius of config.json",
     why_not_tuned="its positions are distances, which are told apart up to a distance and alike beyond it",
 )

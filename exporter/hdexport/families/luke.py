@@ -32,7 +32,6 @@ FAMILY = Family(
     model_types=("luke",),
     padding_row=lambda config: int(config.pad_token_id),
     adapt=_adapt,
-    has_sdpa=False,
     query_projections=query_projections,
     why_not_converted=WHY_NOT_CONVERTED,
 )

@@ -65,7 +65,6 @@ FAMILY = Family(
     model_types=("mpnet",),
     padding_row=lambda config: _PADDING_ROW,
     adapt=_adapt,
-    has_sdpa=False,
     query_projections=lambda model: [
         (layer.attention.attn, layer.attention.attn.q) for layer in model.base_model.encoder.layer
     ],

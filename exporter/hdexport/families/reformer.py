@@ -195,7 +195,6 @@ FAMILY = _Reformer(
         Task.TEXT_CLASSIFICATION,
         Task.QUESTION_ANSWERING,
     ),
-    has_sdpa=False,
     why_not_tuned="the library trains it at whole chunks only, with hashes that each step draws anew",
     why_not_converted="its attention is by hashes and chunks already, by attn_layers of config.json",
 )

@@ -45,7 +45,6 @@ def query_projections(model: PreTrainedModel) -> Sequence[tuple[torch.nn.Module,
 FAMILY = Family(
     model_types=("megatron-bert", "rembert"),
     adapt=_adapt,
-    has_sdpa=False,
     query_projections=query_projections,
     why_not_converted=WHY_NOT_CONVERTED,
 )

@@ -101,7 +101,6 @@ FAMILY = Family(
     learned_positions=False,
     adapt=_adapt,
     as_trained=_as_trained,
-    has_sdpa=False,
     query_projections=query_projections,
     why_not_converted=WHY_NOT_CONVERTED,
     why_not_tuned="its positions are computed, and none is learned",

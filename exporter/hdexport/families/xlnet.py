@@ -230,7 +230,6 @@ FAMILY = _Xlnet(
     ),
     why_not_other_tasks="needs a second stream of queries, which is told what to predict; one stream is supported",
     classifies_first=False,
-    has_sdpa=False,
     why_not_converted="its attention is by distance, with a memory: --recurrence TOKENS sets its size",
     why_not_tuned="its positions are distances, and none is learned",
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hdexport.model.task import AUTO_CLASS_OF_TASK, ENCODER_TASKS, model_task
+from hdexport.model.task import AUTO_CLASS_OF_TASK, ENCODER_TASKS, model_class, model_task
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
@@ -180,8 +180,6 @@ class _OfAttention:
         own: attention of another kind than dense that checkpoints of the family have; None where they have none, or
             where the library's attention interface says all of it.
         is_causal: whether tokens see the tokens before them alone, unless ``is_causal`` of a checkpoint says otherwise.
-        has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
-            "eager" code otherwise.
         query_projections: lists each attention module of a loaded model with its projection of queries, where the
             library's attention interface does not reach the modules, which take the mask as ``attention_mask``. None
             where it does.
@@ -191,7 +189,6 @@ class _OfAttention:
     adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     own: OwnAttention | None = None
     is_causal: bool = False
-    has_sdpa: bool = True
     query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
     why_not_converted: str | None = None
 
@@ -251,3 +248,12 @@ class Family(_OfCheckpoints, _OfPositions, _OfAttention, _OfTasks):
 
     model_types: tuple[str, ...]
     of_config: Callable[[Mapping[str, Any]], Family] | None = None
+
+    @property
+    def has_sdpa(self) -> bool:
+        """Whether the library's classes compute attention by PyTorch's scaled_dot_product_attention; by their own
+        "eager" code otherwise."""
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        config = CONFIG_MAPPING[self.model_types[0]]()
+        return bool(model_class(config, family=self, task=Task.FEATURE_EXTRACTION)._supports_sdpa)

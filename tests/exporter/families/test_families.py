@@ -463,3 +463,14 @@ def test_the_number_of_token_types_is_that_of_the_rows_of_their_table(tmp_path: 
             with named_case(model_type, number):
                 assert found[model_type] == expected
     assert (found["bert"], found["distilbert"], found["roberta"]) == (3, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "has_sdpa"), [("bert", True), ("mpnet", False), ("nezha", False), ("mt5", True)]
+)
+def test_the_class_says_whether_pytorch_s_attention_is_called(tmp_path: Path, model_type: str, has_sdpa: bool) -> None:
+    """Of the library's classes, of ours, and of an encoder's alone."""
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
+    assert family_of(model_type).has_sdpa == has_sdpa
+    loaded = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
+    assert loaded.config._attn_implementation == ("sdpa" if has_sdpa else "eager")

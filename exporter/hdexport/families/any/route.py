@@ -52,6 +52,11 @@ class AnyFamily(Family):
         """How many there are."""
         return 0 if self.facts is None else self.facts.token_types
 
+    @property
+    def has_sdpa(self) -> bool:
+        """Whether the checkpoint's class computes attention by it."""
+        return self.facts is None or self.facts.has_sdpa
+
 
 def any_family(model_type: str, classes: ModelClasses | None = None) -> Family:
     """The family of checkpoints of a type without one. `classes` are those of a checkpoint's own code; None for the
@@ -78,7 +83,6 @@ def _with_facts(family: AnyFamily, config: Mapping[str, Any]) -> Family:
         of_config=None,
         tasks=facts.tasks,
         why_not_other_tasks=family.why_not_other_tasks if facts.is_half else "has no class with its outputs",
-        has_sdpa=facts.has_sdpa,
         newer_keys=lambda config: {**facts.values, **({} if key is None else {key: most})},
         positions_key=key or "max_position_embeddings",
         counts_distances=key is None and not most,

@@ -66,7 +66,6 @@ FAMILY = Family(
     learned_positions=False,
     counts_distances=True,
     adapt=_adapt,
-    has_sdpa=False,
     query_projections=query_projections,
     why_not_converted="its attention is by distance, in scores and in values",
     why_not_tuned="its positions are distances, and none is learned",

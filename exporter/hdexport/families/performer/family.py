@@ -49,7 +49,6 @@ FAMILY = Family(
     own=OwnAttention(kind="favor", of_config=_attention, adapt=_adapt),
     tasks=(Task.FEATURE_EXTRACTION, Task.FILL_MASK),
     why_not_other_tasks="has no head: performer-pytorch has one for masked tokens",
-    has_sdpa=False,
     why_not_converted="its attention is of features; --attention favor:compat counts padding as performer-pytorch does",
 )
 

@@ -89,7 +89,6 @@ FAMILY = Family(
     own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember, carried=_carried),
     tasks=(Task.FEATURE_EXTRACTION, Task.TEXT_SCORING),
     why_not_other_tasks="has no head: it was trained to predict the next token",
-    has_sdpa=False,
     why_not_converted="its attention is by distance, with a memory: --recurrence TOKENS sets its size",
     why_not_tuned="its positions are distances, and none is learned",
 )
