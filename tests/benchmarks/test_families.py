@@ -43,7 +43,8 @@ def test_a_page_says_what_a_record_says(tmp_path: Path) -> None:
     ratios = {name: value for name, value in DONE.items() if name != "checks"}
     checks = {"model_type": "bert", "checked": "2026-11-24T00:00:00", "checks": DONE["checks"]}
     failed = {"model_type": "bert", "failed": "no: out of memory"}
-    written = GENERATOR["page"](record(tmp_path, DONE | {"ratios": []}, failed, ratios, checks, FAILED)).splitlines()
+    families = record(tmp_path, DONE | {"ratios": []}, failed, ratios, checks, FAILED)
+    written = GENERATOR["page"](families, tmp_path / "none").splitlines()
     assert "| bert | yes | yes | yes | no | 0.46 | 0.32 |" in written
     assert "| esm | no | - | yes | - | - | - |" in written
     assert "| modernbert | - | - | its own | - | - | - |" in written

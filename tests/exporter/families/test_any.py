@@ -263,7 +263,11 @@ class TestDenseAttentionIsProved:
     ("fault", "how"),
     [
         ("leak", r"a text of 8 tokens with 13 of padding on the right and the text alone differ by"),
+        ("left", r"a text of 8 tokens with 13 of padding on the left and with other padding there differ by"),
+        ("padding", r"the answer to a text of 8 tokens with 13 of padding on the right has values that are no numbers"),
+        ("numbers", r"the answer to a text of 21 tokens has values that are no numbers"),
         ("dropout", r"two calls with the same 21 tokens differ by .*dropout"),
+        ("calls", r"two calls with the same 21 tokens differ by .*keep something of the call before"),
         ("batch", r"a text of 21 tokens alone and in a batch of three copies differ by"),
     ],
 )

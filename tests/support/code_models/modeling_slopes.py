@@ -72,7 +72,9 @@ class SlopesModel(PreTrainedModel):
         # Python's len() gives a number, and a trace keeps it.
         batch = len(input_ids) if fault == "frozen" else input_ids.shape[0]
         bias = bias[None].expand(batch, -1, -1, -1)
-        if attention_mask is not None and fault != "leak":
+        if fault == "left":  # Earlier tokens alone, and no mask: padding on the right changes nothing.
+            bias = bias.masked_fill(place[None, :] > place[:, None], torch.finfo(states.dtype).min)
+        elif attention_mask is not None and fault != "leak":
             bias = bias.masked_fill(attention_mask[:, None, None, :] == 0, torch.finfo(states.dtype).min)
         if fault == "lengths" and input_ids.shape[1] > 60:
             states = states * 1.5
@@ -80,6 +82,13 @@ class SlopesModel(PreTrainedModel):
             states = states * 1.5
         if fault == "batches" and input_ids.shape[0] > 8:
             states = states * 1.5
+        if fault == "numbers":
+            states = states / (states - states)
+        if fault == "padding" and attention_mask is not None:
+            states = states / attention_mask.amin(1)[:, None, None]
+        if fault == "calls":
+            self.calls = getattr(self, "calls", 0) + 1
+            states = states * self.calls
         if fault == "batch":
             states = states - states.mean(0, keepdim=True)
         for layer in self.layer:

@@ -33,6 +33,7 @@ def check_behaviour(model: PreTrainedModel) -> None:
     alone = [_run(model, text[None], torch.ones(1, len(text), dtype=torch.int64))[0] for text in texts]
     again = [_run(model, text[None], torch.ones(1, len(text), dtype=torch.int64))[0] for text in texts]
     for text, first, second in zip(texts, alone, again, strict=True):
+        _check_numbers(model_type, first, f"a text of {len(text)} tokens")
         # The negation, here and below, because NaN is within no bound.
         if not (error := _difference(first, second)) <= 0:
             raise _refusal(
@@ -66,12 +67,21 @@ def _check_padding(model: PreTrainedModel, texts: list[torch.Tensor], alone: lis
         left, other = (_padded(model, texts, filler, "left", is_of_tokens) for filler in fillers)
         pairs += [("left", "and with other padding there", *both) for both in zip(left, other, strict=True)]
     for (side, beside, found, wanted), text in zip(pairs, [*texts, *texts], strict=False):
+        given = f"a text of {len(text)} tokens with {len(filler) - len(text)} of padding on the {side}"
+        _check_numbers(model.config.model_type, found, given)
         if not (error := _difference(found, wanted)) <= _TOLERANCE:
             raise _refusal(
                 model.config.model_type,
-                f"a text of {len(text)} tokens with {len(filler) - len(text)} of padding on the {side} {beside} differ "
-                f"by {error:.2g} of their size",
+                f"{given} {beside} differ by {error:.2g} of their size",
             )
+
+
+def _check_numbers(model_type: str, answer: torch.Tensor, given: str) -> None:
+    if not bool(answer.isfinite().all()):
+        raise ModelError(
+            f"The code of this {model_type} fails: the answer to {given} has values that are no numbers.\n"
+            "Choose a model whose code answers every text."
+        )
 
 
 def _padded(
