@@ -1,21 +1,24 @@
 """Writes docs/models.md from the registry of families and a record of measurements: python docs/generate_models.py
 
-The record is what `python -m benchmarks.cpu.families --output benchmarks/results/families.jsonl` appends to; of a
-family, its last row of each kind counts.
+The records are what `python -m benchmarks.cpu.families --output benchmarks/results/families.jsonl` appends to, of which
+a family's last row of each kind counts, and `python -m benchmarks.cpu.any_types --output
+benchmarks/results/any_types.jsonl`, of which a type's last row counts.
 """
 
 from __future__ import annotations
 
-__all__ = ["RECORD", "page"]
+__all__ = ["RECORD", "TYPES", "page", "tried_types"]
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 
-RECORD = Path(__file__).parent.parent / "benchmarks" / "results" / "families.jsonl"
+_RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+RECORD, TYPES = _RESULTS / "families.jsonl", _RESULTS / "any_types.jsonl"
 
 _LENGTHS = (512, 4096)
 _OWN_WINDOWS = ("window", "local_global")
@@ -65,18 +68,74 @@ class of the checkpoint's own.
 """
 
 
-def page(record: Path = RECORD) -> str:
+_TRIED = """\
+### Types that were tried
+
+Each type of text model in transformers {version} that no family has, tiny, with random weights: built and proved with
+texts of up to 200 tokens, from ids alone (`python -m benchmarks.cpu.any_types`). A test tries the encoders each night.
+Encoders are the types in `MODEL_FOR_MASKED_LM_MAPPING` and `MODEL_FOR_TEXT_ENCODING_MAPPING`; decoders are those with a
+head for sequences, which embedders and rerankers are made of (the library's other decoders were not tried); others have
+heads for texts alone.
+"""
+
+_KINDS = {"encoder": "encoders", "decoder": "decoders", "other": "others"}
+
+_PREAMBLES = re.compile(
+    r"^(The answers of this \S+ by its own code depend on more than the text: |The code of (a|this) \S+ "
+    r"|PyTorch could not export the model: |no tiny model: |/model/)"
+)
+"""Begins of refusals that say nothing of one type."""
+
+_END = re.compile(r"( FAILED:| Failure message:).*", re.DOTALL)
+"""The part of a refusal that is for its reporter."""
+
+_LONGEST_REASON = 180
+
+
+def page(record: Path = RECORD, types: Path = TYPES) -> str:
     """The page, Markdown.
 
     Args:
         record: JSON lines; families that are not in it have dashes.
+        types: JSON lines of types without a family; none are listed where there is no such file.
     """
     rows = _last_rows(record)
     columns = [f"{tokens} tokens" for tokens in _LENGTHS]
     lines = ["| model type | verified | fp16 | windows | engine | " + " | ".join(columns) + " |"]
     lines.append("|" + "---|" * (5 + len(_LENGTHS)))
     lines += [_line(name, rows.get(name, {})) for name in SUPPORTED_MODEL_TYPES]
-    return "\n".join([_HEAD, *lines, "", *_remarks(rows), _ANY])
+    return "\n".join([_HEAD, *lines, "", *_remarks(rows), _ANY, *tried_types(types)])
+
+
+def tried_types(record: Path) -> list[str]:
+    """The types without a family, of which the built ones are listed, and the others have a line each."""
+    if not record.exists():
+        return []
+    rows = {row["model_type"]: row for row in map(json.loads, record.read_text(encoding="utf-8").splitlines())}
+    lines = [_TRIED.format(version=max(row["transformers"] for row in rows.values()))]
+    refused = {}
+    for kind, words in _KINDS.items():
+        of_kind = {name: row for name, row in sorted(rows.items()) if row["kind"] == kind}
+        built = {name: row for name, row in of_kind.items() if row["outcome"] == "built"}
+        families = sum(row["outcome"] == "has a family" for row in of_kind.values())
+        refused |= {name: row for name, row in of_kind.items() if row["outcome"] not in ("built", "has a family")}
+        known = (
+            f", {families} have a family and {len(built)} more are built" if families else f", {len(built)} are built"
+        )
+        share = (families + len(built)) / max(1, len(of_kind))
+        own = [name for name, row in built.items() if set(row["attention"]) == {"dense"}]
+        lines += [f"Of {len(of_kind)} {words}{known}: {share:.0%}.", ""]
+        lines += [f"* By hdexport's dense attention: {', '.join(own) or 'none'}."]
+        lines += [f"* As their code computes: {', '.join(name for name in built if name not in own) or 'none'}.", ""]
+    lines += ["| refused | why |", "|---|---|"]
+    return [*lines, *(f"| {name} | {_reason(row['outcome'])} |" for name, row in sorted(refused.items())), ""]
+
+
+def _reason(outcome: str) -> str:
+    said = " ".join(_END.sub("", _PREAMBLES.sub("", outcome)).split()).rstrip(".:").replace("|", "/")
+    if len(said) > _LONGEST_REASON:
+        said = said[:_LONGEST_REASON].rpartition(" ")[0] + " ..."
+    return said
 
 
 def _last_rows(record: Path) -> dict[str, Mapping[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel
 
 import hdruntime
@@ -331,6 +332,23 @@ def test_code_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
     (tmp_path / "modeling_slopes.py").write_text("import a_package_that_is_not_there\n")
     with pytest.raises(ModelError, match=r"cannot be loaded here: .*a_package_that_is_not_there(.|\n)*Install"):
         find_checkpoint(tmp_path, trust=Trust(code=True))
+
+
+def test_float16_is_built_where_its_range_holds_and_refused_elsewhere(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model", "qwen2", Task.FEATURE_EXTRACTION, **GROUPS)
+    code, said = built(tmp_path, "--fp16")
+    assert code == 0, said
+    manifest = open_bundle(tmp_path / "bundle").manifest
+    assert manifest.half_range is not None
+    assert manifest.half_range.largest < manifest.half_range.limit
+    file = tmp_path / "model" / "model.safetensors"
+    weights = load_file(file)
+    for name in ("up_proj", "down_proj"):
+        weights[f"layers.0.mlp.{name}.weight"] *= 3000
+    save_file(weights, file, {"format": "pt"})
+    code, said = built(tmp_path, "--fp16", "--force")
+    assert code == 1
+    assert re.search(r"float16 range, .* FAILED(.|\n)*layers\.0\.mlp", said), said
 
 
 def test_what_changes_a_model_needs_a_family(tmp_path: Path) -> None:
