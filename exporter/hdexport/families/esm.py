@@ -14,7 +14,6 @@ import torch
 
 from hdexport.model.family import Family
 from hdexport.model.rotary import use_rotary_tables
-from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -76,13 +75,6 @@ _TABLE = _Esm(
     model_types=("esm",),
     padding_row=lambda config: int(config.pad_token_id),
     adapt=_adapt,
-    tasks=(
-        Task.FEATURE_EXTRACTION,
-        Task.FILL_MASK,
-        Task.TEXT_CLASSIFICATION,
-        Task.TOKEN_CLASSIFICATION,
-    ),
-    why_not_other_tasks="has no head in transformers",
 )
 
 _ROTARY = dataclasses.replace(

@@ -15,8 +15,6 @@ from hdexport.families.modernbert import mean
 from hdexport.model.family import Family
 from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
-from hdexport.model.task import ENCODER_TASKS
-from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,9 +60,6 @@ FAMILY = Family(
     model_types=("eurobert",),
     newer_keys=_newer_keys,
     keys_of_other_code=frozenset({_POOLING, "pretraining_tp"}),
-    # transformers has no class of its for questions.
-    tasks=tuple(task for task in ENCODER_TASKS if task is not Task.QUESTION_ANSWERING),
-    why_not_other_tasks="has no class in transformers",
     learned_positions=False,
     stretches_rotary=True,
     embeddings=lambda model: model.base_model,

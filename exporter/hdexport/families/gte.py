@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from hdexport.model.family import Family
 from hdexport.model.rotary import use_rotary_tables
-from hdexport.model.task import ENCODER_TASKS
-from hdruntime.bundle.manifest import Task
 
 FAMILY = Family(
     model_types=("gte",),
     keys_of_other_code=frozenset({"pack_qkv"}),
-    # transformers has no class of it for questions.
-    tasks=tuple(task for task in ENCODER_TASKS if task is not Task.QUESTION_ANSWERING),
     learned_positions=False,
     stretches_rotary=True,
     adapt=use_rotary_tables,

@@ -9,4 +9,4 @@ import dataclasses
 
 from hdexport.families import gte
 
-FAMILY = dataclasses.replace(gte.FAMILY, model_types=("jina_embeddings_v3",), tasks=None)
+FAMILY = dataclasses.replace(gte.FAMILY, model_types=("jina_embeddings_v3",))

@@ -12,7 +12,6 @@ import torch
 from hdexport.model.family import Family
 from hdexport.model.half_precision import RootMeanSquareNorm
 from hdexport.model.rotary import use_rotary_tables
-from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,7 +58,5 @@ FAMILY = Family(
     stretches_rotary=True,
     embeddings=lambda model: model.base_model,
     adapt=_adapt,
-    tasks=(Task.FEATURE_EXTRACTION, Task.FILL_MASK),
-    why_not_other_tasks="needs a head that transformers does not have for it",
     why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hdexport.model.task import AUTO_CLASS_OF_TASK, ENCODER_TASKS, model_class, model_task
+from hdexport.model.task import AUTO_CLASS_OF_TASK, model_class, model_task, tasks_with_class
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
@@ -203,10 +203,11 @@ class _OfAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class _OfTasks:
-    """The tasks of a family's models, and the tokens for them: here every task of encoders.
+    """The tasks of a family's models, and the tokens for them: here every task of encoders that there is a class for.
 
     Attributes:
-        tasks: the tasks of `AUTO_CLASS_OF_TASK` that the family has models for; None for all of encoders.
+        tasks: the tasks of `AUTO_CLASS_OF_TASK` that the family has models for; None for all of encoders that there is
+            a class for.
         why_not_other_tasks: why not the others, as the end of a sentence.
         classifies_first: whether the library's classifier reads the token at index 0, padding or not.
     """
@@ -221,12 +222,6 @@ class _OfTasks:
     def token_type_separator_id(self, config: Any, task: Task) -> int | None:
         """The id of the token up to which token types are 0, and 1 after it, by default; None where all are 0."""
         return None
-
-    @property
-    def all_tasks(self) -> tuple[Task, ...]:
-        """The tasks that a model of the family can be built for."""
-        own = ENCODER_TASKS if self.tasks is None else self.tasks
-        return tuple(task for task in Task if model_task(task) in own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +248,16 @@ class Family(_OfCheckpoints, _OfPositions, _OfAttention, _OfTasks):
     def has_sdpa(self) -> bool:
         """Whether the library's classes compute attention by PyTorch's scaled_dot_product_attention; by their own
         "eager" code otherwise."""
+        return bool(model_class(self._default(), family=self, task=Task.FEATURE_EXTRACTION)._supports_sdpa)
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """The tasks that a model of the family can be built for."""
+        own = tasks_with_class(self._default(), family=self) if self.tasks is None else self.tasks
+        return tuple(task for task in Task if model_task(task) in own)
+
+    def _default(self) -> PreTrainedConfig:
+        """A configuration by which the library tells the classes of the family."""
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        config = CONFIG_MAPPING[self.model_types[0]]()
-        return bool(model_class(config, family=self, task=Task.FEATURE_EXTRACTION)._supports_sdpa)
+        return CONFIG_MAPPING[self.model_types[0]]()

@@ -149,3 +149,15 @@ def model_class(config: PreTrainedConfig, *, family: Family, task: Task) -> Any:
     if alone is not None:
         return getattr(transformers, alone)
     return _get_model_class(config, getattr(transformers, AUTO_CLASS_OF_TASK[task])._model_mapping)
+
+
+def tasks_with_class(config: PreTrainedConfig, *, family: Family) -> tuple[Task, ...]:
+    """The tasks of `ENCODER_TASKS` that `model_class` has a class for."""
+    found = []
+    for task in ENCODER_TASKS:
+        try:
+            model_class(config, family=family, task=task)
+        except KeyError:
+            continue
+        found.append(task)
+    return tuple(found)

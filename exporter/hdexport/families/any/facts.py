@@ -15,7 +15,7 @@ from transformers.generation import GenerationMixin
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hdexport.model.family import Family
-from hdexport.model.task import AUTO_CLASS_OF_TASK, ENCODER_TASKS, model_class
+from hdexport.model.task import model_class, tasks_with_class
 from hdexport.support.json_files import shown
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
@@ -102,7 +102,7 @@ def facts_of(config: Mapping[str, Any], family: Family) -> Facts:
     key, most = _most_positions(settings, part, tables)
     padding = getattr(part, "pad_token_id", None)
     return Facts(
-        tasks=(Task.FEATURE_EXTRACTION,) if is_half else _tasks(settings, family),
+        tasks=(Task.FEATURE_EXTRACTION,) if is_half else tasks_with_class(settings, family=family),
         values=_values(settings, part),
         positions_key=key,
         most_positions=most,
@@ -113,18 +113,6 @@ def facts_of(config: Mapping[str, Any], family: Family) -> Facts:
         has_sdpa=bool(kind._supports_sdpa) and getattr(settings, "attn_logit_softcapping", None) is None,
         is_half=is_half,
     )
-
-
-def _tasks(settings: Any, family: Family) -> tuple[Task, ...]:
-    """The tasks that there is a class for."""
-    found = []
-    for task in (task for task in ENCODER_TASKS if task in AUTO_CLASS_OF_TASK):
-        try:
-            model_class(settings, family=family, task=task)
-        except KeyError:
-            continue
-        found.append(task)
-    return tuple(found)
 
 
 def _tables_of_positions(model: torch.nn.Module) -> list[Any]:
