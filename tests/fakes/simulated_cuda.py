@@ -47,6 +47,7 @@ class LaunchedKernel:
 
 class _Code(enum.IntEnum):
     SUCCESS = 0
+    INVALID_VALUE = 1
     INVALID_IMAGE = 200
     LAUNCH_FAILED = 719
 
@@ -130,6 +131,8 @@ class SimulatedDriver:
         source = self._functions[function - 1]
         assert (bx, by, bz, extra) == (32 * source["num_warps"], 1, 1, 0)
         assert type(stream) is self.CUstream
+        if not gx or not gy or not gz:
+            return (_Code.INVALID_VALUE,)
         wanted_bytes = _SHARED_BYTES.get(source["function"], 0)
         if shared_bytes != wanted_bytes or shared_bytes > source["allowed_bytes"]:
             return (_Code.LAUNCH_FAILED,)

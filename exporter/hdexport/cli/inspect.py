@@ -237,8 +237,11 @@ def _kernels(manifest: Manifest) -> str:
     if not manifest.kernel_architectures:
         limits = [node.architectures for node in manifest.kernel_nodes]
         named = {name.removeprefix("sm") for names in limits for name in names or ()}
-        where = "" if None in limits else f" {','.join(sorted(named))}"
-        return f"none: in ONNX Runtime on a GPU, its own operators compute attention; build with --sm{where}"
+        architectures = "SM" if None in limits else ",".join(sorted(named))
+        return (
+            "none: in ONNX Runtime on a GPU, its own operators compute attention; to add some: "
+            f"hdexport rebuild BUNDLE --target onnx --sm {architectures}"
+        )
     users = [*(["engines"] if manifest.engines else []), *(["ONNX Runtime"] if manifest.kernel_nodes else [])]
     return f"for {', '.join(manifest.kernel_architectures)}, in {' and '.join(users)}"
 

@@ -7,6 +7,7 @@ the kernels themselves in Triton's interpreter.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import re
 import shutil
@@ -403,6 +404,110 @@ def test_an_error_of_any_text_is_cut_to_whole_characters(
 ) -> None:
     said = interpreter.run(_refused_at_length, stand_in, kernels)
     assert re.search(r"SlidingWindowAttention_global2 on \[3, 9, 2, 32\]: \\udcffé{1000,1030}$", said)
+
+
+def _at_an_odd_address(stand_in: Path, kernels: Path) -> str:
+    StandInDriver(stand_in)
+    session, _ = session_of(onnx.load_from_string(model()), kernels, TYPES)
+    feeds = dict(feeds_of(NODE, token_kinds("none", 9)))
+    query = feeds["query"]
+    room = np.zeros(query.nbytes + 32, np.uint8)
+    begin = -room.ctypes.data % 16 + 4
+    feeds["query"] = room[begin : begin + query.nbytes].view(query.dtype).reshape(query.shape)
+    with pytest.raises(Exception, match="SlidingWindowAttention") as error:
+        session.run(None, feeds)
+    return str(error.value)
+
+
+def test_a_tensor_that_kernels_cannot_load_is_refused(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
+    """On a GPU a load from such an address would end all work of the process there."""
+    said = interpreter.run(_at_an_odd_address, stand_in, kernels)
+    assert re.search(r"on \[3, 9, 2, 32\]: a tensor is at the address 0x\w+4; kernels need multiples of 16$", said)
+
+
+def bucket_of(asked: Sequence[int]) -> int:
+    """Where ``launcher.c`` keeps the answer to what is asked."""
+    number = 14695981039346656037
+    for word in asked:
+        number = (number ^ (word % 2**64)) * 1099511628211 % 2**64
+        number ^= number >> 31
+    return number % 1024
+
+
+def _of_one_bucket(stand_in: Path, kernels: Path) -> list[bool]:
+    StandInDriver(stand_in)
+    session, found = session_of(onnx.load_from_string(model()), kernels, TYPES)
+    assert found is not None
+    plan, asked = found._planned, list[list[int]]()
+    found._planned = lambda words: (asked.append(list(words)), plan(words))[1]  # type: ignore[method-assign]
+
+    def answers(batch: int, tokens: int) -> np.ndarray:
+        return session.run(None, dict(feeds_of(NODE, token_kinds("none", tokens, batch=batch))))[0]  # type: ignore[no-any-return]
+
+    answers(2, 3)
+    of_shape: dict[int, list[tuple[int, int]]] = {}
+    for batch, tokens in itertools.product(range(1, 40), range(1, 40)):
+        words = list(asked[0])
+        for place in range(2, len(words) - 1):
+            if asked[0][place : place + 2] == [2, 3]:
+                words[place : place + 2] = batch, tokens
+        of_shape.setdefault(bucket_of(words), []).append((batch, tokens))
+    pair = next(shapes[:2] for shapes in of_shape.values() if len(shapes) > 1)
+    first = [answers(*shape) for shape in pair]
+    assert bucket_of(asked[1]) == bucket_of(asked[2])
+    return [np.array_equal(answers(*shape), right) for shape, right in zip(pair, first, strict=True)]
+
+
+def test_answers_of_one_bucket_are_told_apart(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
+    assert interpreter.run(_of_one_bucket, stand_in, kernels) == [True, True]
+
+
+def _without_programs(stand_in: Path, kernels: Path) -> list[str]:
+    driver = StandInDriver(stand_in)
+    session, found = session_of(onnx.load_from_string(model()), kernels, TYPES)
+    assert found is not None
+    plan = found._planned
+
+    def empty(asked: Sequence[int]) -> Iterator[int]:
+        scratch_bytes, launches, *words = plan(asked)
+        at = 0
+        for _ in range(launches):
+            words[at + 1] = 0  # behind the function
+            at += 7 + 2 * words[at + 6]
+        return iter([scratch_bytes, launches, *words])
+
+    found._planned = empty  # type: ignore[method-assign]
+    session.run(None, dict(feeds_of(NODE, token_kinds("none", 9))))
+    return driver.launches
+
+
+def test_a_launch_of_no_programs_is_left_out(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
+    """CUDA's driver refuses it."""
+    assert interpreter.run(_without_programs, stand_in, kernels) == []
+
+
+def _of_both_sizes(stand_in: Path, kernels: Path) -> list[int]:
+    StandInDriver(stand_in)
+    session, found = session_of(onnx.load_from_string(model()), kernels, TYPES)
+    assert found is not None
+    asked, load = list[list[int]](), found._planned
+    found._planned = lambda words: (asked.append(list(words)), load(words))[1]  # type: ignore[method-assign]
+    session.run(None, dict(feeds_of(NODE, token_kinds("none", 9))))
+    wide = [64 if word == 32 else word for word in asked[0]]
+    heads = list[int]()
+    for words in (asked[0], wide, asked[0]):
+        list(load(words))
+        (loaded,) = found._loaded.values()
+        constants = loaded["attend"].compiled.constants
+        heads.append(constants["head"] + constants.get("tail", 0))
+    return heads
+
+
+def test_nodes_of_one_type_have_the_kernels_of_their_sizes(
+    stand_in: Path, kernels: Path, interpreter: Interpreter
+) -> None:
+    write_kernels(kernels, replace(NODE, head_dim=64), feeds_of(replace(NODE, head_dim=64), token_kinds("none", 9)))
+    assert interpreter.run(_of_both_sizes, stand_in, kernels) == [32, 64, 32]
 
 
 def test_two_sessions_of_two_bundles_have_kernels_of_their_own(
