@@ -474,6 +474,18 @@ def test_nodes_that_kernels_are_to_compute_on_other_gpus_are_not_looked_for(
     assert (uses, bool(registered), "attention runs without" in caplog.text) == (registers, registers, warns)
 
 
+def test_no_operator_is_registered_of_which_a_node_is_left_to_the_body(
+    windowed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be in the place of that node's function, too."""
+    opened = open_bundle(windowed, check_files=False)
+    (node, *_) = opened.manifest.kernel_nodes
+    nodes = tuple(replace(node, architectures=(name,)) for name in ("sm86", "sm90"))
+    monkeypatch.setattr(KernelOperators, "register", lambda self, options: pytest.fail("registered"))
+    bundle = Bundle(opened.path, replace(opened.manifest, kernel_nodes=nodes))
+    assert not onnxruntime_kernels.use_kernels(bundle, None, architecture=86, provider="")
+
+
 def test_a_damaged_kernel_leaves_attention_to_the_bodies(
     windowed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
