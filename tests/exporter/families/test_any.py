@@ -269,6 +269,7 @@ class TestDenseAttentionIsProved:
         ("numbers", r"the answer to a text of 21 tokens has values that are no numbers"),
         ("dropout", r"two calls with the same 21 tokens differ by .*dropout"),
         ("calls", r"two calls with the same 21 tokens differ by .*keep something of the call before"),
+        ("short", r"a text of 1024 tokens, before and after the code was given shorter texts, differs by"),
         ("batch", r"a text of 21 tokens alone and in a batch of three copies differ by"),
     ],
 )

@@ -89,6 +89,9 @@ class SlopesModel(PreTrainedModel):
         if fault == "calls":
             self.calls = getattr(self, "calls", 0) + 1
             states = states * self.calls
+        if fault == "short":  # As BigBird's code: from the first short text on, for good.
+            self.was_short = getattr(self, "was_short", False) or input_ids.shape[1] < 30
+            states = states.flip(-1) if self.was_short else states
         if fault == "batch":
             states = states - states.mean(0, keepdim=True)
         for layer in self.layer:

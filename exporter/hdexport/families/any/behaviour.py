@@ -13,10 +13,15 @@ from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformers import PreTrainedModel
 
 _LENGTHS = (21, 8, 1)
 """Tokens of the texts of a batch."""
+
+_LONG = 1024
+"""Tokens of a text that is long: models of long texts compute those of a few hundred tokens in another way."""
 
 _SPECIAL_IDS = 4
 """Ids below this are in no text: in most vocabularies they are the special tokens."""
@@ -26,10 +31,17 @@ _TOLERANCE = 1e-3
 model, and far below what a token of padding makes that is seen."""
 
 
-def check_behaviour(model: PreTrainedModel) -> None:
-    """Refuse a loaded model in float32 whose answers to a text depend on its padding, its batch or the call."""
+def check_behaviour(model: PreTrainedModel, *, most_positions: int = 0) -> None:
+    """Refuse a loaded model in float32 whose answers to a text depend on its padding, its batch or the calls before.
+
+    `most_positions` are those of its configuration, 0 for any number.
+    """
     model_type = model.config.model_type
-    texts = _texts(model)
+    # Some rows of a table may be the padding's, or before it.
+    tokens = max(_LENGTHS[0], min(_LONG, most_positions * 3 // 4 or _LONG))
+    long, *texts = _texts(model, (tokens, *_LENGTHS))
+    # First of all: the code may go another way for good once it was given a short text.
+    before = _run(model, long[None], torch.ones(1, len(long), dtype=torch.int64))
     alone = [_run(model, text[None], torch.ones(1, len(text), dtype=torch.int64))[0] for text in texts]
     again = [_run(model, text[None], torch.ones(1, len(text), dtype=torch.int64))[0] for text in texts]
     for text, first, second in zip(texts, alone, again, strict=True):
@@ -51,6 +63,13 @@ def check_behaviour(model: PreTrainedModel) -> None:
                 f"a text of {len(texts[0])} tokens alone and in a batch of {what} differ by {error:.2g} of their size",
             )
     _check_padding(model, texts, alone)
+    after = _run(model, long[None], torch.ones(1, len(long), dtype=torch.int64))
+    if not (error := _difference(after, before)) <= _TOLERANCE:
+        raise _refusal(
+            model_type,
+            f"a text of {len(long)} tokens, before and after the code was given shorter texts, differs by {error:.2g} "
+            "of its size: the code keeps something of earlier calls",
+        )
 
 
 def _check_padding(model: PreTrainedModel, texts: list[torch.Tensor], alone: list[torch.Tensor]) -> None:
@@ -97,11 +116,11 @@ def _padded(
     return [row[place] if is_of_tokens else row for row, place in zip(found, places, strict=True)]
 
 
-def _texts(model: PreTrainedModel) -> list[torch.Tensor]:
+def _texts(model: PreTrainedModel, lengths: Sequence[int]) -> list[torch.Tensor]:
     size, padding = int(model.config.vocab_size), getattr(model.config, "pad_token_id", None)
     ids = [number for number in range(size) if number >= _SPECIAL_IDS and number != padding] or [0]
     generator = torch.Generator().manual_seed(0)
-    return [torch.tensor(ids)[torch.randint(len(ids), (tokens,), generator=generator)] for tokens in _LENGTHS]
+    return [torch.tensor(ids)[torch.randint(len(ids), (tokens,), generator=generator)] for tokens in lengths]
 
 
 def _run(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,7 @@ def _with_facts(family: AnyFamily, config: Mapping[str, Any]) -> Family:
         padding_row=lambda config: config.pad_token_id if facts.follows_padding else None,
         why_not_extended=NEEDS_A_FAMILY.replace("that", "more", 1) if facts.has_table else None,
         encoder=_encoder if facts.is_half else family.encoder,
-        prepare=_prepare,
+        prepare=functools.partial(_prepare, most_positions=most),
         adapt=_adapt,
     )
 
@@ -99,9 +100,9 @@ def _encoder(model: Any) -> PreTrainedModel:
     return encoder
 
 
-def _prepare(model: PreTrainedModel) -> None:
+def _prepare(model: PreTrainedModel, *, most_positions: int) -> None:
     keep_nothing(model)
-    check_behaviour(model)
+    check_behaviour(model, most_positions=most_positions)
 
 
 def _adapt(model: PreTrainedModel) -> None:
