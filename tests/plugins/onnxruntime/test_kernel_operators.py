@@ -235,6 +235,17 @@ def test_layers_share_a_plan_by_which_answers_are_the_same(
     assert own == shared
 
 
+def test_layers_of_two_masks_share_no_plan() -> None:
+    model = attention_model(*[Window(left=4, right=3, bound=2)] * 2)
+    second = [node for node in model.graph if node.op_type.startswith("SlidingWindowAttention")][1]
+    kinds = second.inputs[3]
+    assert kinds is not None
+    others = ir.Value(name="others", shape=kinds.shape, type=kinds.type)
+    model.graph.inputs.append(others)
+    second.replace_input_with(3, others)
+    assert share_plans(model) == 0
+
+
 # One node, called in all the ways that sessions are.
 
 NODE = Window(left=4, right=3, bound=2)
