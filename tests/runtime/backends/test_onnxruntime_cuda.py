@@ -205,7 +205,7 @@ def test_options_reach_the_provider() -> None:
     assert (name, fallback) == ("CUDAExecutionProvider", "CPUExecutionProvider")
     assert (options["device_id"], options["gpu_mem_limit"]) == ("1", "1073741824")
     assert options["arena_extend_strategy"] == "kSameAsRequested"
-    assert options["use_tf32"] == "0"
+    assert (options["use_tf32"], options["sdpa_kernel"]) == ("0", "19")
     assert options["user_compute_stream"] == "77"
     assert "gpu_mem_limit" not in onnxruntime_cuda._providers(GpuOptions(), 77)[0][1]
     with pytest.raises(InputError, match="memory_limit_bytes is 0; it must be 1 or more"):
