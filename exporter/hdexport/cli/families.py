@@ -12,8 +12,8 @@ _WIDTH = 88
 _WITH = "Model types with a family. Their positions, attention and tuning can be changed where docs/models.md says so:"
 _WITHOUT = (
     "Any other model type of transformers, and with --trust-remote-code a class of the checkpoint's own, is built as "
-    "its code computes, and only if it is proved against PyTorch at every length, batch and padding. docs/models.md "
-    "lists the types that were tried."
+    "its code computes, and only if it is proved against PyTorch on the full grid of lengths, batches and paddings. "
+    "docs/models.md lists the types that were tried."
 )
 
 
