@@ -98,7 +98,7 @@ def unquoted(source: str) -> list[str]:
     return found
 
 
-_NEVER_BLANK = (".value", "lengths[-1]", "architecture")
+_NEVER_BLANK = (".value", "lengths[-1]", "architecture", "architectures")
 """Ends of expressions whose values are names of ours, or numbers."""
 
 
