@@ -74,11 +74,11 @@ _TRIED = """\
 Each type of text model in transformers {version} that no family has, tiny, with random weights: built and proved with
 texts of up to 200 tokens, from ids alone (`python -m benchmarks.cpu.any_types`). A test tries the encoders each night.
 Encoders are the types in `MODEL_FOR_MASKED_LM_MAPPING` and `MODEL_FOR_TEXT_ENCODING_MAPPING`; decoders are those with a
-head for sequences, which embedders and rerankers are made of (the library's other decoders were not tried); others have
-heads for texts alone.
+head for sequences, which embedders and rerankers are made of; generators are the library's other decoders; others have
+heads for texts alone. A reason that begins with an error's name is the library's own, of a configuration so small.
 """
 
-_KINDS = {"encoder": "encoders", "decoder": "decoders", "other": "others"}
+_KINDS = {"encoder": "encoders", "decoder": "decoders", "generator": "generators", "other": "others"}
 
 _PREAMBLES = re.compile(
     r"^(The answers of this \S+ by its own code depend on more than the text: |The code of (a|this) \S+ "

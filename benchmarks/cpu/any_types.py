@@ -36,10 +36,11 @@ BUILT, HAS_A_FAMILY = "built", "has a family"
 KINDS: Mapping[str, tuple[str, ...]] = {
     "encoder": ("MASKED_LM", "TEXT_ENCODING"),
     "decoder": ("CAUSAL_LM",),
+    "generator": ("CAUSAL_LM",),
     "other": ("TOKEN_CLASSIFICATION", "SEQUENCE_CLASSIFICATION", "QUESTION_ANSWERING"),
 }
-"""Kind of a type -> the auto classes that load it; a type is of the first kind that has it. Of decoders, those that the
-library has a head for sequences for, which embedders and rerankers are made of."""
+"""Kind of a type -> the auto classes that load it; a type is of the first kind that has it. Decoders are those that the
+library has a head for sequences for, which embedders and rerankers are made of; generators are the others."""
 
 _GENERATES = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
 """Auto classes of models that generate text, of more than the text before."""

@@ -404,3 +404,12 @@ def test_positions_that_the_code_does_not_know_are_refused(tmp_path: Path) -> No
     change_json(tmp_path / "config.json", position_embedding_type="alibi")
     with pytest.raises(ModelError, match=r"asks for 'alibi' positions, and LlamaModel has no code for them"):
         find_checkpoint(tmp_path)
+
+
+def test_floats_that_json_has_no_words_for_are_read() -> None:
+    """As transformers writes them."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "mamba_d_ssm": 32, "mamba_n_heads": 2}
+    config = AutoConfig.for_model("falcon_h1", **sizes, mamba_d_head=16, vocab_size=120)
+    written = json.loads(config.to_json_string())
+    assert written["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
+    assert facts_of(written, any_family("falcon_h1")).most_positions == config.max_position_embeddings

@@ -76,7 +76,7 @@ def facts_of(config: Mapping[str, Any], family: Family) -> Facts:
     model_type = str(config["model_type"])
     try:
         config_class = CONFIG_MAPPING[model_type] if family.classes is None else family.classes.config
-        settings = config_class.from_dict(dict(config))
+        settings = config_class.from_dict(_with_floats(config))
         kind = model_class(settings, family=family, task=Task.FEATURE_EXTRACTION)
         with torch.device("meta"):
             skeleton = kind._from_config(copy.deepcopy(settings), dtype=torch.float32)
@@ -113,6 +113,15 @@ def facts_of(config: Mapping[str, Any], family: Family) -> Facts:
         has_sdpa=bool(kind._supports_sdpa) and getattr(settings, "attn_logit_softcapping", None) is None,
         is_half=is_half,
     )
+
+
+def _with_floats(value: Any) -> Any:
+    """A value of ``config.json`` with the floats that JSON has no words for, as transformers writes them there."""
+    if isinstance(value, Mapping):
+        if list(value) == ["__float__"]:
+            return float(value["__float__"])
+        return {key: _with_floats(part) for key, part in value.items()}
+    return [_with_floats(part) for part in value] if isinstance(value, list) else value
 
 
 def _tables_of_positions(model: torch.nn.Module) -> list[Any]:
