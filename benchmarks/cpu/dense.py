@@ -37,7 +37,7 @@ _OF_TYPE = ("torch-sdpa", "plain-export", "bundle-float32")
 """The cases of a random model of a type."""
 
 _OF_PLAIN = 0.2
-"""Of the plain export's growth of memory, at most, where attention is dense."""
+"""Where attention is dense, a bundle's memory grows at most by this part of the plain export's growth."""
 
 _SMALL = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 512}
 

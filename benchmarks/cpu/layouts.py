@@ -30,7 +30,7 @@ from hdexport.bench.measure.calls import timed, with_growth
 _LONGEST = 512
 
 _ATOL = 1e-4
-"""Of vectors of length 1, and of scores as a part of the largest."""
+"""The largest difference of vectors of length 1, and of scores as a part of the largest score."""
 
 _BACKENDS = ("onnxruntime", "openvino")
 _LIBRARY = "library"

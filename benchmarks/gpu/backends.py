@@ -197,7 +197,7 @@ def time_answers(job: Job, model: str, *, is_windowed: bool = False) -> None:
         for answers, call in _answers(session, feeds, rehearsal=job.rehearsal).items():
             found = call()
             _check(job, found, {name: expected[name] for name in found}, model=model, answers=answers)
-        # In the order of their tokens: a session keeps what it has reserved.
+        # Shapes come in the order of their tokens, because a session keeps the memory that it has reserved.
         for rows, tokens in _GROWING_SHAPES if is_windowed and not job.rehearsal else _kernel_shapes(job):
             feeds = batch(rows, tokens)
             for answers, call in _answers(session, feeds, rehearsal=job.rehearsal).items():
@@ -206,7 +206,7 @@ def time_answers(job: Job, model: str, *, is_windowed: bool = False) -> None:
 
 
 def _answers(session: Any, feeds: dict[str, Any], *, rehearsal: bool) -> dict[str, Callable[[], Mapping[str, Any]]]:
-    """What answers are asked for, and where -> a call that returns them when they are there."""
+    """Which answers are asked for, and where they go -> a call that returns the answers once they are there."""
     import torch
 
     from hdruntime.inference.inputs import checked_inputs

@@ -26,7 +26,7 @@ Attention is then far from uniform, and a window that is wrong by one token show
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of a model; `window` counts tokens on each side, and `block_size` those of BigBird's blocks."""
+    """The sizes of a model; `window` counts tokens on each side, and `block_size` the tokens of BigBird's blocks."""
 
     hidden_size: int
     layers: int

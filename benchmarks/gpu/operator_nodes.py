@@ -19,7 +19,7 @@ from hdruntime.backends.onnxruntime import CUDA_PROVIDER
 from hdruntime.optional import installed_version
 
 _DTYPES = ("float16", "float32")
-"""Those that NumPy has, in which a session takes its inputs."""
+"""The dtypes that NumPy has: a session takes its inputs as arrays of NumPy."""
 
 _REHEARSED_HEAD_DIM, _HEAD_DIM = 32, 64
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from torch.export import ExportedProgram
 
-CHECKED_BATCHES = (1, 3)
-"""The batches of a full verification."""
+_CHECKED_BATCHES = (1, 3)
+"""The batches of a full verification, as `hdexport.verify.grid` has them; the trace has another one."""
 
 _LARGEST_BATCH = 64
 """Up to which a batch is looked at; code that tells larger ones apart has not been seen."""
@@ -41,7 +41,7 @@ def lengths_of_branches(program: ExportedProgram, ids: int, *, max_len: int) -> 
         if symbols == {batch}:
             _check_batches(condition, batch)
         elif symbols and symbols <= {batch, tokens}:
-            for rows in CHECKED_BATCHES if batch in symbols else (1,):
+            for rows in _CHECKED_BATCHES if batch in symbols else (1,):
                 fails = [n for n in range(2, max_len + 1) if not _holds(condition, {batch: rows, tokens: n})]
                 found.update(fails[:1], fails[-1:])
     return tuple(sorted(found))
@@ -64,7 +64,7 @@ def _holds(condition: Any, sizes: dict[Any, int]) -> bool:
 
 def _check_batches(condition: Any, batch: Any) -> None:
     failing = next((rows for rows in range(1, _LARGEST_BATCH + 1) if not _holds(condition, {batch: rows})), None)
-    if failing is not None and all(_holds(condition, {batch: rows}) for rows in CHECKED_BATCHES):
+    if failing is not None and all(_holds(condition, {batch: rows}) for rows in _CHECKED_BATCHES):
         raise ExportError(
             f"The model's code takes another way for batches of {failing} texts than for smaller ones; a graph has one "
             "way for all batches.\n"

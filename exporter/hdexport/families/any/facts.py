@@ -55,7 +55,8 @@ class Facts:
         most_positions: its value.
         has_table: whether a table of positions, whose rows bound the length, is among the modules.
         follows_padding: whether positions count from the row after the padding's, as in RoBERTa.
-        token_types: rows of the table of token types; 0 where there is none, or no choice.
+        token_types: rows of the table of token types; 0 without a table, with one row, or with several
+            tables.
         has_sdpa: whether the library computes attention by PyTorch's scaled_dot_product_attention.
         is_half: whether it is the encoder of a model with a decoder.
     """
