@@ -115,16 +115,21 @@ def test_the_example_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_pandas_and_duckdb_read_the_embeddings(workplace: Path) -> None:
+    """DuckDB also where rows failed, whose embedding is NULL; the model here has 32 dimensions, not 384."""
     (expression,) = re.findall(r"`(np\.stack\(pd\..*?)`", README)
     (query,) = re.findall(r"`(SELECT .*?)`", README)
     program = f"""
 import duckdb, numpy as np, pandas as pd
 matrix = {expression}
-print(*matrix.shape, *(duckdb.execute({query!r}, {{"query": row}}).fetchone()[0] for row in matrix))
+query = {query!r}.replace("384", "32")
+print(*matrix.shape, *(duckdb.execute(query, {{"query": row}}).fetchone()[0] for row in matrix))
+failed = "(SELECT 9 AS id, NULL AS embedding UNION ALL SELECT id, embedding FROM 'embeddings.parquet')"
+query = query.replace("'embeddings.parquet'", failed)
+print(duckdb.execute(query, {{"query": matrix[1]}}).fetchall())
 """
     # A process of its own: DuckDB complains at the end of this one, which has frozen its garbage.
     done = subprocess.run([sys.executable, "-c", program], cwd=workplace, capture_output=True, text=True)
-    assert done.stdout.split() == ["2", "32", "0", "1"], done.stderr
+    assert done.stdout.splitlines() == ["2 32 0 1", "[(1,), (0,), (9,)]"], done.stderr
 
 
 def test_make_knows_the_commands() -> None:

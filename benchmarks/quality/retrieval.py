@@ -246,7 +246,8 @@ def _source(variant: Variant, checkpoint: Checkpoint) -> Checkpoint:
 
 def _session(bundle: Path, variant: Variant, checkpoint: Checkpoint, options: argparse.Namespace) -> Session:
     if options.runner in ("onnxruntime", PRECISIONS_RUNNER):
-        return hdruntime.load(bundle, backend=options.runner, threads=options.threads, precision=variant.precision)
+        settings = {"threads": options.threads, "precision": variant.precision, "max_seq_length": "bundle"}
+        return hdruntime.load(bundle, backend=options.runner, **settings)
     import torch
 
     from benchmarks.quality.pytorch_runner import PyTorchRunner

@@ -6,7 +6,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -24,6 +24,7 @@ from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler,
 from hdruntime.inference.streaming import Columns, Document, DocumentStream, Lanes, Segment, columns_of
 from hdruntime.process_limits import free_bytes
 from hdruntime.text.checks import check_text_lengths, several
+from hdruntime.text.lengths import MaxSeqLength, Role, checked_length
 from hdruntime.text.splitting import SplitEncoding, split_encodings
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -38,7 +39,14 @@ logger = logging.getLogger(__name__)
 class BatchSession:
     """A loaded bundle that runs arrays, encoded texts and documents; a Session adds the answers for texts."""
 
-    def __init__(self, bundle: Bundle, runner: Runner, *, backend_reason: str = "") -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        runner: Runner,
+        *,
+        backend_reason: str = "",
+        max_seq_length: int | MaxSeqLength | None = None,
+    ) -> None:
         self._bundle = bundle
         self._output_names = [spec.name for spec in bundle.manifest.outputs]
         self._scheduler = Scheduler(
@@ -53,7 +61,11 @@ class BatchSession:
         self._max_len = min(bundle.manifest.max_len, runner.max_len)
         self._with_tokens = {spec.name for spec in bundle.manifest.outputs if spec.has_tokens_axis}
         has_tokenizer, template = bundle.manifest.tokenizer is not None, bundle.manifest.pair_template
-        self._tokenizer = TextTokenizer.of(bundle, max_len=self._max_len, template=template) if has_tokenizer else None
+        whole = TextTokenizer.of(bundle, max_len=self._max_len, template=template) if has_tokenizer else None
+        self._asked_length = max_seq_length
+        self._tokenizer = whole and self._limited(whole, max_seq_length)
+        self._max_seq_length = self._tokenizer.max_len if self._tokenizer else self.length_of_texts()
+        self.says_truncation = True
 
     @property
     def manifest(self) -> Manifest:
@@ -79,6 +91,15 @@ class BatchSession:
     def max_len(self) -> int:
         """Most tokens of a text: the manifest's limit, or the engine's if it is lower."""
         return self._max_len
+
+    @property
+    def max_seq_length(self) -> int:
+        """Tokens to which texts are truncated, and pieces of split texts, special tokens included.
+
+        The length that the build was asked to serve (``hdexport build --max-len``), or else the model's own; another
+        is an argument of :func:`hdruntime.load`. Arrays and encodings may have up to `max_len` tokens.
+        """
+        return self._max_seq_length
 
     @property
     def batch_tokens(self) -> int:
@@ -110,7 +131,7 @@ class BatchSession:
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The encoder of the session's texts.
+        """The encoder of the session's texts, which truncates them to `max_seq_length`.
 
         Raises:
             InputError: the bundle has no tokenizer.
@@ -118,6 +139,46 @@ class BatchSession:
         if self._tokenizer is None:
             raise InputError(f"The bundle {self._bundle.path} has no tokenizer; give it input_ids.")
         return self._tokenizer
+
+    def tokenizer_of(
+        self,
+        max_seq_length: int | MaxSeqLength | None = None,
+        *,
+        role: Role | None = None,
+        name: str = "max_seq_length",
+        has_pairs: bool = False,
+    ) -> TextTokenizer:
+        """The tokenizer with another length.
+
+        Args:
+            max_seq_length: a number of tokens, ``"model"`` or ``"bundle"``; None for the session's own.
+            role: of the texts, which may have a length of their own.
+            name: of the argument, for an error.
+            has_pairs: whether the texts are pairs, which have more special tokens.
+
+        Raises:
+            InputError: the length is more than the bundle runs, or leaves no room for a token of a text.
+        """
+        if max_seq_length is None and role is None:
+            # Kept, as a tokenizer that truncates takes milliseconds to make.
+            return self.tokenizer
+        return self._limited(self.tokenizer, max_seq_length, role=role, name=name, has_pairs=has_pairs)
+
+    def _limited(
+        self, tokenizer: TextTokenizer, length: int | MaxSeqLength | None, *, has_pairs: bool = False, **options: Any
+    ) -> TextTokenizer:
+        """The tokenizer with a length that leaves room for a token of a text."""
+        whole, fewest = tokenizer.limited(self._max_len), 1
+        if not (length is None or isinstance(length, str)):
+            pairs = [""] if has_pairs or self.manifest.pair_template else None
+            (sample,) = whole.encode(["a"], pairs, overflow=Overflow.TRUNCATE)
+            fewest += sample.sequence_ids.count(None)
+        return whole.limited(self.length_of_texts(length, fewest=fewest, **options))
+
+    def length_of_texts(self, asked: int | MaxSeqLength | None = None, **options: Any) -> int:
+        """The length to which texts are truncated, see `checked_length`; None for the session's own."""
+        asked = self._asked_length if asked is None else asked
+        return checked_length(asked, self.manifest, most=self._max_len, **options)
 
     def most_rows(self, tokens: int) -> int:
         """Most texts of this length that a call runs in one piece; a larger batch runs in parts.
@@ -283,6 +344,8 @@ class BatchSession:
     ) -> list[SplitEncoding]:
         """Encode texts, or pairs, of any number of tokens; texts that are too long are cut into pieces.
 
+        A piece has up to `max_seq_length` tokens.
+
         Args:
             texts: may be empty strings.
             pairs: the second text of each pair, as many as ``texts``. Only it is cut; every piece has the whole first
@@ -297,7 +360,7 @@ class BatchSession:
             InputError: the bundle has no tokenizer, or ``stride`` leaves no new token for a piece.
         """
         encodings = self.tokenizer.encode(texts, pairs, overflow=Overflow.SPLIT, prompt=prompt)
-        return split_encodings(encodings, max_len=self._max_len, stride=stride, is_pair=pairs is not None)
+        return split_encodings(encodings, max_len=self._max_seq_length, stride=stride, is_pair=pairs is not None)
 
     def infer(
         self,

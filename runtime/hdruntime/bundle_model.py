@@ -7,9 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hdruntime.arrays import AnyArray
 from hdruntime.backends.precision import Precision
@@ -25,6 +23,7 @@ from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.checks import checked_texts
+from hdruntime.text.lengths import MaxSeqLength, Role
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-Length = Literal["bundle", "model"]
-"""Names of numbers of tokens: all that a bundle serves, and the length that the model's own library cuts texts to."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -93,25 +89,20 @@ class BundleModel:
     _length_argument = "max_seq_length"
     _progress_name = "Encoding"
 
-    _unsaved_reads_base = False
-    """Whether the library cuts texts to the checkpoint's positions where it has not saved the model."""
-
-    _samples: tuple[list[str], list[str] | None] = (["a"], None)
-    """The least input with a token of a text."""
+    _has_pairs = False
 
     def __init__(
         self,
         bundle: Bundle,
         *,
-        max_seq_length: int | Length | None,
+        max_seq_length: int | MaxSeqLength | None,
         backend: Backend | str,
         threads: int | None,
         precision: Precision | str,
         device: str | None,
         gpu: GpuOptions | None,
     ) -> None:
-        info, settings = bundle.manifest.tokenizer, bundle.manifest.sentence
-        if info is None:
+        if bundle.manifest.tokenizer is None:
             raise InputError(f"The bundle {bundle.path} has no tokenizer.\nUse hdruntime.load, and give it input_ids.")
         self.prompts, self.default_prompt_name = prompts_of(bundle.manifest)
         self.model_card_data = _NoModelCard()
@@ -122,25 +113,18 @@ class BundleModel:
         self._session = self._load(bundle)
         asked = TorchDevice(device or "").index
         self._gpu_number = (gpu or GpuOptions()).device if asked is None else asked
-        self._tokenizer = self._session.tokenizer
-        plain = bundle.manifest.positions.base if self._unsaved_reads_base else self._session.max_len
-        self._own_length = settings.max_seq_length if settings else info.model_max_length or plain
-        self._asked_length = info.text_length and min(info.text_length, self._session.max_len)
-        self._says_cuts = True
         try:
-            self._tokenizer = self._tokenizer_for(
-                self._asked_length if max_seq_length is None else max_seq_length, named=self._length_argument
-            )
+            self._tokenizer = self._tokenizer_for(max_seq_length, name=self._length_argument)
         except BaseException:
             self.close()
             raise
 
     @property
     def max_seq_length(self) -> int:
-        """Tokens that a text is cut to, special tokens included; the first text that is cut causes a warning.
+        """Tokens to which a text is truncated, special tokens included; the first truncated text causes a warning.
 
-        By default it is the value of ``hdexport build --max-len``, else the model's own number. Set it to another
-        number, to ``"model"`` for the model's own, or to ``"bundle"`` for all that the bundle serves.
+        The default is the value of ``hdexport build --max-len``, or else the model's own length. Set it to another
+        number, to ``"model"`` for the model's own length, or to ``"bundle"`` for the longest that the bundle runs.
 
         Raises:
             InputError: when set to more than the bundle serves, or to so few that no token of a text has room.
@@ -148,8 +132,8 @@ class BundleModel:
         return self._tokenizer.max_len
 
     @max_seq_length.setter
-    def max_seq_length(self, tokens: int | Length) -> None:
-        self._tokenizer = self._tokenizer_for(tokens, named="max_seq_length")
+    def max_seq_length(self, tokens: int | MaxSeqLength) -> None:
+        self._tokenizer = self._tokenizer_for("model" if tokens is None else tokens, name="max_seq_length")
 
     @property
     def tokenizer(self) -> Any:
@@ -275,25 +259,11 @@ class BundleModel:
         manifest = self._session.manifest
         return inputs_of_texts(encodings, manifest, memory=manifest.least_memory)
 
-    def _tokenizer_for(self, tokens: int | str | None, *, named: str, own_length: int | None = None) -> TextTokenizer:
-        """The tokenizer that cuts texts to so many tokens: a number, ``"bundle"``, or ``"model"`` or None for the
-        model's own.
-
-        `named` is the argument or property that sets the number, and `own_length` the model's own of such texts; None
-        for that of all its texts.
-        """
-        most = self._session.max_len
-        if tokens == "bundle":
-            return self._tokenizer.limited(most)
-        if tokens is None or tokens == "model":
-            return self._tokenizer.limited(min(own_length or self._own_length, most))
-        (sample,) = self._tokenizer.limited(most).encode(*self._samples, overflow=Overflow.TRUNCATE)
-        fewest = 1 + sample.sequence_ids.count(None)
-        if not isinstance(tokens, (int, np.integer)) or not fewest <= tokens <= most:
-            is_more = isinstance(tokens, (int, np.integer)) and tokens > most
-            advice = f"\nBuild the bundle again with --max-len {tokens}." if is_more else ""
-            raise InputError(f"{named} is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
-        return self._tokenizer.limited(int(tokens))
+    def _tokenizer_for(
+        self, tokens: int | MaxSeqLength | None, *, name: str, role: Role | None = None
+    ) -> TextTokenizer:
+        """The tokenizer of texts of a role; `name` is the argument or property that sets the length."""
+        return self._session.tokenizer_of(tokens, role=role, name=name, has_pairs=self._has_pairs)
 
     def _answers(
         self,
@@ -323,23 +293,13 @@ class BundleModel:
                 prompt=prompt,
                 tokenizer=tokenizer,
                 name=name,
-                on_encoded=functools.partial(self._say_cuts, tokenizer, length or self._length_argument),
+                length=f"{type(self).__name__}'s argument {length or self._length_argument}",
                 on_done=advance,
                 into=into,
             )
 
     def _prompt(self, name: str | None, prompt: str | None) -> str:
         return chosen_prompt(self.prompts, self.default_prompt_name, name=name, prompt=prompt)
-
-    def _say_cuts(self, tokenizer: TextTokenizer, argument: str, encodings: Sequence[Encoding]) -> None:
-        """Warn, once, that texts are cut."""
-        if self._says_cuts and any(encoding.is_cut for encoding in encodings):
-            self._says_cuts = False
-            logger.warning(
-                "Texts of more than %d tokens are cut to that many; the bundle takes up to %d.\n"
-                "%s's argument %s sets another number, or 'bundle' for all.",
-                tokenizer.max_len, self._session.max_len, type(self).__name__, argument,
-            )  # fmt: skip
 
     def _check_call(self, batch_size: int | None, device: object, pool: object = None) -> None:
         if pool is not None:

@@ -25,7 +25,7 @@ from hdruntime.arrays import FloatArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import BundleModel, Length, also_named, evaluate
+from hdruntime.bundle_model import BundleModel, also_named, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
@@ -39,6 +39,7 @@ from hdruntime.tasks.text_classification import (
     ranked_documents,
 )
 from hdruntime.text.checks import checked_choice, several
+from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.logits import Activation, activated, softmax
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
@@ -72,15 +73,14 @@ class CrossEncoder(BundleModel):
     """
 
     _length_argument = "max_length"
-    _samples = (["a"], [""])
-    _unsaved_reads_base = True
+    _has_pairs = True
     _progress_name = "Scoring"
 
     def __init__(
         self,
         bundle: Path | str | Bundle,
         *,
-        max_length: int | Length | None = None,
+        max_length: int | MaxSeqLength | None = None,
         activation_fn: ActivationFunction | None = None,
         backend: Backend | str = "auto",
         threads: int | None = None,
@@ -116,7 +116,7 @@ class CrossEncoder(BundleModel):
         return self.max_seq_length
 
     @max_length.setter
-    def max_length(self, tokens: int | Length) -> None:
+    def max_length(self, tokens: int | MaxSeqLength) -> None:
         self.max_seq_length = tokens
 
     @also_named(sentences="inputs", activation_fct="activation_fn")

@@ -24,7 +24,7 @@ from hdruntime.arrays import AnyArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import Length, TwoSidedModel, evaluate
+from hdruntime.bundle_model import TwoSidedModel, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
@@ -32,6 +32,7 @@ from hdruntime.optional import require
 from hdruntime.tasks.token_similarity import Side, TokenVectors, settings_of
 from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import normalized
+from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.similarity import maxsim, maxsim_of_pairs
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
@@ -62,9 +63,9 @@ class MultiVectorEncoder(TwoSidedModel):
         self,
         bundle: Path | str | Bundle,
         *,
-        query_length: int | Length | None = None,
-        document_length: int | Length | None = None,
-        max_seq_length: int | Length | None = None,
+        query_length: int | MaxSeqLength | None = None,
+        document_length: int | MaxSeqLength | None = None,
+        max_seq_length: int | MaxSeqLength | None = None,
         backend: Backend | str = "auto",
         threads: int | None = None,
         precision: Precision | str = Precision.AUTO,
@@ -88,9 +89,7 @@ class MultiVectorEncoder(TwoSidedModel):
         try:
             self._tokenizers = {
                 Side.QUERY: self._tokenizer_of(Side.QUERY, query_length),
-                Side.DOCUMENT: self._tokenizer_of(
-                    Side.DOCUMENT, self._asked_length if document_length is None else document_length
-                ),
+                Side.DOCUMENT: self._tokenizer_of(Side.DOCUMENT, document_length),
             }
         except BaseException:
             self.close()
@@ -111,7 +110,7 @@ class MultiVectorEncoder(TwoSidedModel):
         return self._tokenizers[Side.QUERY].max_len
 
     @query_length.setter
-    def query_length(self, tokens: int | Length) -> None:
+    def query_length(self, tokens: int | MaxSeqLength) -> None:
         self._tokenizers = {**self._tokenizers, Side.QUERY: self._tokenizer_of(Side.QUERY, tokens)}
 
     @property
@@ -126,11 +125,11 @@ class MultiVectorEncoder(TwoSidedModel):
         return self._tokenizers[Side.DOCUMENT].max_len
 
     @document_length.setter
-    def document_length(self, tokens: int | Length) -> None:
+    def document_length(self, tokens: int | MaxSeqLength) -> None:
         self._tokenizers = {**self._tokenizers, Side.DOCUMENT: self._tokenizer_of(Side.DOCUMENT, tokens)}
 
-    def _tokenizer_of(self, side: Side, tokens: int | Length | None) -> TextTokenizer:
-        return self._tokenizer_for(tokens, named=f"{side.value}_length", own_length=self._tasks[side].length)
+    def _tokenizer_of(self, side: Side, tokens: int | MaxSeqLength | None) -> TextTokenizer:
+        return self._tokenizer_for(tokens, name=f"{side.value}_length", role=side.value)
 
     def get_embedding_dimension(self) -> int:
         """Dimensions of a vector."""

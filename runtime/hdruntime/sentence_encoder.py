@@ -26,7 +26,7 @@ import numpy as np
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import Length, TwoSidedModel, also_named, evaluate
+from hdruntime.bundle_model import TwoSidedModel, also_named, evaluate
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
@@ -34,6 +34,7 @@ from hdruntime.optional import require
 from hdruntime.tasks.embedding import Embedding, TokenStates
 from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
+from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.pooling import Pooling, embedding_output
 from hdruntime.text.similarity import similarities, similarities_of_pairs
 
@@ -69,7 +70,7 @@ class SentenceEncoder(TwoSidedModel):
         bundle: Path | str | Bundle,
         *,
         pooling: Pooling | str | None = None,
-        max_seq_length: int | Length | None = None,
+        max_seq_length: int | MaxSeqLength | None = None,
         truncate_dim: int | None = None,
         backend: Backend | str = "auto",
         threads: int | None = None,

@@ -29,6 +29,7 @@ from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions
 from hdruntime.text.checks import checked_choice, checked_texts, several
 from hdruntime.text.chunking import Spans, TextChunks, overlap_of
 from hdruntime.text.entities import Aggregation, Entity
+from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
@@ -46,6 +47,7 @@ def load(
     device: str | None = None,
     rebuild: bool = False,
     gpu: GpuOptions | None = None,
+    max_seq_length: int | MaxSeqLength | None = None,
 ) -> Session:
     """Load a bundle.
 
@@ -64,11 +66,15 @@ def load(
         rebuild: if no engine of the bundle runs on this machine's GPU, build one in place first. It takes minutes, and
             needs the packages for building.
         gpu: options of backends on a GPU, by default ``GpuOptions()``.
+        max_seq_length: tokens to which texts are truncated, and pieces of split texts; ``"model"`` for the model's own
+            length, ``"bundle"`` for the longest that the bundle runs. None: the value of ``hdexport build --max-len``,
+            or else the model's own length.
 
     Raises:
         BundleError: the bundle is missing, damaged or of another format.
         BackendError: the backend cannot run here, or cannot run this bundle.
-        InputError: the backend or the precision is unknown, or ``threads`` is not 1 to 1024.
+        InputError: the backend or the precision is unknown, ``threads`` is not 1 to 1024, or the bundle does not run
+            texts of ``max_seq_length`` tokens.
     """
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise InputError(
@@ -81,7 +87,7 @@ def load(
         opened, backend, threads=threads, precision=precision, device=device, rebuild=rebuild, gpu=gpu
     )
     try:
-        return Session(opened, runner, backend_reason=reason)
+        return Session(opened, runner, backend_reason=reason, max_seq_length=max_seq_length)
     except BaseException:
         runner.close()
         raise
@@ -207,16 +213,16 @@ class Session(BatchSession):
         with the text's first token includes the tokens before it (a special token, and the prompt where :meth:`embed`
         pools it), a chunk with the last one includes the special token after it.
 
-        A text of more than `max_len` tokens is encoded in overlapping macro chunks of so many tokens, each with special
-        tokens and the prompt. Tokens in the first half of an overlap have their states from the earlier macro chunk,
-        the others from the later one.
+        A text of more than `max_seq_length` tokens is encoded in overlapping macro chunks of so many tokens, each with
+        special tokens and the prompt. Tokens in the first half of an overlap have their states from the earlier macro
+        chunk, the others from the later one.
 
         Args:
             texts: one text, or several.
             chunks: ``"tokens:256"``, each of so many tokens; ``"sentences"``, see :mod:`hdruntime.text.sentences`; or
                 the (start, end) of each chunk of the text, a list of these for several texts, in characters without
                 the prompt, end exclusive, in any order. A token belongs to every chunk with one of its characters.
-            overlap: tokens that consecutive macro chunks share; None: 256, or a quarter of `max_len` if that is less.
+            overlap: tokens that consecutive macro chunks share; None: 256, or a quarter of `max_seq_length` if less.
             batch_tokens, prompt_name, prompt: as in :meth:`embed`.
 
         Returns:
@@ -238,7 +244,7 @@ class Session(BatchSession):
         if len(spans) != len(whole):
             raise InputError(f"There are {len(whole)} texts, but chunks of {len(spans)}; give chunks of each.")
         found = [Text(text=text, spans=each) for text, each in zip(whole, spans, strict=True)]
-        stride = overlap_of(overlap, self.max_len)
+        stride = overlap_of(overlap, self.max_seq_length)
         reading = Reading.of(overflow=Overflow.SPLIT, stride=stride, batch_tokens=batch_tokens)
         task = ChunkEmbeddings(self.manifest, rule)
         answers: list[TextChunks] = answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt))
@@ -256,8 +262,8 @@ class Session(BatchSession):
         """The entities of every text, for bundles of token-classification.
 
         Entities are grouped as by transformers' pipeline. A text that is split is one text: each token has its label
-        from the piece in which it sees most of the text, and an entity on both sides of a cut is one, which the
-        pipeline cuts.
+        from the piece in which it sees most of the text, and an entity on both sides of a piece's border is one entity;
+        transformers' pipeline makes two of it where its ``stride`` is 0.
 
         Args:
             texts: may be empty strings.

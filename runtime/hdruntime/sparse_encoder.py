@@ -26,7 +26,7 @@ from hdruntime.arrays import AnyArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import Length, TwoSidedModel, also_named
+from hdruntime.bundle_model import TwoSidedModel, also_named
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
@@ -39,6 +39,7 @@ from hdruntime.tasks.sparse_similarity import (
     stacked,
 )
 from hdruntime.text.checks import checked_texts
+from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.similarity import similarities, similarities_of_pairs
 
 _BLOCK = 256
@@ -73,7 +74,7 @@ class SparseEncoder(TwoSidedModel):
         bundle: Path | str | Bundle,
         *,
         max_active_dims: int | None = None,
-        max_seq_length: int | Length | None = None,
+        max_seq_length: int | MaxSeqLength | None = None,
         backend: Backend | str = "auto",
         threads: int | None = None,
         precision: Precision | str = Precision.AUTO,

@@ -183,7 +183,7 @@ def test_texts_and_columns_are_chosen_by_options(
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     done = run(bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl", *options)
     assert done.returncode == 0
-    assert (", 1 cut, " in done.stdout) == ("truncate" in options)
+    assert (", 1 truncated, " in done.stdout) == ("truncate" in options)
     (found,) = lines_of(tmp_path / "out.jsonl")
     assert (found["id"], found["tokens"], found["error"]) == (*expected, None)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,8 @@ import pytest
 
 import hdruntime
 from hdexport.bench.peers.peer import MeasuredModel, checkpoint_folder
-from hdexport.cli.build import own_length
 from hdruntime.bundle.manifest import Backend, Role, Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
-from hdruntime.bundle.task_formats import format_of
 from hdruntime.errors import ModelError
 from support.commands import Command
 from support.made_once import made_once
@@ -43,39 +38,17 @@ def prompted(hdexport: Command, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return made_once(tmp_path_factory, "prompted bundle", make)
 
 
-READINGS: dict[Task, str] = {
-    Task.SENTENCE_SIMILARITY: "SentenceEncoder truncate texts; max_seq_length='bundle'",
-    Task.SPARSE_SIMILARITY: "SparseEncoder truncate texts; max_seq_length='bundle'",
-    Task.TOKEN_SIMILARITY: "MultiVectorEncoder truncate documents; document_length='bundle'",
-    Task.TEXT_CLASSIFICATION: "CrossEncoder truncate pairs; max_length='bundle'",
-}
-
-
-def test_build_says_how_to_lift_each_kind_of_model_s_own_length() -> None:
-    """By an argument that the class has."""
-    for task, reading in READINGS.items():
-        tokens = MultiVectorSettings(document_length=24) if task is Task.TOKEN_SIMILARITY else None
-        settings = SentenceSettings(kind=format_of(task).settings_kind, max_seq_length=24, multi_vector=tokens)
-        assert own_length(task, settings, max_len=24) is None
-        said = f"24 tokens, to which sentence-transformers and {reading} lifts that"
-        assert own_length(task, settings, max_len=100) == said
-        assert str(own_length(task, settings, max_len=16, text_length=16)).endswith("='model' to 16")
-        name, option = re.fullmatch(r"(\w+) .*; (\w+)=.*", reading).groups()  # type: ignore[union-attr]
-        assert option in inspect.signature(getattr(hdruntime, name)).parameters
-
-
 def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, prompted: Path) -> None:
     said = (prompted / "said").read_text()
     assert "1 to 100 tokens" in said
     assert (
-        "Own length:  24 tokens, to which sentence-transformers truncates texts; SentenceEncoder truncates them to "
-        "100, as --max-len says, and max_seq_length='model' to 24\n"
+        "Own length:  24 tokens; texts are truncated to 100, as --max-len says, and to 24 by --max-seq-length model\n"
     ) in said
     shown = hdexport("inspect", prompted / "bundle").stdout
     for row in (
         r"accepts 1 to 100 tokens",
-        r"own length 24 tokens: what sentence-transformers cuts texts to",
-        r"text length 100 tokens: what hdruntime's encoders cut texts to",
+        r"own length 24 tokens: the library truncates texts to them",
+        r"text length 100 tokens: texts are truncated to them, as the build was asked to",
         r"vectors mean, normalised, 7 dimensions kept; similarity cosine",
         r"prompt query 'w7 ' (default)",
         r"prompt passage 'w8 '",
@@ -86,7 +59,7 @@ def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, p
     assert (settings["max_seq_length"], settings["include_prompt"]) == (24, False)
 
 
-def test_the_length_that_was_asked_for_is_the_encoders_and_the_first_cut_is_said(
+def test_the_length_that_was_asked_for_is_the_encoders_and_the_first_truncated_text_is_said(
     prompted: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = [" ".join(["w7"] * 30 + [word] * 5) for word in ("w8", "w9")]
@@ -101,7 +74,7 @@ def test_the_length_that_was_asked_for_is_the_encoders_and_the_first_cut_is_said
         np.testing.assert_array_equal(one, other)
         encoder.encode(texts)
     (said,) = caplog.messages
-    assert said.startswith("Texts of more than 24 tokens are cut to that many; the bundle takes up to 100.\n")
+    assert said.startswith("Texts of more than 24 tokens are truncated to that many; the bundle runs up to 100.\n")
     assert "SentenceEncoder's argument max_seq_length" in said
 
 

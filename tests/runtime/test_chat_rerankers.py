@@ -210,7 +210,7 @@ def test_session_and_job_score_as_the_encoder_does(bundle: Path, tmp_path: Path)
     inputs.write_text("".join(json.dumps({"query": QUERY, "document": document}) + "\n" for document in DOCUMENTS))
     pairs, columns = [(QUERY, document) for document in DOCUMENTS], Columns(text="query", text_pair="document")
     with (
-        CrossEncoder(bundle, max_length="bundle", backend="onnxruntime") as encoder,
+        CrossEncoder(bundle, backend="onnxruntime") as encoder,
         hdruntime.load(bundle, "onnxruntime") as session,
     ):
         for overflow, prompt in (("truncate", "Find: "), ("split", "Find: "), ("split", "")):

@@ -199,27 +199,30 @@ def test_a_long_documents_score_is_pooled_over_its_pieces(saved: Callable[[int],
     assert_close(np.array([result["score"] for result in ranked]), -np.sort(-by_max), atol=ATOL)
 
 
-def test_session_and_job_rank_as_the_encoder_does_at_the_bundles_length(
-    saved: Callable[[int], Path], tmp_path: Path
+@pytest.mark.parametrize("length", [None, "bundle", 70])
+def test_session_and_job_rank_as_the_encoder_does_at_every_length(
+    length: Any, saved: Callable[[int], Path], tmp_path: Path
 ) -> None:
     bundle = saved(1) / "bundle"
     inputs = tmp_path / "pairs.jsonl"
     inputs.write_text("".join(json.dumps({"query": QUERY, "document": document}) + "\n" for document in DOCUMENTS))
     pairs, columns = [(QUERY, document) for document in DOCUMENTS], Columns(text="query", text_pair="document")
     with (
-        CrossEncoder(bundle, max_length="bundle", backend="onnxruntime") as encoder,
-        hdruntime.load(bundle, "onnxruntime") as session,
+        CrossEncoder(bundle, max_length=length, backend="onnxruntime") as encoder,
+        hdruntime.load(bundle, "onnxruntime", max_seq_length=length) as session,
     ):
-        assert encoder.max_seq_length == session.max_len == MAX_LEN
+        expected_length = {None: POSITIONS, "bundle": MAX_LEN}.get(length, length)
+        assert encoder.max_seq_length == session.max_seq_length == expected_length
         for overflow in ("truncate", "split"):
             expected = encoder.predict(pairs, overflow=overflow)
             ranked = session.rank(QUERY, DOCUMENTS, overflow=overflow, return_documents=True)
             assert [result["text"] for result in ranked] == [DOCUMENTS[int(each["corpus_id"])] for each in ranked]
             assert_close(np.array([each["score"] for each in ranked]), -np.sort(-expected), atol=1e-6)
-            run(bundle, inputs, tmp_path / f"{overflow}.jsonl", columns=columns, overflow=Overflow(overflow))
+            options = {"overflow": Overflow(overflow), "max_seq_length": length}
+            run(bundle, inputs, tmp_path / f"{overflow}.jsonl", columns=columns, **options)
             rows = read(tmp_path / f"{overflow}.jsonl")
             assert_close(np.array([row["score"] for row in rows]), expected, atol=1e-6)
-        with pytest.raises(InputError, match=r"documents\[3\]: The text has \d+ tokens; this bundle accepts 1 to 90"):
+        with pytest.raises(InputError, match=r"documents\[3\]: The text has \d+ tokens; (this|max_seq)"):
             session.rank(QUERY, DOCUMENTS)
 
 

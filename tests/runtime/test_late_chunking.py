@@ -88,7 +88,7 @@ def by_hand(extended_sample: Path) -> ByHand:
 
 @pytest.fixture(scope="module")
 def session(sample_bundle: Path) -> Iterator[Session]:
-    with hdruntime.load(sample_bundle) as session:
+    with hdruntime.load(sample_bundle, max_seq_length="bundle") as session:
         yield session
 
 

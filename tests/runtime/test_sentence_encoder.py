@@ -79,9 +79,17 @@ def test_long_texts_are_cut_without_a_word(encoder: SentenceEncoder) -> None:
     assert (encoder.encode(sentence) == encoder.encode("long documents " * 7)).all()
 
 
-@pytest.mark.parametrize(("tokens", "advice"), [("all", ""), (17, r"\nBuild .* --max-len 17\.$")])
-def test_a_length_that_the_bundle_does_not_serve_is_refused(bundle_path: Path, tokens: Any, advice: str) -> None:
-    message = rf"max_seq_length is {tokens}; this bundle takes 3 to 16 tokens\.{advice}"
+REFUSED_LENGTHS = [
+    ("all", r"max_seq_length is 'all'; it must be a number of tokens, 'model' or 'bundle'\."),
+    (17, r"max_seq_length is 17; this bundle takes 3 to 16 tokens\.\nBuild .* --max-len 17\.$"),
+    (2, r"max_seq_length is 2; this bundle takes 3 to 16 tokens\.$"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "message"), REFUSED_LENGTHS)
+def test_a_length_that_the_bundle_does_not_run_is_refused(bundle_path: Path, tokens: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        hdruntime.load(bundle_path, max_seq_length=tokens)
     with pytest.raises(InputError, match=message):
         SentenceEncoder(bundle_path, max_seq_length=tokens)
     with SentenceEncoder(bundle_path, max_seq_length=3) as encoder:

@@ -178,6 +178,27 @@ def rope_factor(text: str) -> float:
     return factor
 
 
+def add_max_seq_length_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--max-seq-length`` of a session."""
+    parser.add_argument(
+        "--max-seq-length",
+        metavar="N",
+        type=_sequence_length,
+        help="tokens to which texts are truncated, and chunks of split texts: a number, model for the model's own "
+        "length, or bundle for the longest that the bundle runs (default: the build's --max-len, or else the "
+        "model's own length)",
+    )
+
+
+def _sequence_length(text: str) -> int | str:
+    if text in ("model", "bundle"):
+        return text
+    try:
+        return whole_number(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, model or bundle") from None
+
+
 def whole_number(text: str, *, least: int = 1) -> int:
     """An option's value as a whole number, `least` or more; for argparse's ``type``."""
     try:

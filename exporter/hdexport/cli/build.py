@@ -30,8 +30,7 @@ from hdexport.cli.process import outlive_readers, whole_or_nothing
 if TYPE_CHECKING:
     from hdexport.build import BuildOptions
     from hdexport.cli.progress import TerminalProgress
-    from hdruntime.bundle.manifest import Dtype, Manifest, Task
-    from hdruntime.bundle.sentence_settings import SentenceSettings
+    from hdruntime.bundle.manifest import Dtype, Manifest
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
@@ -207,25 +206,19 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     )
 
 
-def own_length(task: Task, settings: SentenceSettings, *, max_len: int, text_length: int | None = None) -> str | None:
-    """The length that the library and our class cut texts to, and how to change that; None if it is the bundle's.
-
-    The text length is what our class truncates texts to, if the build was asked to; None for the model's own number.
-    """
-    from hdexport.model.positions import LONGEST
+def own_length(manifest: Manifest) -> str | None:
+    """The model's own length, to which texts are truncated, and how to change that; None if it is the bundle's."""
     from hdruntime.tasks.of_bundle import class_of
+    from hdruntime.text.lengths import checked_length, model_length
 
-    kind = class_of(task)
-    tokens = kind.own_length(settings)
-    if kind.encoder is None or tokens in (max_len, LONGEST):
+    role = class_of(manifest.task).role
+    own = model_length(manifest, role)
+    if own >= manifest.max_len:
         return None
-    library, (reader, _, what, option, _) = "sentence-transformers", kind.encoder
-    if text_length is None:
-        return f"{tokens} tokens, to which {library} and {reader} truncate {what}; {option}='bundle' lifts that"
-    return (
-        f"{tokens} tokens, to which {library} truncates {what}; {reader} truncates them to {text_length}, as --max-len "
-        f"says, and {option}='model' to {min(tokens, max_len)}"
-    )
+    used = checked_length(None, manifest, most=manifest.max_len, role=role)
+    if used == own:
+        return f"{own} tokens, to which texts are truncated; --max-seq-length bundle lifts that to {manifest.max_len}"
+    return f"{own} tokens; texts are truncated to {used}, as --max-len says, and to {own} by --max-seq-length model"
 
 
 def _print_summary(output: Path, manifest: Manifest) -> None:
@@ -237,10 +230,7 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
     )
     from hdexport.model.task import TASKS
 
-    asked = manifest.tokenizer.text_length if manifest.tokenizer else None
-    if manifest.sentence and (
-        own := own_length(manifest.task, manifest.sentence, max_len=manifest.max_len, text_length=asked)
-    ):
+    if own := own_length(manifest):
         print(f"Own length:  {own}")
     place = shlex.quote(str(output))
     print(f"Look inside: hdexport inspect {place}")

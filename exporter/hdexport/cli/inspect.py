@@ -166,8 +166,8 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "labels", ", ".join(manifest.labels)
     info = manifest.tokenizer
     yield "tokenizer", f"{info.file}, pads with {info.pad_token} ({info.pad_token_id})" if info else "none"
-    if manifest.sentence is not None:
-        yield from _lengths(manifest.sentence, info.text_length if info else None)
+    if info is not None:
+        yield from _lengths(manifest)
     yield from class_of(manifest.task).described(manifest)
     if manifest.sentence is not None:
         yield from _prompts(manifest.sentence)
@@ -177,13 +177,16 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from _made_by(manifest.made_by)
 
 
-def _lengths(settings: SentenceSettings, text_length: int | None) -> Iterator[tuple[str, str]]:
+def _lengths(manifest: Manifest) -> Iterator[tuple[str, str]]:
     from hdexport.model.positions import LONGEST
+    from hdruntime.text.lengths import model_length
 
-    if settings.max_seq_length < LONGEST:
-        yield "own length", f"{settings.max_seq_length} tokens: what sentence-transformers cuts texts to"
-    if text_length is not None:
-        yield "text length", f"{text_length} tokens: what hdruntime's encoders cut texts to"
+    own, asked = model_length(manifest), manifest.tokenizer and manifest.tokenizer.text_length
+    if own < manifest.max_len or (manifest.sentence is not None and own < LONGEST):
+        which = "texts are truncated" if asked is None else "the library truncates texts"
+        yield "own length", f"{own} tokens: {which} to them"
+    if asked is not None:
+        yield "text length", f"{asked} tokens: texts are truncated to them, as the build was asked to"
 
 
 def _prompts(settings: SentenceSettings) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import add_precision_argument, whole_number
+from hdexport.cli.arguments import add_max_seq_length_argument, add_precision_argument, whole_number
 from hdexport.cli.process import READER_GONE, exit_code, outlive_readers
 from hdruntime.backends.registry import backend_names, backends
 from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError
@@ -124,6 +124,7 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
         "off, or it runs in chunks; recur streams every text, by bundles that remember the segments before, see "
         "docs/streaming.md",
     )
+    add_max_seq_length_argument(group)
     group.add_argument(
         "--segment",
         metavar="N",
@@ -292,7 +293,7 @@ def run(options: argparse.Namespace) -> int:
         has_column = not (options.skip_failed or job.place.format.is_matrix)
         report.ended("done", _failures(done, has_column=has_column))
     padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
-    cut = f", {done.cut_rows} cut" if done.cut_rows else ""
+    cut = f", {done.cut_rows} truncated" if done.cut_rows else ""
     print(
         f"{done.rows} rows, {done.failed_rows} failed{cut}, {done.tokens} tokens in {done.seconds:.1f} s "
         f"({done.tokens / max(done.seconds, 1e-9):.0f} tokens/s{padding}): {options.output}{backend}",
@@ -332,6 +333,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         batch_size=options.batch_size,
         batch_tokens=options.batch_tokens,
         overflow=Overflow(options.overflow),
+        max_seq_length=options.max_seq_length,
         segment=options.segment,
         stride=options.stride,
         split_pooling=None if options.split_pooling is None else SplitPooling(options.split_pooling),

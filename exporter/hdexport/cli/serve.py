@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from hdexport.cli.arguments import add_precision_argument, whole_number
+from hdexport.cli.arguments import add_max_seq_length_argument, add_precision_argument, whole_number
 from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
 
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_precision_argument(backend)
     backend.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: one per usable core)")
     limits = parser.add_argument_group("limits")
+    add_max_seq_length_argument(limits)
     limits.add_argument(
         "--max-wait-ms", metavar="MS", type=float, default=2.0, help="how long a text waits for others (default: 2)"
     )
@@ -112,6 +113,7 @@ def run(options: argparse.Namespace) -> int:
         backend=options.backend,
         threads=options.threads,
         precision=options.precision,
+        max_seq_length=options.max_seq_length,
         options=limits,
         keep_alive_s=options.keep_alive,
         forwarded_allow_ips=options.forwarded_allow_ips,

@@ -238,7 +238,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
         bundle, backend=Backend.ONNXRUNTIME, precision=Precision.FLOAT32, **{length: "model"}
     )
     # Texts are cut on purpose, of which this logger would warn.
-    with ours, only_errors_of("hdruntime.bundle_model"):
+    with ours, only_errors_of("hdruntime.tasks.text_inference"):
         most = min(library.max_seq_length or manifest.max_len, manifest.positions.base, manifest.max_len)
         yield _Answers(
             text="length that texts are cut to",

@@ -37,6 +37,7 @@ from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import checked_streaming
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import overlap_of
+from hdruntime.text.lengths import checked_length
 from hdruntime.text.tokenization import Overflow
 
 logger = logging.getLogger(__name__)
@@ -294,10 +295,11 @@ def _kept(folder: Results) -> str:
 
 def _check_options(task: TextTask, options: JobOptions) -> None:
     columns, manifest = options.columns, task.manifest
-    name, max_len = manifest.task, manifest.max_len
+    name = manifest.task
+    max_len = checked_length(options.max_seq_length, manifest, most=manifest.max_len, role=task.role)
     if options.overflow is Overflow.RECUR:
         checked_streaming(manifest, task)
-        checked_segment(options.segment, manifest, max_len=max_len)
+        checked_segment(options.segment, manifest, max_len=manifest.max_len)
     if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
         raise InputError(
             "Rows of ids are not split: which special ids each piece needs is unknown.\n"

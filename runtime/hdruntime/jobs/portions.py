@@ -169,8 +169,8 @@ class RowInference:
     def __init__(self, session: Session, task: TextTask, *, options: RowOptions) -> None:
         prompt = options.chosen_prompt(task)
         if options.late_chunking is not None:
-            stride = overlap_of(options.overlap, session.max_len)
-            options = replace(options, overflow=Overflow.SPLIT, stride=stride)
+            length = session.tokenizer_of(options.max_seq_length).max_len
+            options = replace(options, overflow=Overflow.SPLIT, stride=overlap_of(options.overlap, length))
         self._session, self._task = session, task
         self._inference = TextInference(session, task, options, prompt=prompt)
         self._is_cut = options.late_chunking is not None

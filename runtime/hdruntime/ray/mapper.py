@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,8 @@ from hdruntime.jobs.writers import array_of_cells, parquet_field
 from hdruntime.ray.worker import session_in_worker
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
 from hdruntime.text.tokenization import Overflow
+
+logger = logging.getLogger(__name__)
 
 
 class BundleMapper:
@@ -90,6 +93,7 @@ class BundleMapper:
         results = (*task.fields(), pa.field("tokens", pa.int32()), pa.field("error", pa.string()))
         self._fields = [parquet_field(field) for field in results]
         self._pool = LocalPool(session, task, options=options)
+        self._says_truncation = True
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """The rows with their results.
@@ -108,7 +112,12 @@ class BundleMapper:
             )
         self._check_names(batch)
         portions = cut_portions(self._rows(batch), characters=self._pool.portion_characters)
-        results = [result for _, of_portion in self._pool.map(portions) for result in of_portion.results]
+        done = [of_portion for _, of_portion in self._pool.map(portions)]
+        results = [result for of_portion in done for result in of_portion.results]
+        truncated = sum(of_portion.counts.cut_rows for of_portion in done)
+        if truncated and self._says_truncation:
+            self._says_truncation = False
+            logger.warning("%d of %d rows are truncated, and perhaps rows of later batches.", truncated, len(results))
         for field in self._fields:
             batch = batch.append_column(field, array_of_cells([result[field.name] for result in results], field))
         return batch

@@ -286,7 +286,7 @@ class _Server:
     async def _models(self, request: Request) -> Response:
         manifest = self._manifest
         model = {"id": manifest.name, "object": "model", "created": 0, "owned_by": "hdexport", "task": manifest.task}
-        return self._json({"object": "list", "data": [model | {"max_model_len": manifest.max_len}]})
+        return self._json({"object": "list", "data": [model | {"max_model_len": self._session.max_seq_length}]})
 
     async def answered(
         self,
@@ -350,7 +350,7 @@ class _Server:
         ]
         if any(limit is not None and limit < 1 for limit in each):
             raise InputError("max_tokens_per_doc and max_tokens_per_query are 1 or more, or 0 for no limit.")
-        if most == self._session.max_len and each == [None, None]:
+        if most == self.tokenizer.max_len and each == [None, None]:
             return None
         return self._limited(most, text=each[0], pair=each[1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import socket
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from hdruntime.optional import require
 from hdruntime.serve.application import application
 from hdruntime.serve.options import ServeOptions
 from hdruntime.session import load
+from hdruntime.text.lengths import MaxSeqLength
 
 _KEEP_ALIVE_SECONDS = 120.0
 """How long a connection may idle: longer than the 60 to 75 seconds of common proxies."""
@@ -33,6 +35,7 @@ def serve(
     backend: Backend | str = "auto",
     threads: int | None = None,
     precision: Precision | str = Precision.AUTO,
+    max_seq_length: int | MaxSeqLength | None = None,
     options: ServeOptions | None = None,
     keep_alive_s: float = _KEEP_ALIVE_SECONDS,
     forwarded_allow_ips: str | None = None,
@@ -44,7 +47,7 @@ def serve(
         bundle: its directory, or its name on the Hugging Face Hub.
         host: the address to listen on.
         port: of it; 0 for a free one.
-        backend, threads, precision: as of `hdruntime.load`.
+        backend, threads, precision, max_seq_length: as of `hdruntime.load`.
         options: limits.
         keep_alive_s: after which an idle connection is closed; a proxy must close its own sooner.
         forwarded_allow_ips: addresses and networks of proxies whose ``X-Forwarded-For`` is believed, with commas; ``*``
@@ -62,7 +65,10 @@ def serve(
     uvicorn = require("uvicorn")
     settings = _settings(keep_alive_s, forwarded_allow_ips)
     opened = opened_bundle(bundle, backend, precision)
-    with bound_sockets(host, port) as bound, load(opened, backend, threads=threads, precision=precision) as session:
+    loaded = functools.partial(
+        load, opened, backend, threads=threads, precision=precision, max_seq_length=max_seq_length
+    )
+    with bound_sockets(host, port) as bound, loaded() as session:
         served = application(opened, session, options)
         with _refusal(host, port):
             for each in bound:
@@ -70,8 +76,8 @@ def serve(
                 each.listen()
         place = f"[{host}]" if ":" in host else host
         on_ready(
-            f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_len} tokens, {session.backend.value} "
-            f"({session.backend_reason}): http://{place}:{bound[0].getsockname()[1]}"
+            f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_seq_length} tokens, "
+            f"{session.backend.value} ({session.backend_reason}): http://{place}:{bound[0].getsockname()[1]}"
         )
         config = uvicorn.Config(served, **settings)
         uvicorn.Server(config).run(sockets=bound)

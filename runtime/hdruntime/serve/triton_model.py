@@ -68,7 +68,10 @@ class TritonPythonModel:
         has_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if has_gpu else "cpu"
         self._tensor, self._task = tensors_of(bundle), served_task(bundle)
-        self._session = load(bundle, backend, device=device)
+        length = given.get("max_seq_length", {}).get("string_value")
+        self._session = load(
+            bundle, backend, device=device, max_seq_length=int(length) if length and length.isdecimal() else length
+        )
         self._inferences: dict[tuple[Overflow, str], TextInference] = {}
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -82,6 +85,7 @@ class TritonPythonModel:
             if isinstance(each, _Request) and each.error is None:
                 items.setdefault(each.inference, []).extend(each.items)
         for inference, some in items.items():
+            inference.warn_of_truncation(some, "The parameter max_seq_length of the model's configuration")
             inference.run(some)
         return [self._response(triton, each) for each in read]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hdruntime.errors import InputError
 from hdruntime.text.checks import checked_choice
+from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
 
@@ -15,6 +16,8 @@ class Reading:
     """How texts are read.
 
     Attributes:
+        max_seq_length: tokens to which texts are truncated, and pieces of split texts; ``"model"`` for the model's own
+            length, ``"bundle"`` for the longest that the bundle runs. None: the session's.
         batch_tokens: maximum tokens per batch, padding included; a longer text runs alone. None: the backend's default.
         batch_size: maximum texts per batch; None: any number.
         overflow: the treatment of a text with too many tokens. A row of ids is truncated at its end; it cannot be
@@ -26,6 +29,7 @@ class Reading:
             their sums, as the model pools; else the mean.
     """
 
+    max_seq_length: int | MaxSeqLength | None = None
     batch_tokens: int | None = None
     batch_size: int | None = None
     overflow: Overflow = Overflow.ERROR
@@ -41,6 +45,7 @@ class Reading:
         stride: int = 0,
         split_pooling: SplitPooling | str | None = None,
         segment: int | None = None,
+        max_seq_length: int | MaxSeqLength | None = None,
         batch_tokens: int | None = None,
         batch_size: int | None = None,
     ) -> Reading:
@@ -57,6 +62,7 @@ class Reading:
             stride=stride,
             split_pooling=split_pooling,
             segment=segment,
+            max_seq_length=max_seq_length,
             batch_tokens=batch_tokens,
             batch_size=batch_size,
         )

@@ -12,12 +12,12 @@ import msgspec
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.bundle.task_formats import TaskFormat
 from hdruntime.tasks.requests import Body
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import Spans
 from hdruntime.text.entities import Aggregation
+from hdruntime.text.lengths import Role
 from hdruntime.text.splitting import PiecePooling, SplitEncoding, SplitPooling, merged
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -196,6 +196,7 @@ class TextTask(TaskFormat):
         pair_pooling: the same for the pieces of a pair's second text.
         prompts: whether a text may have a prompt; ids include it already.
         default_prompt_name: of the prompt unless another is asked for; None for the model's default.
+        role: whether its texts are queries or documents, which may have a length of their own; None for neither.
         reads_by_prompt_name: whether the prompt's name says more than the prompt: queries are read in a way of their
             own.
         texts, columns: for tasks on pairs, the two texts, and examples of their columns.
@@ -216,6 +217,7 @@ class TextTask(TaskFormat):
     prompts: bool = False
     default_prompt_name: str | None = None
     reads_by_prompt_name: bool = False
+    role: Role | None = None
     texts: str = "the two of a pair"
     columns: tuple[str, str] = ("text", "text_pair")
 
@@ -233,11 +235,6 @@ class TextTask(TaskFormat):
     def encoder_of(cls, manifest: Manifest) -> Encoder | None:
         """The `encoder` that runs the bundle; None if none does."""
         return cls.encoder
-
-    @classmethod
-    def own_length(cls, settings: SentenceSettings) -> int:
-        """Tokens that sentence-transformers cuts the encoder's texts to."""
-        return settings.max_seq_length
 
     @classmethod
     def described(cls, manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ answer is made when the last of its pieces has run, so that little is held.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,11 +22,13 @@ from hdruntime.inference.overlapping import made_ahead
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.inference.streaming import check_document_length, checked_segment
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.task import Outputs, PendingText, Text, TextTask
+from hdruntime.tasks.task import Outputs, Pairs, PendingText, Text, TextTask
 from hdruntime.text.checks import RefusedTextsError, check_text_lengths
 from hdruntime.text.splitting import SplitEncoding, in_one_piece, split_encodings
 from hdruntime.text.streamed import StreamedOutputs
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+
+logger = logging.getLogger(__name__)
 
 _OUTPUT_BYTES = 128 * 2**20
 """Outputs held at a time. For fill-mask these are few tokens: each has logits for the whole vocabulary."""
@@ -79,10 +82,11 @@ class TextInference:
 
     Args:
         prompt: before every text; ids include it already.
-        tokenizer: with a limit of its own on tokens; None for the session's.
+        tokenizer: with a limit of its own on tokens; None for one of the reading's length.
         on_done: called with 1 for each text that has its answer.
 
     Attributes:
+        max_seq_length: tokens to which texts and rows of ids are truncated.
         lanes: texts that are streamed at a time; 0 if texts are not streamed.
         window_characters: of the texts that should be encoded and run together.
     """
@@ -98,7 +102,13 @@ class TextInference:
         on_done: Callable[[int], None] = lambda texts: None,
     ) -> None:
         self._session, self._task, self._reading, self._prompt = session, task, reading, prompt
-        self._tokenizer, self._on_done = tokenizer, on_done
+        self._on_done = on_done
+        if tokenizer is None and session.manifest.tokenizer is not None:
+            has_pairs = task.pairs is Pairs.REQUIRED
+            tokenizer = session.tokenizer_of(reading.max_seq_length, role=task.role, has_pairs=has_pairs)
+        self._tokenizer = tokenizer
+        plain = session.length_of_texts(reading.max_seq_length)
+        self.max_seq_length = plain if tokenizer is None else tokenizer.max_len
         self._streamed, self._segment, self.lanes = None, 0, 0
         outputs: Sequence[str] = task.outputs
         if reading.overflow is Overflow.RECUR:
@@ -122,6 +132,11 @@ class TextInference:
             self.window_characters = min(characters, _MOST_CHARACTERS)
         self._known_good: Encoding | None = None
 
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the texts; an InputError where the bundle has none."""
+        return self._tokenizer or self._session.tokenizer
+
     def encode(self, texts: Sequence[Text]) -> list[TextItem]:
         """The texts with their tokens, in order, or with their errors."""
         items = [TextItem(text=text) for text in texts]
@@ -130,6 +145,17 @@ class TextInference:
         for chunk in grouped(sizes, most=_CHUNK_TEXTS, most_in_all=_CHUNK_CHARACTERS):
             self._encode(items[chunk])
         return items
+
+    def warn_of_truncation(self, items: Sequence[TextItem], length: str) -> None:
+        """Log, once per session, that texts are truncated; `length` is the argument that sets to how many tokens."""
+        if not self._session.says_truncation or not any(item.encoding and item.encoding.whole.is_cut for item in items):
+            return
+        self._session.says_truncation = False
+        logger.warning(
+            "Texts of more than %d tokens are truncated to that many; the bundle runs up to %d.\n"
+            "%s sets another number, or 'bundle' for the longest.",
+            self.max_seq_length, self._session.max_len, length,
+        )  # fmt: skip
 
     def run(self, items: Sequence[TextItem]) -> None:
         """Give each item that has an encoding its answer, or its error.
@@ -183,7 +209,7 @@ class TextInference:
 
     def _tokenized(self, texts: Sequence[Text]) -> list[SplitEncoding]:
         reading = self._reading
-        tokenizer = self._tokenizer or self._session.tokenizer
+        tokenizer = self.tokenizer
         pairs = [text.text_pair for text in texts if text.text_pair is not None] or None
         encodings = self._task.encode(
             tokenizer, [text.text for text in texts], pairs, overflow=reading.overflow, prompt=self._prompt
@@ -197,12 +223,12 @@ class TextInference:
         return [in_one_piece(encoding) for encoding in encodings]
 
     def _from_ids(self, ids: list[int]) -> Encoding:
-        overflow, most = self._reading.overflow, self._session.max_len
+        overflow, most = self._reading.overflow, self.max_seq_length
         is_cut = overflow is Overflow.TRUNCATE and len(ids) > most
         if is_cut:
             ids = ids[:most]
         if overflow is not Overflow.RECUR:
-            check_text_lengths([len(ids)], most)
+            check_text_lengths([len(ids)], most, longest=self._session.max_len)
         return dataclasses.replace(Encoding.of_ids(ids), is_cut=is_cut)
 
     def _run_pieces(self, items: Sequence[TextItem]) -> None:
@@ -317,7 +343,7 @@ def answers_of(
     prompt: str = "",
     tokenizer: TextTokenizer | None = None,
     name: str = "texts",
-    on_encoded: Callable[[list[Encoding]], None] = lambda encodings: None,
+    length: str = "The argument max_seq_length of hdruntime.load",
     on_done: Callable[[int], None] = lambda texts: None,
     into: Any = None,
 ) -> Any:
@@ -326,7 +352,7 @@ def answers_of(
     Args:
         prompt, tokenizer, on_done: as of `TextInference`.
         name: the texts' in an error: ``sentences[3]: ...``.
-        on_encoded: takes the texts' tokens, before they are run.
+        length: the argument that sets the length of the texts, for the warning of the first truncated one.
         into: an array [texts, ...] that takes the answers; None for a list.
     """
     inference = TextInference(session, task, reading, prompt=prompt, tokenizer=tokenizer, on_done=on_done)
@@ -340,7 +366,7 @@ def answers_of(
     with made_ahead(encoded, is_ahead=needs_gpu(session.backend) and len(windows) > 1) as ahead:
         for window, items in ahead:
             _raise_first(items, window, name, alone=len(texts) == 1)
-            on_encoded([item.encoding.whole for item in items if item.encoding is not None])
+            inference.warn_of_truncation(items, length)
             inference.run(items)
             _raise_first(items, window, name, alone=len(texts) == 1)
             for index, item in zip(window, items, strict=True):

@@ -27,12 +27,17 @@ class RefusedTextsError(InputError):
         self.texts = texts
 
 
-def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
-    """Refuse texts without tokens, and texts of more tokens than `max_len`; the error names the first."""
+def check_text_lengths(lengths: Sequence[int], max_len: int, *, longest: int | None = None) -> None:
+    """Refuse texts without tokens, and texts of more tokens than `max_len`; the error names the first.
+
+    `longest` is the number of tokens that the bundle runs, where `max_len` is the model's own length.
+    """
     if lengths and (min(lengths) < 1 or max(lengths) > max_len):
         refused = [index for index, tokens in enumerate(lengths) if not 1 <= tokens <= max_len]
         what = "The text" if len(lengths) == 1 else f"Text {refused[0]}"
-        raise RefusedTextsError(str(length_error(what, lengths[refused[0]], max_len, _REMEDY)), refused)
+        raise RefusedTextsError(
+            str(length_error(what, lengths[refused[0]], max_len, _REMEDY, longest=longest)), refused
+        )
 
 
 def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> list[str]:
@@ -95,15 +100,26 @@ def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -
         raise InputError(f"{option} is {value!r}; it must be one of {valid}.") from None
 
 
-def length_error(what: str, tokens: int, max_len: int, remedy: str) -> InputError:
-    """The error for a text of that length, with its remedy."""
+def length_error(what: str, tokens: int, max_len: int, remedy: str, *, longest: int | None = None) -> InputError:
+    """The error for a text of that length, with its remedy; `longest` is as of `check_text_lengths`."""
+    if max_len < tokens and max_len < (longest or max_len):
+        return InputError(f"{what} has {tokens} tokens; max_seq_length is {max_len}.\n{remedy}{_longer(longest)}")
     advice = f"\n{remedy}, or build the bundle again with --max-len {tokens}." if tokens > max_len else ""
     fits = "1 or more" if max_len == sys.maxsize else f"1 to {max_len}"
     return InputError(f"{what} has {tokens} tokens; this bundle accepts {fits}.{advice}")
 
 
-def unread_length_error(what: str, characters: int, max_len: int) -> InputError:
-    """The error for a long text whose tokens were not counted to its end."""
+def _longer(longest: int | None) -> str:
+    return f", or run up to {longest} tokens of it (--max-seq-length bundle)."
+
+
+def unread_length_error(what: str, characters: int, max_len: int, *, longest: int) -> InputError:
+    """The error for a long text whose tokens were not counted to its end; `longest` is as of `check_text_lengths`."""
+    if max_len < longest:
+        return InputError(
+            f"{what} has {characters} characters and more than {max_len} tokens; max_seq_length is {max_len}.\n"
+            f"{_REMEDY}{_longer(longest)}"
+        )
     return InputError(
         f"{what} has {characters} characters and more than {max_len} tokens; this bundle accepts 1 to {max_len}.\n"
         f"{_REMEDY}, or build the bundle again with a larger --max-len."

@@ -123,13 +123,14 @@ class TextTokenizer:
 
     Args:
         path: the file, which is read once: later changes of the file change nothing.
-        max_len: most tokens of a text or pair, special tokens and template included.
+        max_len: most tokens of a text or pair, special tokens and template included: the longest that the bundle runs.
         template: writes a pair as one text, which is read without special tokens; None for a pair of texts. With a
             template there are no texts but pairs.
         truncation_side: which end of a text is cut off: ``right`` or ``left``.
 
     Attributes:
-        max_len: as above.
+        max_len: most tokens of a text or pair.
+        longest: the longest that the bundle runs; `limited` changes `max_len` alone.
         whole: the ``tokenizers.Tokenizer``, which neither cuts nor pads.
 
     Raises:
@@ -139,7 +140,7 @@ class TextTokenizer:
     def __init__(
         self, path: Path, *, max_len: int, template: PairTemplate | None = None, truncation_side: Side = "right"
     ) -> None:
-        self.max_len = max_len
+        self.max_len = self.longest = max_len
         self._path = path
         self.whole = read_tokenizer(path)
         # Files carry settings of their own, such as truncation to 128 tokens and padding to the longest.
@@ -161,7 +162,7 @@ class TextTokenizer:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its file: a tokenizer may have many megabytes."""
         new = functools.partial(TextTokenizer, template=self._template, truncation_side=self._side)
-        return functools.partial(new, max_len=self.max_len), (self._path,)
+        return functools.partial(new, max_len=self.longest), (self._path,), {"max_len": self.max_len}
 
     def limited(self, max_len: int, *, text: int | None = None, pair: int | None = None) -> TextTokenizer:
         """The same tokenizer with other limits.
@@ -368,7 +369,8 @@ class TextTokenizer:
             refused = [index for index, parts in enumerate(kept) if parts != given[index]]
             if refused:
                 what = "The text" if len(texts) == 1 else f"Text {refused[0]}"
-                error = unread_length_error(what, sum(map(len, given[refused[0]])), self.max_len)
+                characters = sum(map(len, given[refused[0]]))
+                error = unread_length_error(what, characters, self.max_len, longest=self.longest)
                 raise RefusedTextsError(str(error), refused)
         return [parts[0] for parts in kept], None if pairs is None else [parts[-1] for parts in kept]
 
@@ -457,7 +459,7 @@ class TextTokenizer:
                 f"No text can be cut to {self.max_len} tokens: its special tokens are {special}.\n"
                 f"Build the bundle again with --max-len {special + 1} or more, or give ids."
             )
-        check_text_lengths(lengths, sys.maxsize if any_length else self.max_len)
+        check_text_lengths(lengths, sys.maxsize if any_length else self.max_len, longest=self.longest)
         return encoded
 
     @functools.cached_property

@@ -127,12 +127,13 @@ def test_a_tokenizers_type_beyond_the_models_is_its_texts_error_and_no_other(
             piece["Sequence"]["type_id"] = 2
     (path / "tokenizer.json").write_text(json.dumps(told))
     seal(path, manifest)
-    with hdruntime.load(path, "onnxruntime") as session:
+    with hdruntime.load(path, "onnxruntime", max_seq_length="bundle") as session:
         bad, good = session.tokenize(["long", "whole"], ["read", ""])
     assert (bad.token_type_ids, good.token_type_ids) == ([0, 0, 0, 2, 1], [0, 0, 0, 1])
     rows = [{"text": "long", "pair": "read"}, {"text": "whole", "pair": ""}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run(path, tmp_path / "in.jsonl", tmp_path / "out.jsonl", columns=Columns(text_pair="pair"))
+    columns = Columns(text_pair="pair")
+    run(path, tmp_path / "in.jsonl", tmp_path / "out.jsonl", columns=columns, max_seq_length="bundle")
     refused, answered = read(tmp_path / "out.jsonl")
     assert str(refused["error"]).partition("\n")[0] == f"token_type_ids[0, 3] is 2; {TYPES}"
     assert answered["error"] is None

@@ -32,7 +32,7 @@ def main(file: str) -> None:
 def _figures(request: dict[str, Any]) -> dict[str, Any]:
     texts = json.loads(Path(request["texts"]).read_text(encoding="utf-8"))
     options = {name: request[name] for name in ("backend", "precision", "threads")}
-    with hdruntime.load(request["bundle"], **options) as session:
+    with hdruntime.load(request["bundle"], max_seq_length="bundle", **options) as session:
         session.embed(texts[:: max(1, len(texts) // request["warm_up_texts"])], overflow="truncate")
         before, calls = session.padding, 0
         began = ended = time.monotonic()
