@@ -11,7 +11,7 @@ from hdruntime.tasks.task import Encoder
 class FeatureExtraction(Embedding, FeatureExtractionFormat):
     """The vector of a text, the mean of its tokens' vectors unless another pooling is asked for."""
 
-    encoder = Encoder("SentenceEncoder", "SentenceTransformer", "texts", "max_seq_length", None)
+    encoder = Encoder("SentenceEncoder", "SentenceTransformer", "texts", None)
 
     @classmethod
     def vectors_as(cls, manifest: Manifest) -> tuple[tuple[str, ...], bool] | None:

@@ -10,7 +10,7 @@ from hdruntime.tasks.task import Encoder
 class SentenceSimilarity(Embedding, SentenceSimilarityFormat):
     """The vector of a text, which the bundle pools as its model does."""
 
-    encoder = Encoder("SentenceEncoder", "SentenceTransformer", "texts", "max_seq_length", "encode(texts)")
+    encoder = Encoder("SentenceEncoder", "SentenceTransformer", "texts", "encode(texts)")
 
 
 TASK = SentenceSimilarity

@@ -54,7 +54,7 @@ class SparseVectors(TextTask, SparseSimilarityFormat):
     """The sparse vector of a text, with `max_active_dims` values or, for None, as many as the model keeps."""
 
     reads_offsets = False
-    encoder = Encoder("SparseEncoder", "SparseEncoder", "texts", "max_seq_length", "encode(texts)")
+    encoder = Encoder("SparseEncoder", "SparseEncoder", "texts", "encode(texts)")
     job_options: ClassVar = {"max_active_dims": "--max-active-dims is"}
     streams = False
     prompts = True

@@ -95,14 +95,12 @@ class Encoder(NamedTuple):
         name: of the class.
         library: of the class in sentence-transformers.
         texts: what it reads, in the plural.
-        length: its argument for how many tokens of them.
         call: an example; None where the library's answer is another than a session's.
     """
 
     name: str
     library: str
     texts: str
-    length: str
     call: str | None
 
 

@@ -65,7 +65,7 @@ class TextClassification(TextTask, TextClassificationFormat):
     """
 
     reads_offsets = False
-    encoder = Encoder("CrossEncoder", "CrossEncoder", "pairs", "max_length", 'predict([("query", "document")])')
+    encoder = Encoder("CrossEncoder", "CrossEncoder", "pairs", 'predict([("query", "document")])')
     prompts = True
     texts = "which its cross-encoder compares"
     columns = ("query", "document")

@@ -76,9 +76,7 @@ class TokenVectors(TextTask, TokenSimilarityFormat):
     """
 
     reads_offsets = False
-    encoder = Encoder(
-        "MultiVectorEncoder", "MultiVectorEncoder", "documents", "document_length", "encode_document(texts)"
-    )
+    encoder = Encoder("MultiVectorEncoder", "MultiVectorEncoder", "documents", "encode_document(texts)")
     streams = False
     prompts = True
     role: Role | None = Side.DOCUMENT.value
