@@ -26,7 +26,7 @@ from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.tasks.of_bundle import task_of_bundle
 from support.commands import Command, Refused
 from support.comparators import named_case
-from support.every_key import ENGINE, PARTS, bundles_of_every_key, resealed, write_json
+from support.every_key import ENGINE, PARTS, bundles_of_every_key, resealed, write_manifest_values
 from support.grids import nightly_unless
 from support.tiny_bundle import make_bundle
 
@@ -168,7 +168,7 @@ def test_what_contradicts_the_format_is_named(
     """Keys of inputs: tests/runtime/bundle/test_input_roles.py."""
     path, manifest = bundle
     for where, value, message in wrongs:
-        write_json(path / "manifest.json", changed(manifest, where, value))
+        write_manifest_values(path, changed(manifest, where, value))
         assert re.search(message, inspected(hdexport, path)), (where, message)
         with pytest.raises(BundleCorruptError, match=message):
             use(path)
@@ -181,7 +181,7 @@ def test_what_contradicts_a_kind_of_attention_is_named_by_inspect(
     """The runtime ignores the record: the bundle runs."""
     path, manifest = bundle
     for where, value, message in OF_KINDS["blocks" if "blocks" in path.name else "engine"]:
-        write_json(path / "manifest.json", changed(manifest, f"attention/0/{where}", value))
+        write_manifest_values(path, changed(manifest, f"attention/0/{where}", value))
         assert re.search(message, inspected(hdexport, path)), (where, message)
         use(path)
 
@@ -189,7 +189,7 @@ def test_what_contradicts_a_kind_of_attention_is_named_by_inspect(
 def test_a_name_longer_than_any_file_system_takes_is_refused(bundle: tuple[Path, dict[str, Any]]) -> None:
     path, manifest = bundle
     manifest["files"]["x" * 1000] = {"sha256": "0" * 64, "size_bytes": 1}
-    write_json(path / "manifest.json", manifest)
+    write_manifest_values(path, manifest)
     with pytest.raises(HdexportError, match=r"cannot be read: .*name too long"):
         open_bundle(path)
 
@@ -353,7 +353,7 @@ def test_a_manifest_of_anything_is_refused_or_works(bundles: dict[str, Path], hd
         path = bundles[name]
         whole = (path / "manifest.json").read_bytes()
         try:
-            write_json(path / "manifest.json", mutated(json.loads(whole), mutations))
+            write_manifest_values(path, mutated(json.loads(whole), mutations))
             try:
                 use(path)
             except HdexportError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -10,8 +11,10 @@ from typing import Any
 
 from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import Default, Fill, KernelNode, PaddingRule
+from hdruntime.bundle.manifest_json import with_checksum
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TemplatePart, Wording
+from hdruntime.errors import BundleCorruptError
 from support.tiny_bundle import INPUTS, engine_file, make_bundle
 
 VERIFICATION = {
@@ -92,10 +95,18 @@ def bundles_of_every_key(folder: Path) -> dict[str, Path]:
     return made
 
 
+def write_manifest_values(bundle: Path, manifest: object) -> None:
+    """Write a bundle's manifest with its checksum, or without where its values have none."""
+    text = json.dumps(manifest)
+    with contextlib.suppress(BundleCorruptError):
+        text = with_checksum(text)
+    (bundle / "manifest.json").write_text(text, encoding="utf-8")
+
+
 def resealed(bundle: Path, manifest: dict[str, Any]) -> Path:
     """The bundle with that manifest, and the checksums of its files."""
     for name, record in manifest["files"].items():
         data = (bundle / name).read_bytes()
         record.update(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
-    write_json(bundle / "manifest.json", manifest)
+    write_manifest_values(bundle, manifest)
     return bundle

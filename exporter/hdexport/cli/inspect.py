@@ -36,13 +36,21 @@ _MADE_BY_KEYS = ("command", "date", "source", "rebuilt by", "rebuilt on")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="directory of the bundle")
+    parser.add_argument(
+        "--fix-checksum",
+        action="store_true",
+        help="first write the checksum of a manifest.json that was edited by hand, if its values are valid",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
     """Check the bundle and print its manifest in words."""
+    from hdexport.support.bundle_writer import fix_checksum
     from hdruntime.bundle.reader import open_bundle
 
+    if options.fix_checksum:
+        fix_checksum(options.bundle)
     bundle = open_bundle(options.bundle)
     operators, why_not = _operators(bundle)
     passports = {engine.file: _passport(bundle, engine) for engine in bundle.manifest.engines}

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from hdruntime.bundle.checked_json import json_from_dataclass
 from hdruntime.bundle.manifest import FileRecord, Manifest
-from hdruntime.bundle.reader import for_each_file, sha256_of_file
+from hdruntime.bundle.manifest_json import json_of_manifest, manifest_from_json, with_checksum
+from hdruntime.bundle.reader import for_each_file, manifest_text, sha256_of_file
 from hdruntime.bundle.staging import DirectoryKind
 from hdruntime.constants import MANIFEST_FILE, RUNTIME_CACHE_SUFFIX
 from hdruntime.errors import BundleError
@@ -29,7 +29,19 @@ def seal(directory: Path, manifest: Manifest) -> Manifest:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Replaces ``manifest.json`` of a bundle atomically, for facts that come later, such as a verification. Unlike
     `seal` it hashes nothing, so a file that changed in the meantime is still refused."""
-    text = json_from_dataclass(manifest)
+    _write(directory, json_of_manifest(manifest))
+
+
+def fix_checksum(directory: Path) -> Manifest:
+    """Writes the checksum of a ``manifest.json`` that was edited by hand; the result is the manifest, which is checked
+    before."""
+    text = with_checksum(manifest_text(directory))
+    manifest = manifest_from_json(text)
+    _write(directory, text)
+    return manifest
+
+
+def _write(directory: Path, text: str) -> None:
     try:
         write_whole(directory / MANIFEST_FILE, text)
     except OSError as error:

@@ -66,25 +66,48 @@ class UnknownChoiceError(JsonMismatchError):
 def from_json(text: str | bytes, kind: type[Value], *, name: str) -> Value:
     """Read a dataclass, whose annotations msgspec understands, from JSON: strictly, in UTF-8 without lone surrogates.
 
-    Keys that it does not know are ignored, and keys with a default may be missing; `name` is the value's in messages.
-    Another text is a MalformedJsonError, another value a JsonMismatchError or an UnknownChoiceError.
+    Unknown keys are ignored, and keys with a default may be missing; `name` is the value's in messages. Another text is
+    a MalformedJsonError, another value a JsonMismatchError or an UnknownChoiceError.
     """
+    return from_values(values_of_json(text), kind, name=name)
+
+
+def values_of_json(text: str | bytes) -> object:
+    """The objects, lists, strings, numbers, booleans and None of a text; another text is a MalformedJsonError."""
     try:
-        values = msgspec.json.decode(text)
+        values: object = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise MalformedJsonError(str(error)) from None
     # Otherwise code that walks through it later, to show or copy it, might run out of stack.
     if not _is_shallow(values, _MOST_LEVELS):
         raise MalformedJsonError(f"more than {_MOST_LEVELS} lists and objects are inside each other")
-    return from_values(values, kind, name=name)
+    return values
 
 
-def from_values(values: object, kind: type[Value], *, name: str) -> Value:
-    """Like `from_json`, from values that JSON gave: objects, lists, strings, numbers, booleans and None."""
+def from_values(values: object, kind: type[Value], *, name: str, known_keys_only: bool = False) -> Value:
+    """Like `from_json`, from the result of `values_of_json`; with `known_keys_only` unknown keys are refused."""
     try:
-        return msgspec.convert(values, kind)
+        value = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise _mismatch(str(error), copy.deepcopy(values), kind, name) from None
+    if known_keys_only and (unknown := _unknown_key(values, msgspec.to_builtins(value), name)):
+        raise JsonMismatchError(f"{unknown} is unknown")
+    return value
+
+
+def _unknown_key(values: object, known: object, name: str) -> str | None:
+    """The place of the first key of `values` that `known` lacks."""
+    pairs: list[tuple[str, object, object]] = []
+    if isinstance(values, dict) and isinstance(known, dict):
+        for key, value in values.items():
+            where = f"{name}.{key}" if key.isidentifier() else f"{name}[{key!r}]"
+            if key not in known:
+                return where
+            pairs.append((where, value, known[key]))
+    elif isinstance(values, list) and isinstance(known, list | tuple):
+        pairs = [(f"{name}[{index}]", *both) for index, both in enumerate(zip(values, known, strict=True))]
+    found = (_unknown_key(value, other, where) for where, value, other in pairs)
+    return next((place for place in found if place is not None), None)
 
 
 def json_from_dataclass(value: Any) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hdruntime.bundle.checked_json import (
     JsonMismatchError,
     MalformedJsonError,
     UnknownChoiceError,
-    from_json,
     from_values,
+    json_from_dataclass,
+    values_of_json,
 )
 from hdruntime.bundle.manifest import (
     EngineFile,
@@ -45,14 +48,15 @@ _FILLS_BY_TOKEN = (Fill.UNTIL_TOKEN, Fill.AFTER_TOKEN)
 
 
 def manifest_from_json(text: str | bytes) -> Manifest:
-    """Read the text of ``manifest.json``; keys that this version does not know are ignored.
+    """Read the text of ``manifest.json``.
 
-    A BundleCorruptError names the key that is missing, of another type, out of its range, or that contradicts another;
-    a text of another format is a BundleVersionError.
+    A BundleCorruptError names the key that is missing, unknown, of another type, out of its range, or that contradicts
+    another, or says that the text has changed since it was written; a text of another format is a BundleVersionError.
     """
     try:
+        values = values_of_json(text)
         # The version comes first: a newer format may have other keys.
-        version = from_json(text, _AnyFormat, name="manifest").format_version
+        version = from_values(values, _AnyFormat, name="manifest").format_version
         if version > FORMAT_VERSION:
             raise BundleVersionError(
                 f"The bundle has format version {version}; this hdexport reads {FORMAT_VERSION}.\n"
@@ -63,7 +67,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
                 f"The bundle has format version {version}, of a development version of hdexport; "
                 f"this hdexport reads {FORMAT_VERSION}.\nBuild it again from its checkpoint: hdexport build --help"
             )
-        manifest = from_json(text, Manifest, name="manifest")
+        manifest = from_values(_checked_values(values), Manifest, name="manifest", known_keys_only=True)
         if manifest.verification is not None:
             from_values(manifest.verification, VerificationRecord, name="manifest.verification")
         for problem in _problems(manifest):
@@ -80,6 +84,45 @@ def manifest_from_json(text: str | bytes) -> Manifest:
         raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}") from None
     return manifest
 
+
+def json_of_manifest(manifest: Manifest) -> str:
+    """The text of ``manifest.json``, with its checksum."""
+    return with_checksum(json_from_dataclass(manifest))
+
+
+def with_checksum(text: str | bytes) -> str:
+    """The text of a ``manifest.json`` that was edited, with the checksum of its values; another text is a
+    BundleCorruptError."""
+    try:
+        values = values_of_json(text)
+    except MalformedJsonError as error:
+        raise BundleCorruptError(f"The manifest is not valid JSON: {error}.") from None
+    if not isinstance(values, dict):
+        raise BundleCorruptError(f"The manifest should be an object, not {values!r:.60}.")
+    values = {**values, CHECKSUM_KEY: checksum_of(values)}
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def checksum_of(values: Mapping[str, object]) -> str:
+    """The SHA-256 of a manifest's canonical form: JSON in ASCII with sorted keys, without spaces and the checksum."""
+    rest = {key: value for key, value in values.items() if key != CHECKSUM_KEY}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _checked_values(values: object) -> dict[str, object]:
+    """The values without the checksum, which is checked."""
+    assert isinstance(values, dict), "it has a format version"
+    written, found = values.get(CHECKSUM_KEY), checksum_of(values)
+    if written != found:
+        raise JsonMismatchError(
+            f"manifest.{CHECKSUM_KEY} is {json.dumps(written):.80}, and its content has {found}: it has changed since "
+            "it was written, or was edited by hand (hdexport inspect BUNDLE --fix-checksum)"
+        )
+    return {key: value for key, value in values.items() if key != CHECKSUM_KEY}
+
+
+CHECKSUM_KEY = "manifest_sha256"
+"""Key of ``manifest.json`` with the result of `checksum_of`."""
 
 _COPY_AGAIN = "Rebuild or copy the bundle again."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ _COPY_AGAIN = "Rebuild or copy the bundle again."
 
 _READ_BYTES = 1 << 20
 """Most bytes that are hashed at a time, which takes a millisecond; more were not faster."""
+
+_MOST_MANIFEST_BYTES = 16 * 2**20
+"""Those of bundles with twenty graphs and their verification take 0.1 MB."""
+
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0)
 
 Result = TypeVar("Result")
 
@@ -107,17 +113,31 @@ def read_config(bundle: Bundle) -> dict[str, Any]:
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a bundle's directory, whose files are not looked at."""
+    text = manifest_text(path)
     try:
-        text = (path / MANIFEST_FILE).read_bytes()
+        return manifest_from_json(text)
+    except BundleError as error:
+        raise type(error)(f"{path / MANIFEST_FILE}: {error}") from None
+
+
+def manifest_text(path: Path) -> bytes:
+    """The content of ``manifest.json`` of a bundle's directory."""
+    try:
+        # A named pipe would wait for its writer.
+        with open(path / MANIFEST_FILE, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAITING)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BundleCorruptError(f"{path / MANIFEST_FILE} is not a regular file.\n{_COPY_AGAIN}")
+            text = file.read(_MOST_MANIFEST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         reason = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise BundleNotFoundError(f"There is no bundle at {path}: it {reason}.\n{_BUILD_ONE}") from None
     except OSError as error:
         raise BundleError(f"The bundle {path} cannot be read: {error}.") from error
-    try:
-        return manifest_from_json(text)
-    except BundleError as error:
-        raise type(error)(f"{path / MANIFEST_FILE}: {error}") from None
+    if len(text) > _MOST_MANIFEST_BYTES:
+        raise BundleCorruptError(
+            f"{path / MANIFEST_FILE} has more than {_MOST_MANIFEST_BYTES} bytes, which no manifest has.\n{_COPY_AGAIN}"
+        )
+    return text
 
 
 _BUILD_ONE = "Build one with: hdexport build MODEL -o BUNDLE"

@@ -40,6 +40,7 @@ from hdruntime.errors import InputError
 from support.answers import ATOL, assert_answers, distance, inputs_of
 from support.commands import run_here
 from support.comparators import assert_close
+from support.every_key import write_manifest_values
 from support.grids import nightly_unless
 from support.log_scaled import LogScaled, Pairs, bigbird, dense, window
 from support.needs import needs_rtx
@@ -321,6 +322,6 @@ def test_a_bundle_of_before_says_none(tiny_bundles, tmp_path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     for name in ("attention_scale", "rope_factor"):
         manifest["positions"].pop(name, None)
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest_values(path, manifest)
     positions = open_bundle(path).manifest.positions
     assert (positions.attention_scale, positions.rope_factor) == ("none", None)

@@ -22,6 +22,7 @@ import hdruntime
 from hdexport.attention.kinds import kinds
 from hdruntime.bundle.manifest import Task
 from support.commands import run_here, run_installed
+from support.every_key import write_manifest_values
 from support.installed import package_installed
 from support.kind_checks import assert_kinds_conform
 from support.needs import needs_rtx
@@ -90,7 +91,7 @@ def test_another_step_than_was_built_is_seen(bundle: Path, folder: Path, tmp_pat
     other = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["attention"][0]["step"] = 2
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest_values(other, manifest)
     done = hdexport("verify", other)
     assert done.returncode == 1
     assert "FAILED" in done.stdout

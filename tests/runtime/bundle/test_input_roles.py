@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from hdruntime.bundle.checked_json import json_from_dataclass
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role, TensorSpec
-from hdruntime.bundle.manifest_json import manifest_from_json
+from hdruntime.bundle.manifest_json import json_of_manifest, manifest_from_json
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError
 from support.comparators import named_case
@@ -35,7 +34,7 @@ def manifest(bundle_path: Path) -> Manifest:
 def read(manifest: Manifest, *inputs: InputSpec, outputs: tuple[TensorSpec, ...] = ()) -> Manifest:
     """What is read of a manifest with other inputs, and more outputs, as it was written."""
     changed = dataclasses.replace(manifest, inputs=inputs, outputs=(*manifest.outputs, *outputs))
-    found = manifest_from_json(json_from_dataclass(changed))
+    found = manifest_from_json(json_of_manifest(changed))
     assert found == changed
     return found
 

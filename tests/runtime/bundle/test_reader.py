@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import subprocess
@@ -20,20 +21,24 @@ from hdexport.support import bundle_writer
 from hdexport.support.bundle_writer import seal, write_manifest
 from hdruntime.bundle import reader
 from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest_json import manifest_from_json
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import (
     BundleCorruptError,
+    BundleError,
     BundleNotFoundError,
     BundleVersionError,
 )
+from support.commands import run_here
 from support.comparators import named_case
+from support.every_key import write_manifest_values
 
 
 def edit_manifest(path: Path, change: Callable[[dict], None]) -> None:
     data = json.loads((path / "manifest.json").read_text())
     change(data)
-    (path / "manifest.json").write_text(json.dumps(data))
+    write_manifest_values(path, data)
 
 
 @contextlib.contextmanager
@@ -210,9 +215,69 @@ def test_a_graph_without_a_checksum_is_refused(bundle_path: Path) -> None:
         open_bundle(bundle_path)
 
 
-def test_an_unknown_key_of_the_same_format_is_ignored(bundle_path: Path) -> None:
-    edit_manifest(bundle_path, lambda data: data.update(later_addition=1))
-    assert open_bundle(bundle_path).manifest.name == "tiny"
+UNKNOWN_KEYS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda data: data.update(later_addition=1), r"manifest\.later_addition is unknown"),
+    (lambda data: data["inputs"][1].update({"de fault": 1}), r"manifest\.inputs\[1\]\['de fault'\] is unknown"),
+    (lambda data: data["files"]["config.json"].update(sha=""), r"files\['config\.json'\]\.sha is unknown"),
+]
+
+
+def test_an_unknown_key_is_named(bundle_path: Path) -> None:
+    for edit, message in UNKNOWN_KEYS:
+        with (
+            named_case(message),
+            edited(bundle_path, edit),
+            pytest.raises(BundleCorruptError, match=message),
+        ):
+            open_bundle(bundle_path)
+
+
+def test_a_manifest_with_a_flipped_bit_is_refused(bundle_path: Path) -> None:
+    content = (bundle_path / "manifest.json").read_bytes()
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << (place * 5 % 8)
+        with named_case(bytes(flipped[max(place - 20, 0) : place + 20])), pytest.raises(BundleError):
+            manifest_from_json(bytes(flipped))
+
+
+def test_a_manifest_that_was_edited_by_hand_is_refused_until_its_checksum_is_written(bundle_path: Path) -> None:
+    file = bundle_path / "manifest.json"
+    file.write_text(file.read_text().replace('"tiny"', '"edited"'))
+    with pytest.raises(BundleCorruptError, match=r"manifest_sha256 is .* or was edited by hand \(hdexport inspect BUN"):
+        open_bundle(bundle_path)
+    assert run_here("inspect", bundle_path).returncode == 1
+    assert run_here("inspect", bundle_path, "--fix-checksum").returncode == 0
+    assert open_bundle(bundle_path).manifest.name == "edited"
+    before = file.read_text().replace('"max_len"', '"max_length"')
+    file.write_text(before)
+    refused = run_here("inspect", bundle_path, "--fix-checksum")
+    assert (refused.returncode, "max_len is missing" in refused.stderr) == (1, True)
+    assert file.read_text() == before
+
+
+def test_the_checksum_is_of_the_canonical_form(bundle_path: Path) -> None:
+    values = json.loads((bundle_path / "manifest.json").read_text())
+    written = values.pop("manifest_sha256")
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    assert written == hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def test_a_manifest_that_is_no_regular_file_or_too_large_is_refused(bundle_path: Path) -> None:
+    file = bundle_path / "manifest.json"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(BundleCorruptError, match=r"manifest\.json is not a regular file"):
+        open_bundle(bundle_path)
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    with pytest.raises(BundleCorruptError, match=r"manifest\.json is not a regular file"):
+        open_bundle(bundle_path)
+    file.unlink()
+    with open(file, "wb") as sparse:
+        sparse.truncate(2**34)
+    with pytest.raises(BundleCorruptError, match="has more than 16777216 bytes, which no manifest has"):
+        open_bundle(bundle_path)
 
 
 def test_the_manifest_is_replaced_whole_and_hashes_nothing(bundle_path: Path) -> None:

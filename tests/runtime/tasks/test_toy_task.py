@@ -29,6 +29,7 @@ from hdruntime.tasks.task import Text
 from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.tokenization import Overflow
 from support.commands import run_here, run_installed
+from support.every_key import write_manifest_values
 from support.installed import package_installed
 from support.tiny_bundle import TABLE, WORDS, make_bundle
 from support.tiny_models import save_tiny_model
@@ -53,7 +54,7 @@ def bundle(tmp_path: Path) -> Path:
 
 def changed(bundle: Path, **values: object) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
-    (bundle / "manifest.json").write_text(json.dumps(manifest | values))
+    write_manifest_values(bundle, manifest | values)
 
 
 def expected(text: str) -> tuple[int, int, float]:
