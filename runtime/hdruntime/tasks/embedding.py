@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -140,7 +141,9 @@ class Embedding(TextTask):
         return Route("/v1/embeddings", EmbeddingsBody, self._embeddings), Route("/embed", EmbedBody, self._embed)
 
     async def _embeddings(self, call: Call, body: EmbeddingsBody) -> object:
-        texts = _texts_or_ids(call, body)
+        # Ids are checked one by one, and a request may have millions.
+        is_large = isinstance(body.input, list) and not isinstance(next(iter(body.input), None), str)
+        texts = await asyncio.to_thread(_texts_or_ids, call, body) if is_large else _texts_or_ids(call, body)
         if body.late_chunking:
             if body.truncate_prompt_tokens is not None:
                 raise InputError("late_chunking reads whole texts.\nLeave out truncate_prompt_tokens.")
@@ -223,7 +226,10 @@ def _texts_of_ids(call: Call, body: EmbeddingsBody, listed: list[list[int]]) -> 
     texts = []
     for number, ids in enumerate(listed):
         try:
-            texts.append(Text(input_ids=tokenizer.checked_ids(ids, most=most)))
+            checked = tokenizer.checked_ids(ids, most=most)
+            if len(checked) < len(ids):
+                call.truncated.add(number)
+            texts.append(Text(input_ids=checked))
         except InputError as error:
             raise InputError(
                 f"input[{number}]: {error} Send texts, or that tokenizer's ids with special tokens. LangChain's "

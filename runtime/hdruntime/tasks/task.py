@@ -134,9 +134,11 @@ class Call(Protocol):
 
     Attributes:
         tokenizer: the bundle's.
+        truncated: numbers of the inputs that were truncated, of which the client is told.
     """
 
     tokenizer: TextTokenizer
+    truncated: set[int]
 
     def check_number(self, texts: int) -> None:
         """Refuse more texts than a request may have, or none."""

@@ -234,6 +234,17 @@ class TextTokenizer:
         begin = end - kept if self._side == "left" else len(first)
         return [*first, *ids[begin : begin + kept], *last]
 
+    def whole_encodings(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
+        """The ``tokenizers.Encoding`` of each whole text, without a limit on tokens."""
+        for text in _unicode_texts(texts, "texts"):
+            self._check_size(text)
+        try:
+            return list(self.whole.encode_batch(list(texts), add_special_tokens=add_special_tokens))
+        except Exception as error:
+            if type(error) is not Exception:  # tokenizers raises nothing more specific
+                raise
+            raise _unencodable(self.whole, list(texts), error) from error
+
     def beginning(self, text: str, tokens: int) -> str:
         """The longest beginning of a text that has only the text's first tokens, and at most so many.
 
