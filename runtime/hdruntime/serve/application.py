@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -204,7 +204,7 @@ class _Server:
             if not call.truncated:
                 return self._json(content)
             self.metrics.truncated(route.path, len(call.truncated))
-            return self._json(content, **{_TRUNCATED: _ranges(call.truncated)})
+            return self._json(content, headers={_TRUNCATED: _ranges(call.truncated)})
 
         return answer
 
@@ -447,7 +447,7 @@ class _Server:
         if scheme.lower() != "bearer" or not is_right:
             raise _RequestError(401, "The API key is missing or wrong: send Authorization: Bearer KEY.")
 
-    def _json(self, content: object, status: int = 200, **headers: str) -> Response:
+    def _json(self, content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         from starlette.responses import Response
 
         encoded = msgspec.json.encode(content)
@@ -457,7 +457,7 @@ class _Server:
         kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
         error = {"message": message, "type": kinds.get(status, "invalid_request_error"), "param": None, "code": None}
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-        return self._json({"error": error}, status, **headers)
+        return self._json({"error": error}, status, headers)
 
 
 class _Call:

@@ -13,6 +13,7 @@ from hdruntime.errors import InputError
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import TOKENIZER_THREADS
 from hdruntime.session import Session
+from hdruntime.tasks.requests import Body
 from hdruntime.tasks.task import Call, Route, TextTask
 from hdruntime.text.logits import labels_of
 from hdruntime.text.prompts import chosen_prompt, prompts_of
@@ -77,9 +78,10 @@ class TeiInterface:
     @property
     def _truncates(self) -> bool:
         """Whether texts of too many tokens are truncated at ``/`` where a request does not say it."""
-        if self._options.truncate is not None or self._root is None:
-            return self._options.truncate == "end"
-        return self._root.body.overflow_by_default is Overflow.TRUNCATE
+        body = None if self._root is None else self._root.body
+        if self._options.truncate is None and body is not None and issubclass(body, Body):
+            return body.overflow_by_default is Overflow.TRUNCATE
+        return self._options.truncate == "end"
 
     def _model_type(self) -> dict[str, dict[str, object]]:
         path = None if self._root is None else self._root.path

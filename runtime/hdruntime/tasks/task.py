@@ -169,7 +169,7 @@ class Route(NamedTuple):
     """A path of a server: the body of its POST requests, and the function that makes the JSON of the answer."""
 
     path: str
-    body: type[Body]
+    body: type[msgspec.Struct]
     answer: Callable[[Call, Any], Awaitable[object]]
 
 
