@@ -378,10 +378,9 @@ class _Server:
             if item.error is not None and not isinstance(item.error, NonFiniteOutputError):
                 raise item.error
         _raise_non_finite(items)
-        if overflow is Overflow.TRUNCATE:
-            call.truncated.update(
-                number for number, item in enumerate(items) if item.encoding is not None and item.encoding.whole.is_cut
-            )
+        call.truncated.update(
+            number for number, item in enumerate(items) if item.encoding is not None and item.encoding.whole.is_cut
+        )
         tokens = sum(len(item.encoding.whole) for item in items if item.encoding is not None)
         return Answered([item.answer for item in items], tokens)
 
