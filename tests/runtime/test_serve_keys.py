@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import functools
 import json
@@ -27,6 +26,7 @@ from hdruntime.session import Session
 from hdruntime.tasks import embedding as embedding_task
 from hdruntime.tasks import requests, text_classification
 from hdruntime.tasks.task import TextsBody
+from support.serving import answers_of
 from support.tiny_bundle import make_bundle
 
 CLS, SEP = 2, 3
@@ -41,18 +41,6 @@ ROUTES = {
     "/predict": text_classification.PredictBody,
 }
 Ask = Callable[..., tuple[int, Any]]
-
-
-def answers_of(app: Any, *requests: tuple[str, Any]) -> list[httpx2.Response]:
-    """The answers of an application to requests, path and body; a GET for a body of None."""
-
-    async def ask() -> list[httpx2.Response]:
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server") as client:
-            return [
-                await (client.get(path) if body is None else client.post(path, json=body)) for path, body in requests
-            ]
-
-    return asyncio.run(ask())
 
 
 def asked(app: Any, path: str, body: Any) -> tuple[int, Any]:
@@ -152,6 +140,7 @@ CHANGES: dict[str, Any] = {
     "return_text": "yes",
     "raw_scores": True,
     "use_activation": False,
+    "parameters": {"/predict": {"function_to_apply": "none"}},
 }
 """A value with which each key changes the answer, or is refused by its value."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import socket
@@ -57,6 +58,18 @@ def command(bundle: Path, *options: str, parser: str | None = None) -> Iterator[
             if servers:
                 servers[0].should_exit = True
             thread.join()
+
+
+def answers_of(app: Any, *requests: tuple[str, Any]) -> list[httpx2.Response]:
+    """The answers of an application to requests, path and body; a GET for a body of None."""
+
+    async def ask() -> list[httpx2.Response]:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server") as client:
+            return [
+                await (client.get(path) if body is None else client.post(path, json=body)) for path, body in requests
+            ]
+
+    return asyncio.run(ask())
 
 
 class Answer(NamedTuple):
