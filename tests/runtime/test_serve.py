@@ -35,7 +35,7 @@ from hdruntime.serve.queue import QueueFullError, TextQueue
 from hdruntime.serve.server import bound_sockets
 from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
-from support.serving import PARSERS, protocol_of
+from support.serving import PARSERS, Connection, protocol_of
 from support.splade_models import made_splade
 
 TEXTS = ["What is read, and by whom?", "Museums! " * 40, "a", "Nobody reads twice; " * 5]
@@ -612,6 +612,10 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bun
                         client.get("/health")
                         break
                     time.sleep(0.05)
+                # Half of a request, which the end of the process does not wait for.
+                half = Connection(client)
+                half.send(b"POST /embed HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %b\r\n" % KEY.encode())
+                half.send(b"Content-Length: 9\r\n\r\n{")
                 with ThreadPoolExecutor(1) as pool:
                     # It waits for others, so that it runs when the server is stopped.
                     answer = pool.submit(
@@ -620,6 +624,9 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bun
                     time.sleep(0.3)
                     process.send_signal(signal.SIGTERM)
                     assert answer.result().status_code == 200
+            assert b"body has not come" in half.answer().body
+            # Far below the 30 seconds that requests have: only a guard.
+            process.wait(20)
             said = process.stderr.read()
         finally:
             process.kill()
