@@ -415,6 +415,9 @@ def test_a_servers_default_for_long_texts_holds_where_a_request_says_nothing(tmp
     )
     assert [truncated(each) for each in (of_ids, own, short)] == ["0", None, None]
     assert refused.status_code == 400
+    (of_long_ids,) = served("split", ("/v1/embeddings", {"input": ids}))
+    assert of_long_ids.status_code == 400
+    assert of_long_ids.json()["error"]["message"].endswith('send truncate: "end".'), "ids cannot be split"
     assert 'hdexport_truncated_texts_total{route="/v1/embeddings"} 1.0' in metrics.text
 
 

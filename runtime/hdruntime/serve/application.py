@@ -155,7 +155,8 @@ class _Server:
         self._inferences: dict[tuple[TextTask, Overflow, str], TextInference] = {}
         self._running: asyncio.Task[None] | None = None
         self._requests = RunningRequests(options.timeout_s, self._reason_to_stop)
-        self._tei = TeiInterface(self._task, options, session)
+        most_tokens = options.queue_tokens()
+        self._tei = TeiInterface(self._task, options, session, most_tokens=most_tokens)
         self._has_ended = False
         self.tokenizer = session.tokenizer.bounded(options.max_text_characters)
         self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(self.tokenizer.limited)
@@ -164,7 +165,7 @@ class _Server:
         self._has_worked, self._broken = False, ""
         self.queue = TextQueue(
             batch_tokens=session.batch_tokens,
-            most_tokens=options.queue_tokens(),
+            most_tokens=most_tokens,
             max_wait_s=options.max_wait_ms / 1000,
             on_batch=lambda texts, tokens: self.metrics.batch(texts, tokens),
         )
@@ -371,8 +372,9 @@ class _Server:
             if isinstance(item.error, InputError):
                 # The first line: others have the remedy for a command line.
                 said, _, remedy = str(item.error).partition("\n")
-                if overflow is Overflow.ERROR and "--overflow" in remedy:
-                    words = '"end" or "split"' if item.text.input_ids is None else '"end"'
+                is_text = item.text.input_ids is None
+                if (overflow is Overflow.ERROR or not is_text) and "--overflow" in remedy:
+                    words = '"end" or "split"' if is_text else '"end"'
                     said += f" Longer texts: send truncate: {words}."
                 raise InputError(f"input[{number}]: {said}")
             if item.error is not None and not isinstance(item.error, NonFiniteOutputError):
@@ -408,15 +410,18 @@ class _Server:
         """The error of a request that nobody waits for, or that this process cannot answer any more."""
         if fault := self._fault():
             return _RequestError(503, fault)
-        if request.scope.get("hdexport.read"):
+        is_read = request.scope.get("hdexport.read")
+        if is_read:
             return _RequestError(_GONE, "The client is gone.") if await request.is_disconnected() else None
-        if self._is_stopping():
+        # Others than False have no body.
+        if is_read is False and self._is_stopping():
             self._stopping_since = min(self._stopping_since, time.monotonic())
             if time.monotonic() - self._stopping_since >= _BODY_SECONDS:
                 return _RequestError(503, "The server ends, and the request's body has not come.", retry_after=1)
         return None
 
     async def _body(self, request: Request, kind: type[Content]) -> Content:
+        request.scope["hdexport.read"] = False
         content, has_more = bytearray(), True
         while has_more:
             message = await request.receive()

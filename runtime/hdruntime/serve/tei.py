@@ -39,10 +39,11 @@ class DecodeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TeiInterface:
-    """The routes that clients of text-embeddings-inference expect of every model."""
+    """The routes that clients of text-embeddings-inference expect of every model; `most_tokens` are those that the
+    queue of texts holds."""
 
-    def __init__(self, task: TextTask, options: ServeOptions, session: Session) -> None:
-        self._task, self._options, self._session = task, options, session
+    def __init__(self, task: TextTask, options: ServeOptions, session: Session, *, most_tokens: int) -> None:
+        self._task, self._options, self._session, self._most_tokens = task, options, session, most_tokens
         served = {route.path: route for route in task.routes()}
         self._root = next((served[path] for path in _ROOTS if path in served), None)
 
@@ -56,14 +57,13 @@ class TeiInterface:
         from hdruntime import __version__
 
         manifest, precision = self._session.manifest, self._session.precision
-        most_tokens = self._options.queue_tokens()
         return {
             "model_id": manifest.name,
             "model_sha": None,
             "model_dtype": manifest.dtype if precision is Precision.AUTO else precision.value,
             "model_type": self._model_type(),
             # As many requests wait as tokens fit: a text has one or more.
-            "max_concurrent_requests": most_tokens,
+            "max_concurrent_requests": self._most_tokens,
             "max_input_length": tokenizer.max_len,
             "max_batch_tokens": self._session.batch_tokens,
             "max_batch_requests": None,
@@ -99,6 +99,7 @@ class TeiInterface:
     async def _tokenize(self, call: Call, body: TokenizeBody) -> object:
         texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
         call.check_number(len(texts))
+        self._check_size(sum(map(len, texts)), "characters", self._options.max_text_characters)
         prompts = prompts_of(self._session.manifest) if self._task.prompts else ({}, None)
         prompt = chosen_prompt(*prompts, name=body.prompt_name, prompt=None)
         prompted = [prompt + text for text in texts]
@@ -107,7 +108,19 @@ class TeiInterface:
     async def _decode(self, call: Call, body: DecodeBody) -> object:
         listed: Sequence[Any] = body.ids if any(isinstance(each, list) for each in body.ids) else [body.ids]
         call.check_number(len(listed))
+        # An id counts as four characters, as of a text to embed.
+        ids = sum(len(each) for each in listed if isinstance(each, list))
+        self._check_size(ids, "ids", max(1, self._options.max_text_characters // 4))
         return await asyncio.to_thread(_texts, call.tokenizer, listed, body.skip_special_tokens)
+
+    @staticmethod
+    def _check_size(size: int, what: str, most: int) -> None:
+        """Limit what a request gets: the answer takes some hundred bytes for each token."""
+        if size > most:
+            raise InputError(
+                f"The request has {size} {what}; at most {most} are answered at once. Send several requests, or start "
+                "the server with a larger --max-text-characters."
+            )
 
 
 def _tokens(tokenizer: TextTokenizer, texts: Sequence[str], add_special_tokens: bool) -> list[list[dict[str, Any]]]:

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_MANY_IDS = 2**14
+"""Ids of a request that are checked beside the event loop: fewer take a millisecond."""
+
+
 class ChunkEmbeddings(TextTask):
     """The chunks of a text; each is a row of a job.
 
@@ -142,8 +146,8 @@ class Embedding(TextTask):
 
     async def _embeddings(self, call: Call, body: EmbeddingsBody) -> object:
         # Ids are checked one by one, and a request may have millions.
-        is_large = isinstance(body.input, list) and not isinstance(next(iter(body.input), None), str)
-        texts = await asyncio.to_thread(_texts_or_ids, call, body) if is_large else _texts_or_ids(call, body)
+        has_many = _ids_in(body.input) > _MANY_IDS
+        texts = await asyncio.to_thread(_texts_or_ids, call, body) if has_many else _texts_or_ids(call, body)
         if body.late_chunking:
             if body.truncate_prompt_tokens is not None:
                 raise InputError("late_chunking reads whole texts.\nLeave out truncate_prompt_tokens.")
@@ -201,6 +205,13 @@ class TokenStates(TextTask):
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> FloatArray:
         # A copy: a view would hold the batch.
         return outputs[self.outputs[0]].copy()
+
+
+def _ids_in(given: object) -> int:
+    """Most ids that an ``input`` has."""
+    if not isinstance(given, list) or not given or isinstance(given[0], str):
+        return 0
+    return len(given) + sum(len(each) for each in given if isinstance(each, list))
 
 
 def _texts_or_ids(call: Call, body: EmbeddingsBody) -> list[Text]:
