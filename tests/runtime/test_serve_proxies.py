@@ -6,13 +6,14 @@ import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx2
 import pytest
 
 from hdruntime.errors import InputError
 from hdruntime.serve import ServeOptions, serve
+from hdruntime.serve.options import LongTexts
 from hdruntime.serve.queue import TextQueue
 from hdruntime.serve.server import bound_sockets
 from support.serving import PARSERS, Connection, command
@@ -95,6 +96,17 @@ def test_scripts_of_other_origins_read_answers_only_where_that_is_asked_for(bund
         assert preflight(client, ORIGIN).headers["access-control-allow-origin"] == "*"
         found = client.post("/v1/embeddings", json={"input": "read"}, headers=key | {"Origin": ORIGIN})
         assert (found.status_code, found.headers["access-control-allow-origin"]) == (200, "*")
+
+
+@pytest.mark.parametrize("truncate", get_args(LongTexts))
+def test_the_commands_default_for_long_texts_is_served_and_scripts_read_what_was_truncated(
+    bundle: Path, truncate: str
+) -> None:
+    with command(bundle, "--truncate", truncate, "--cors-origin", ORIGIN) as (client, _):
+        found = client.post("/v1/embeddings", json={"input": ["read", "read " * 50]}, headers={"Origin": ORIGIN})
+        assert found.status_code == (400 if truncate == "error" else 200)
+        assert found.headers.get("x-truncated-inputs") == ("1" if truncate == "end" else None)
+        assert "X-Truncated-Inputs" in found.headers["access-control-expose-headers"]
 
 
 def test_a_prefix_that_a_proxy_passes_on_or_cuts_off_is_served(bundle: Path, tmp_path: Path) -> None:

@@ -112,8 +112,8 @@ class Encoding:
                 return vars(self).setdefault(name, vars(self)[array].tolist())
             raise AttributeError(f"The encoding has no {name}: its text was encoded without offsets.")
 
-    def as_cut(self) -> Encoding:
-        """The same encoding, of a text of which tokens were cut off."""
+    def as_truncated(self) -> Encoding:
+        """The same encoding, marked as that of a truncated text."""
         made = object.__new__(Encoding)
         vars(made).update(vars(self), is_cut=True)
         return made
@@ -321,7 +321,7 @@ class TextTokenizer:
             encodings = self._encode_bare(texts, pairs, tokenizer, choice, prompt, offsets=offsets)
         if self._side == "left" and offsets:
             encodings = _placed(encodings, whole, (texts, pairs))
-        return [each.as_cut() if index in are_cut else each for index, each in enumerate(encodings)]
+        return [each.as_truncated() if index in are_cut else each for index, each in enumerate(encodings)]
 
     def _encode_bare(
         self,
