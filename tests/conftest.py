@@ -134,6 +134,7 @@ _SECONDS = {
     "tests/exporter/bench/test_peers.py": 15,
     "tests/exporter/tune/test_tune.py": 15,
     "tests/plugins/kernels/test_shipped_kernels.py": 15,
+    "tests/runtime/test_serve.py": 15,
     "big_bird": 10,
     "plugin": 10,
     "roberta": 10,
@@ -144,6 +145,7 @@ _SECONDS = {
     "tests/exporter/verify/test_wrong_graphs.py": 10,
     "tests/runtime/jobs/test_folder.py": 10,
     "tests/runtime/test_chat_rerankers.py": 10,
+    "tests/runtime/test_serve_http.py": 10,
     "tests/runtime/test_sparse_encoder.py": 10,
 }
 """Scope of the scheduler -> about how many seconds it takes on a core; others but families take fewer than ten."""

@@ -25,6 +25,7 @@ import numpy as np
 import openai
 import pytest
 import uvicorn
+from huggingface_hub import InferenceClient
 
 import hdruntime
 from hdruntime.bundle.reader import open_bundle
@@ -34,6 +35,7 @@ from hdruntime.serve.queue import QueueFullError, TextQueue
 from hdruntime.serve.server import bound_sockets
 from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
+from support.serving import PARSERS, Connection, protocol_of
 from support.splade_models import made_splade
 
 TEXTS = ["What is read, and by whom?", "Museums! " * 40, "a", "Nobody reads twice; " * 5]
@@ -41,14 +43,15 @@ KEY = "a secret key"
 
 
 @contextlib.contextmanager
-def served(bundle: Path, **options: Any) -> Iterator[tuple[httpx2.Client, hdruntime.Session]]:
-    """A client of a server in this process, and the server's session.
+def served(bundle: Path, parser: str = "", **options: Any) -> Iterator[tuple[httpx2.Client, hdruntime.Session]]:
+    """A client of a server in this process, with a parser or uvicorn's choice, and the server's session.
 
     Clients of plain HTTP read no certificates, which takes as long as ten answers.
     """
     with hdruntime.load(bundle, "onnxruntime", threads=1) as session:
         app = application(open_bundle(bundle), session, ServeOptions(**options))
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
+        protocol = protocol_of(parser) if parser else "auto"
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False, http=protocol))
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
@@ -148,8 +151,12 @@ def test_a_text_alone_is_refused_where_the_model_compares_two(
     task.pairs = Pairs.REQUIRED
     monkeypatch.setattr(sys.modules["hdruntime.serve.application"], "served_task", lambda bundle: task)
     with served(reranker_bundle) as (client, _):
-        for inputs, status in (("w7", 400), (["w7"], 400), ([["w7", "w8"], ["w9"]], 400), ([["w7", "w8"]], 200)):
-            assert client.post("/predict", json={"inputs": inputs}).status_code == status
+        for inputs in ("w7", ["w7"], ["w7", "w8"], ["w7", "w8", "w9"], [["w7", "w8"], ["w9"]]):
+            refused = client.post("/predict", json={"inputs": inputs})
+            assert (refused.status_code, '[["...", "..."]]' in refused.json()["error"]["message"]) == (400, True)
+        for number in (1, 2, 3):
+            answers = client.post("/predict", json={"inputs": [["w7", "w8"]] * number}).json()
+            assert [len(each) for each in answers] == [1] * number
 
 
 def test_classes_and_sparse_vectors_are_those_of_a_session(
@@ -164,11 +171,27 @@ def test_classes_and_sparse_vectors_are_those_of_a_session(
         assert [each["label"] for each in found] == sorted(expected, key=lambda label: -expected[label])
         np.testing.assert_allclose([each["score"] for each in found], sorted(expected.values())[::-1], atol=1e-5)
         assert client.post("/predict", json={"inputs": "w7 w8"}).json() == found
+        for number in (1, 2, 3, 5):
+            texts = ["w7 w8", "w9", "w1 w2 w3", "w4", "w5"][:number]
+            listed = client.post("/predict", json={"inputs": texts}).json()
+            assert listed == [client.post("/predict", json={"inputs": text}).json() for text in texts]
+        raw = client.post("/predict", json={"inputs": "w7 w8", "raw_scores": True}).json()
+        np.testing.assert_allclose([each["score"] for each in raw], sorted(logits)[::-1], atol=1e-5)
+        theirs = InferenceClient(str(client.base_url))
+        classes = theirs.text_classification("w7 w8")
+        assert [(each.label, each.score) for each in classes] == [(each["label"], each["score"]) for each in found]
+        (best_class,) = theirs.text_classification("w7 w8", top_k=1, function_to_apply="none")
+        assert (best_class.label, best_class.score) == (raw[0]["label"], raw[0]["score"])
+        assert client.post("/", json={"inputs": ["w7 w8", "w9"]}).json()[0] == found
+        refused = client.post("/", json={"inputs": "w7", "parameters": {"top_k": 0}})
+        assert (refused.status_code, "1 or more" in refused.text) == (400, True)
         assert len(client.post("/predict", json={"inputs": [["w7", "w8"], "w9"]}).json()) == 2
         assert client.post("/rerank", json={}).status_code == 404, "three classes rank nothing"
     with served(made_splade(tmp_path_factory, "max") / "bundle") as (client, session):
         (vector,) = session.embed_sparse(TEXTS[:1])
         (found,) = client.post("/embed_sparse", json={"inputs": TEXTS[0]}).json()
+        assert client.post("/", json={"inputs": TEXTS[0]}).json() == [found]
+        assert client.get("/info").json()["model_type"] == {"embedding": {"pooling": "splade"}}
         assert {each["index"]: each["value"] for each in found} == pytest.approx(
             dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True)), abs=1e-5
         )
@@ -283,11 +306,12 @@ def test_clients_beside_each_other_get_the_answers_that_they_get_alone(embedder:
         assert line in metrics
 
 
-def test_clients_that_go_take_their_texts_with_them(sample_bundle: Path) -> None:
+@pytest.mark.parametrize("parser", PARSERS)
+def test_clients_that_go_take_their_texts_with_them(sample_bundle: Path, parser: str) -> None:
     """Killed in the middle, half open, or slow with their body: others are answered, and nothing waits at the end."""
     body = json.dumps({"input": ["w " * 200] * 60, "truncate": "end"}).encode()
     head = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
-    with served(sample_bundle, timeout_s=2) as (client, session):
+    with served(sample_bundle, parser, timeout_s=2) as (client, session):
         address = (client.base_url.host, client.base_url.port)
         gone = [socket.create_connection(address) for _ in range(12)]
         for number, each in enumerate(gone):
@@ -588,6 +612,10 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bun
                         client.get("/health")
                         break
                     time.sleep(0.05)
+                # Half of a request, which the end of the process does not wait for.
+                half = Connection(client)
+                half.send(b"POST /embed HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %b\r\n" % KEY.encode())
+                half.send(b"Content-Length: 9\r\n\r\n{")
                 with ThreadPoolExecutor(1) as pool:
                     # It waits for others, so that it runs when the server is stopped.
                     answer = pool.submit(
@@ -596,6 +624,9 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bun
                     time.sleep(0.3)
                     process.send_signal(signal.SIGTERM)
                     assert answer.result().status_code == 200
+            assert b"body has not come" in half.answer().body
+            # Far below the 30 seconds that requests have: only a guard.
+            process.wait(20)
             said = process.stderr.read()
         finally:
             process.kill()

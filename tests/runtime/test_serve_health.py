@@ -126,11 +126,29 @@ def test_a_text_that_fails_alone_makes_no_server_unready(bundle: Path) -> None:
     async def story() -> None:
         told = Told(bundle)
         assert vector_of(await told.embed("read")) == pytest.approx(READ)
-        for text in (".", "nan"):
+        for text, status in ((".", 500), ("nan", 422)):
             ran = len(told.runner.shapes)
-            assert (await told.embed(text))[0] == 500
+            assert (await told.embed(text))[0] == status
             assert await told.probes() == (200, 200)
             assert (1, 3) in told.runner.shapes[ran + 1 :], "a text was tried"
+
+    asyncio.run(story())
+
+
+def test_inputs_whose_outputs_are_not_finite_are_named_and_change_no_other_request(bundle: Path) -> None:
+    async def story() -> None:
+        told = Told(bundle)
+        bad, alone, good = await asyncio.gather(
+            told.embed("read", "nan", "long", "nan read"), told.embed("nan"), told.embed("read", "long")
+        )
+        assert (bad[0], alone[0]) == (422, 422)
+        assert bad[1]["error"]["message"] == (
+            "input[1], input[3]: The output last_hidden_state holds NaN or infinity. Send the others without them."
+        )
+        assert alone[1]["error"]["message"] == "input[0]: The output last_hidden_state holds NaN or infinity."
+        assert vector_of(good) == pytest.approx(READ)
+        status, said = await told.ask("/embed", {"inputs": ["nan", "read"]})
+        assert (status, said["error"]["message"].startswith("input[0]: ")) == (422, True)
 
     asyncio.run(story())
 

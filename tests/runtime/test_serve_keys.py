@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
+import functools
+import json
 import re
+import sys
+import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,13 @@ import pytest
 import hdruntime
 from fakes.recording_runner import RecordingRunner, answer
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import InputError
 from hdruntime.serve import ServeOptions, application
 from hdruntime.session import Session
 from hdruntime.tasks import embedding as embedding_task
 from hdruntime.tasks import requests, text_classification
 from hdruntime.tasks.task import TextsBody
+from support.serving import answers_of
 from support.tiny_bundle import make_bundle
 
 CLS, SEP = 2, 3
@@ -39,13 +45,8 @@ Ask = Callable[..., tuple[int, Any]]
 
 def asked(app: Any, path: str, body: Any) -> tuple[int, Any]:
     """The status and the content that an application answers with."""
-
-    async def ask() -> tuple[int, Any]:
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server") as client:
-            found = await client.post(path, json=body)
-            return found.status_code, found.json()
-
-    return asyncio.run(ask())
+    (found,) = answers_of(app, (path, body))
+    return found.status_code, found.json()
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,7 @@ CHANGES: dict[str, Any] = {
     "return_text": "yes",
     "raw_scores": True,
     "use_activation": False,
+    "parameters": {"/predict": {"function_to_apply": "none"}},
 }
 """A value with which each key changes the answer, or is refused by its value."""
 
@@ -374,3 +376,180 @@ def test_ids_are_cut_to_the_vector_of_their_text(embedding: Ask) -> None:
         by_text, by_ids = (vectors_of(embedding("/v1/embeddings", {"input": each} | more)) for each in (LONG, ids))
         np.testing.assert_array_equal(by_ids, by_text)
     assert embedding("/v1/embeddings", {"input": ids})[0] == 400
+
+
+# The server's default for long texts
+
+
+def truncated(found: httpx2.Response) -> str | None:
+    assert found.status_code == 200, found.text
+    return found.headers.get("x-truncated-inputs")
+
+
+def test_a_servers_default_for_long_texts_holds_where_a_request_says_nothing(tmp_path: Path) -> None:
+    bundle, ids = open_bundle(make_bundle(tmp_path / "bundle")), [CLS, *[WORDS[word] for word in LONG.split()], SEP]
+    texts = ["read", LONG, "long", LONG]
+
+    def served(truncate: Any, *requests: tuple[str, Any]) -> list[httpx2.Response]:
+        options = ServeOptions(truncate=truncate)
+        options.check()
+        return answers_of(application(bundle, Session(bundle, RecordingRunner()), options), *requests)
+
+    openai, tei = ("/v1/embeddings", {"input": texts}), ("/embed", {"inputs": texts, "normalize": False})
+    for default in (None, "error"):
+        assert [found.status_code for found in served(default, openai, tei, ("/", tei[1]))] == [400] * 3
+    of_requests = {key: served(None, ("/v1/embeddings", openai[1] | {"truncate": key}))[0] for key in ("end", "split")}
+    for default, expected in of_requests.items():
+        by_openai, by_tei = served(default, openai, tei)
+        assert by_openai.json() == expected.json()
+        np.testing.assert_allclose(by_tei.json(), vectors_of((200, expected.json())), rtol=1e-6)
+        told = "1,3" if default == "end" else None
+        assert truncated(by_openai) == truncated(by_tei) == truncated(expected) == told
+    of_ids, refused, own, short, metrics = served(
+        "end",
+        ("/v1/embeddings", {"input": [ids, ids[:1] + ids[-1:]]}),
+        ("/v1/embeddings", {"input": LONG, "truncate": "error"}),
+        ("/v1/embeddings", {"input": LONG, "truncate": "split"}),
+        ("/v1/embeddings", {"input": "read"}),
+        ("/metrics", None),
+    )
+    assert [truncated(each) for each in (of_ids, own, short)] == ["0", None, None]
+    assert refused.status_code == 400
+    (of_long_ids,) = served("split", ("/v1/embeddings", {"input": ids}))
+    assert of_long_ids.status_code == 400
+    assert of_long_ids.json()["error"]["message"].endswith('send truncate: "end".'), "ids cannot be split"
+    assert 'hdexport_truncated_texts_total{route="/v1/embeddings"} 1.0' in metrics.text
+
+
+@pytest.mark.parametrize("truncate", [None, "error", "end", "split"])
+def test_a_servers_default_holds_for_rerank_and_classes_and_info_says_it(
+    reranking: Any, reranker_bundle: Path, truncate: Any
+) -> None:
+    _, session = reranking
+    bundle, long = open_bundle(reranker_bundle), " ".join(["w7"] * 100)
+    requests = (
+        ("/rerank", {"query": "w1", "documents": ["w8", long]}),
+        ("/predict", {"inputs": ["w8", long]}),
+        ("/rerank", {"query": "w1", "documents": ["w8", long], "truncate": "end"}),
+        ("/info", None),
+    )
+    ranked, classes, own, info = answers_of(application(bundle, session, ServeOptions(truncate=truncate)), *requests)
+    assert ranked.status_code == (400 if truncate == "error" else 200)
+    assert classes.status_code == (200 if truncate in ("end", "split") else 400)
+    assert truncated(own) == "1"
+    if truncate != "error":
+        assert truncated(ranked) == (None if truncate == "split" else "1")
+    assert info.json()["auto_truncate"] == (truncate in (None, "end"))
+
+
+def test_documents_that_are_cut_to_a_requests_own_number_of_tokens_are_said(
+    reranking: Any, reranker_bundle: Path
+) -> None:
+    _, session = reranking
+    body = {"query": "w1", "documents": ["w7 w8 w9", "w7", "w7 w8"], "max_tokens_per_doc": 2}
+    for more, told in (
+        ({}, "0"),
+        ({"truncate": "error"}, "0"),
+        ({"max_tokens_per_doc": 1}, "0,2"),
+        ({"max_tokens_per_doc": 3}, None),
+    ):
+        app = application(open_bundle(reranker_bundle), session, ServeOptions())
+        assert truncated(answers_of(app, ("/v1/rerank", body | more))[0]) == told
+
+
+def test_an_unknown_default_for_long_texts_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--truncate is END.\nGive one of error, end, split"):
+        ServeOptions(truncate="END").check()  # type: ignore[arg-type]
+
+
+def test_numbers_of_inputs_are_written_as_ranges_and_never_without_end() -> None:
+    ranges = sys.modules["hdruntime.serve.application"]._ranges
+    assert ranges({3, 0, 4, 5, 9}) == "0,3-5,9"
+    written = ranges(range(0, 4096, 2))
+    *shown, left = written.split(",")
+    assert len(written) < 1100
+    assert len(shown) + int(left.removeprefix("+")) == 2048
+
+
+# Large bodies
+
+
+BODIES = [
+    *SENT.values(),
+    ("/v1/embeddings", {"input": [CLS, 5, SEP], "truncate": "end"}),
+    ("/v1/embeddings", {"input": [[CLS, 5, SEP], [CLS, 6, 7, SEP]]}),
+    ("/v1/embeddings", {"input": [[CLS, 5, SEP], "read"]}),
+    ("/v1/embeddings", {"input": [[], ["]]]]"]]}),
+    ("/v1/embeddings", {"input": [1.5, [2], None, {"a": [3]}]}),
+    ("/v1/embeddings", {"input": ["\u00e4", '"[,]\\', ""], "dimensions": 2}),
+    ("/v1/embeddings", {"input": {"a": 5}}),
+    ("/v1/embeddings", {"inputs": ["a"]}),
+    ("/predict", {"inputs": [["w7", "w8"], "w9"]}),
+    ("/rerank", {"query": "w1", "documents": [{"text": "w7"}, "w8"]}),
+]
+
+
+@pytest.mark.parametrize("spaces", [None, 1])
+def test_a_large_body_is_read_as_a_small_one(spaces: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "LARGE_BYTES", 0)
+    written = [
+        (ROUTES[path.replace("/v1/r", "/r").replace("/v2/r", "/r")], json.dumps(body, indent=spaces))
+        for path, body in BODIES
+    ]
+    written += [
+        (ROUTES["/embed"], text)
+        for text in ("[]", "{", '{"inputs": ["a}', '{"inputs": [,]}', '{"inputs": ["\\ud800"]}')
+    ]
+    for kind, text in written:
+        found = []
+        for read in (requests.read_body, functools.partial(requests.read_large_body, max_texts=9, max_ids=9)):
+            try:
+                found.append(repr(read(text.encode(), kind)))
+            except InputError as error:
+                found.append(re.sub(r" \(byte \d+\)", "", str(error)))
+        assert found[0] == found[1]
+
+
+def test_a_list_that_is_too_long_is_refused_before_its_values_are_read() -> None:
+    read = functools.partial(requests.read_large_body, kind=ROUTES["/v1/embeddings"], max_texts=2048, max_ids=10**5)
+    ids = ",".join(str(number) for number in range(10**5, 4 * 10**5))
+    texts = ",".join(['"a, b"'] * 10**5)
+    for given, message in (
+        (f"[{ids}]", "input: The text has 300000 ids; at most 100000"),
+        (f"[[1], [{ids}]]", r"input\[1\]: The text has 300000 ids"),
+        (f"[{'[1],' * 10**5}[2]]", "There are 100001 texts in the request; 1 to 2048 fit"),
+        (f"[{texts}]", "There are more than 2048 texts in the request; 1 to 2048 fit"),
+    ):
+        content = f'{{"input": {given}}}'.encode()
+        tracemalloc.start()
+        try:
+            with pytest.raises(InputError, match=message):
+                read(content)
+            assert tracemalloc.get_traced_memory()[1] < 4 * len(content), "each value takes 30 to 60 bytes"
+        finally:
+            tracemalloc.stop()
+
+
+def test_ids_of_a_large_body_are_read_and_checked_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, int] = {}
+
+    def noted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*given: Any, **options: Any) -> Any:
+            threads[name] = threading.get_ident()
+            return real(*given, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    noted(sys.modules["hdruntime.serve.application"], "read_large_body")
+    noted(embedding_task, "_texts_or_ids")
+    bundle, ids = open_bundle(make_bundle(tmp_path / "bundle")), [CLS, *[5] * 60_000, SEP]
+    app = application(bundle, Session(bundle, RecordingRunner()), ServeOptions(truncate="end"))
+    body = {"input": [ids] * 3}
+    assert len(json.dumps(body)) > requests.LARGE_BYTES
+    assert truncated(answers_of(app, ("/v1/embeddings", body))[0]) == "0-2"
+    assert set(threads) == {"read_large_body", "_texts_or_ids"}
+    assert threading.get_ident() not in threads.values()

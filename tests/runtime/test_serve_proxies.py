@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx2
 import pytest
-import uvicorn
 
-from hdexport.cli import main
 from hdruntime.errors import InputError
 from hdruntime.serve import ServeOptions, serve
+from hdruntime.serve.options import LongTexts
 from hdruntime.serve.queue import TextQueue
 from hdruntime.serve.server import bound_sockets
+from support.serving import PARSERS, Connection, command
 
 ORIGIN = "https://pages.example"
 
@@ -27,33 +24,6 @@ ORIGIN = "https://pages.example"
 @pytest.fixture
 def bundle(new_bundle: Callable[..., Path]) -> Path:
     return new_bundle()
-
-
-@contextlib.contextmanager
-def command(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, uvicorn.Config]]:
-    """A client of a real server of the command, and the server's settings."""
-    servers: list[uvicorn.Server] = []
-
-    class Server(uvicorn.Server):
-        def __init__(self, config: uvicorn.Config) -> None:
-            super().__init__(config)
-            servers.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(uvicorn, "Server", Server)
-        thread = threading.Thread(target=main, args=(["serve", str(bundle), "--port", "0", *options],))
-        thread.start()
-        try:
-            while not (servers and servers[0].started):
-                assert thread.is_alive()
-                time.sleep(0.01)
-            port = servers[0].servers[0].sockets[0].getsockname()[1]
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, verify=False) as client:
-                yield client, servers[0].config
-        finally:
-            if servers:
-                servers[0].should_exit = True
-            thread.join()
 
 
 def test_a_small_answer_waits_for_no_acknowledgement_of_the_client() -> None:
@@ -77,9 +47,9 @@ def test_a_small_answer_waits_for_no_acknowledgement_of_the_client() -> None:
 
 def test_the_command_parses_requests_in_c_where_that_is_installed(bundle: Path) -> None:
     pytest.importorskip("httptools", reason="httptools is not installed")
-    with command(bundle) as (client, config):
+    with command(bundle) as (client, server):
         assert client.get("/health").status_code == 200
-        assert "httptools" in config.http_protocol_class.__module__
+        assert "httptools" in server.config.http_protocol_class.__module__
 
 
 def preflight(client: httpx2.Client, origin: str, headers: str = "authorization,content-type,x-stainless-os") -> Any:
@@ -87,18 +57,17 @@ def preflight(client: httpx2.Client, origin: str, headers: str = "authorization,
     return client.request("OPTIONS", "/v1/embeddings", headers=asked)
 
 
-def test_connections_idle_for_longer_than_proxies_keep_theirs_and_as_long_as_is_said(bundle: Path) -> None:
-    with command(bundle) as (client, config):
-        assert config.timeout_keep_alive > 75
+@pytest.mark.parametrize("parser", PARSERS)
+def test_connections_idle_for_longer_than_proxies_keep_theirs_and_as_long_as_is_said(bundle: Path, parser: str) -> None:
+    with command(bundle) as (client, server):
+        assert server.config.timeout_keep_alive > 75
         assert client.get("/health").status_code == 200
-    with command(bundle, "--keep-alive", "620") as (_, config):
-        assert config.timeout_keep_alive == 620
-    with command(bundle, "--keep-alive", "0.01") as (client, config):
-        address = (client.base_url.host, client.base_url.port)
-        with socket.create_connection(address) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-            while connection.recv(4096):
-                pass  # It ends when the server has closed it.
+    with command(bundle, "--keep-alive", "620") as (_, server):
+        assert server.config.timeout_keep_alive == 620
+    with command(bundle, "--keep-alive", "0.01", parser=parser) as (client, _), Connection(client) as connection:
+        connection.send(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert connection.answer().status == 200
+        assert connection.is_closed()
 
 
 def test_scripts_of_other_origins_read_answers_only_where_that_is_asked_for(bundle: Path, tmp_path: Path) -> None:
@@ -127,6 +96,17 @@ def test_scripts_of_other_origins_read_answers_only_where_that_is_asked_for(bund
         assert preflight(client, ORIGIN).headers["access-control-allow-origin"] == "*"
         found = client.post("/v1/embeddings", json={"input": "read"}, headers=key | {"Origin": ORIGIN})
         assert (found.status_code, found.headers["access-control-allow-origin"]) == (200, "*")
+
+
+@pytest.mark.parametrize("truncate", get_args(LongTexts))
+def test_the_commands_default_for_long_texts_is_served_and_scripts_read_what_was_truncated(
+    bundle: Path, truncate: str
+) -> None:
+    with command(bundle, "--truncate", truncate, "--cors-origin", ORIGIN) as (client, _):
+        found = client.post("/v1/embeddings", json={"input": ["read", "read " * 50]}, headers={"Origin": ORIGIN})
+        assert found.status_code == (400 if truncate == "error" else 200)
+        assert found.headers.get("x-truncated-inputs") == ("1" if truncate == "end" else None)
+        assert "X-Truncated-Inputs" in found.headers["access-control-expose-headers"]
 
 
 def test_a_prefix_that_a_proxy_passes_on_or_cuts_off_is_served(bundle: Path, tmp_path: Path) -> None:

@@ -66,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a text that is read whole, as split texts are; of one that is cut, only a part is (default: 1048576)",
     )
     limits.add_argument(
+        "--truncate",
+        choices=["error", "end", "split"],
+        help="treatment of too long texts where a request has no truncate of its own: refuse them (error), truncate "
+        "their end, or split them into chunks; for clients that cannot send the key (default: error; for rerank, end)",
+    )
+    limits.add_argument(
         "--timeout", metavar="S", type=float, default=120.0, help="seconds until a request is given up (default: 120)"
     )
     around = parser.add_argument_group("proxies and browsers")
@@ -102,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
         max_texts=options.max_texts,
         max_body_bytes=options.max_body_mb * 2**20,
         max_text_characters=options.max_text_characters,
+        truncate=options.truncate,
         timeout_s=options.timeout,
         cors_origins=tuple(options.cors_origin),
         root_path=options.root_path,

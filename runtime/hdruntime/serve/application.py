@@ -6,26 +6,29 @@ import asyncio
 import contextlib
 import functools
 import hmac
+import itertools
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendError, InputError
+from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.optional import require
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import QueueFullError, TextQueue
 from hdruntime.serve.running import RunningRequests
+from hdruntime.serve.tei import TeiInterface
 from hdruntime.session import Session
 from hdruntime.tasks.of_bundle import served_task
 from hdruntime.tasks.reading import Reading
-from hdruntime.tasks.requests import Body, Content, read_body
+from hdruntime.tasks.requests import LARGE_BYTES, Body, Content, read_body, read_large_body, too_many_texts
 from hdruntime.tasks.task import Answered, Pairs, Route, Text, TextTask
-from hdruntime.tasks.text_inference import TextInference
+from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
@@ -47,13 +50,25 @@ _GONE = 499
 """The status of a request whose client is gone, for the metrics; nobody reads the answer."""
 
 
+_TRUNCATED = "X-Truncated-Inputs"
+"""The header of an answer with the numbers of the inputs that were truncated."""
+
+_RANGES_CHARACTERS = 1000
+"""Length of that header, about: proxies take 4 to 8 KB of headers in all."""
+
+_BODY_SECONDS = 2.0
+"""How long a server that is stopped waits for the rest of a request's body."""
+
+
 class _RequestError(Exception):
     def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status, self.retry_after = status, retry_after
 
 
-def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
+def application(
+    bundle: Bundle, session: Session, options: ServeOptions, *, is_stopping: Callable[[], bool] = lambda: False
+) -> Any:
     """The ASGI application; the session stays open when the application ends.
 
     A process serves with a session that it loaded itself: an application that is made before a fork, as by gunicorn's
@@ -63,6 +78,7 @@ def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
         bundle: the bundle of the session.
         session: that runs all texts.
         options: limits, and the browsers and the path that are served.
+        is_stopping: whether the HTTP server takes no more requests; bodies that have not come are then refused.
 
     Raises:
         MissingDependencyError: the extra ``serve`` is not installed.
@@ -74,7 +90,7 @@ def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
     from starlette.middleware.cors import CORSMiddleware
     from starlette.routing import Route
 
-    server = _Server(bundle, session, options)
+    server = _Server(bundle, session, options, is_stopping)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
@@ -94,7 +110,11 @@ def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
     if options.cors_origins:
         # A preflight has no key: it is answered before the key is asked for. Clients send headers of their own.
         cors = Middleware(
-            CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[_TRUNCATED],
         )
         middleware.append(cors)
     served = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=errors)
@@ -104,6 +124,8 @@ def application(bundle: Bundle, session: Session, options: ServeOptions) -> Any:
     async def under_root_path(scope: Any, receive: Any, send: Any) -> None:
         # Not uvicorn's own root path, which takes it for granted that the proxy has cut it off.
         scope["root_path"] = scope.get("root_path", "") + options.root_path
+        if scope.get("path") == scope["root_path"]:
+            scope["path"] += "/"
         await served(scope, receive, send)
 
     return under_root_path
@@ -124,12 +146,17 @@ class _Endpoint:
 
 
 class _Server:
-    def __init__(self, bundle: Bundle, session: Session, options: ServeOptions) -> None:
+    def __init__(
+        self, bundle: Bundle, session: Session, options: ServeOptions, is_stopping: Callable[[], bool]
+    ) -> None:
         self._session, self._options, self._manifest = session, options, bundle.manifest
+        self._is_stopping, self._stopping_since = is_stopping, math.inf
         self._task = served_task(bundle)
         self._inferences: dict[tuple[TextTask, Overflow, str], TextInference] = {}
         self._running: asyncio.Task[None] | None = None
         self._requests = RunningRequests(options.timeout_s, self._reason_to_stop)
+        most_tokens = options.queue_tokens()
+        self._tei = TeiInterface(self._task, options, session, most_tokens=most_tokens)
         self._has_ended = False
         self.tokenizer = session.tokenizer.bounded(options.max_text_characters)
         self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(self.tokenizer.limited)
@@ -138,7 +165,7 @@ class _Server:
         self._has_worked, self._broken = False, ""
         self.queue = TextQueue(
             batch_tokens=session.batch_tokens,
-            most_tokens=options.queue_tokens(),
+            most_tokens=most_tokens,
             max_wait_s=options.max_wait_ms / 1000,
             on_batch=lambda texts, tokens: self.metrics.batch(texts, tokens),
         )
@@ -166,13 +193,19 @@ class _Server:
             ("GET", "/ready", self._ready),
             ("GET", "/metrics", self._metrics),
             ("GET", "/v1/models", self._models),
+            ("GET", "/info", self._info),
         ]
-        return [*always, *(("POST", route.path, self._answer_of(route)) for route in self._task.routes())]
+        routes = [*self._tei.routes(), *self._task.routes()]
+        return [*always, *(("POST", route.path, self._answer_of(route)) for route in routes)]
 
     def _answer_of(self, route: Route) -> Handler:
         async def answer(request: Request) -> Response:
-            body = await self._body(request, route.body)
-            return self._json(await route.answer(_Call(self, request), body))
+            call = _Call(self, request)
+            content = await route.answer(call, await self._body(request, route.body))
+            if not call.truncated:
+                return self._json(content)
+            self.metrics.truncated(route.path, len(call.truncated))
+            return self._json(content, headers={_TRUNCATED: _ranges(call.truncated)})
 
         return answer
 
@@ -195,6 +228,12 @@ class _Server:
             except InputError as error:
                 status = 400
                 return self._error(status, str(error))
+            except NonFiniteOutputError as error:
+                # The texts' fault or the device's: whether other texts get answers is tried.
+                status, self._has_worked = 422, False
+                logger.error("%s: %s", path, error)
+                self._probe()
+                return self._error(status, str(error).partition("\n")[0])
             except asyncio.CancelledError:
                 status = 503
                 return self._error(status, "The server ends before it has the answer.", retry_after=1)
@@ -288,9 +327,12 @@ class _Server:
         model = {"id": manifest.name, "object": "model", "created": 0, "owned_by": "hdexport", "task": manifest.task}
         return self._json({"object": "list", "data": [model | {"max_model_len": self._session.max_seq_length}]})
 
+    async def _info(self, request: Request) -> Response:
+        return self._json(self._tei.info(self.tokenizer))
+
     async def answered(
         self,
-        request: Request,
+        call: _Call,
         body: Body,
         texts: Sequence[Text],
         *,
@@ -322,7 +364,7 @@ class _Server:
         if self._running is None:
             self._running = asyncio.create_task(self.queue.run())
             self._running.add_done_callback(_log_fault)
-        client = request.client
+        client = call.request.client
         items = await self.queue.answer(
             inference, task, texts, client="" if client is None else f"{client.host}:{client.port}"
         )
@@ -330,12 +372,17 @@ class _Server:
             if isinstance(item.error, InputError):
                 # The first line: others have the remedy for a command line.
                 said, _, remedy = str(item.error).partition("\n")
-                if overflow is Overflow.ERROR and "--overflow" in remedy:
-                    words = '"end" or "split"' if item.text.input_ids is None else '"end"'
+                is_text = item.text.input_ids is None
+                if (overflow is Overflow.ERROR or not is_text) and "--overflow" in remedy:
+                    words = '"end" or "split"' if is_text else '"end"'
                     said += f" Longer texts: send truncate: {words}."
                 raise InputError(f"input[{number}]: {said}")
-            if item.error is not None:
+            if item.error is not None and not isinstance(item.error, NonFiniteOutputError):
                 raise item.error
+        _raise_non_finite(items)
+        call.truncated.update(
+            number for number, item in enumerate(items) if item.encoding is not None and item.encoding.whole.is_cut
+        )
         tokens = sum(len(item.encoding.whole) for item in items if item.encoding is not None)
         return Answered([item.answer for item in items], tokens)
 
@@ -357,17 +404,24 @@ class _Server:
     def check_number(self, texts: int) -> None:
         """See `Call.check_number`."""
         if not 1 <= texts <= self._options.max_texts:
-            raise InputError(f"There are {texts} texts in the request; 1 to {self._options.max_texts} fit.")
+            raise too_many_texts(texts, self._options.max_texts)
 
     async def _reason_to_stop(self, request: Request) -> Exception | None:
         """The error of a request that nobody waits for, or that this process cannot answer any more."""
         if fault := self._fault():
             return _RequestError(503, fault)
-        if request.scope.get("hdexport.read") and await request.is_disconnected():
-            return _RequestError(_GONE, "The client is gone.")
+        is_read = request.scope.get("hdexport.read")
+        if is_read:
+            return _RequestError(_GONE, "The client is gone.") if await request.is_disconnected() else None
+        # Others than False have no body.
+        if is_read is False and self._is_stopping():
+            self._stopping_since = min(self._stopping_since, time.monotonic())
+            if time.monotonic() - self._stopping_since >= _BODY_SECONDS:
+                return _RequestError(503, "The server ends, and the request's body has not come.", retry_after=1)
         return None
 
     async def _body(self, request: Request, kind: type[Content]) -> Content:
+        request.scope["hdexport.read"] = False
         content, has_more = bytearray(), True
         while has_more:
             message = await request.receive()
@@ -378,7 +432,16 @@ class _Server:
                 raise _RequestError(413, f"The body has more than {self._options.max_body_bytes} bytes.")
             has_more = message.get("more_body", False)
         request.scope["hdexport.read"] = True
-        return read_body(content, kind)
+        options = self._options
+        if len(content) <= LARGE_BYTES:
+            body = read_body(content, kind)
+        else:
+            # As a text of so many characters, see `Text.characters`.
+            max_ids = max(options.max_text_characters // 4, self.tokenizer.max_len)
+            body = await asyncio.to_thread(read_large_body, content, kind, max_texts=options.max_texts, max_ids=max_ids)
+        if isinstance(body, Body) and options.truncate is not None and not body.says_overflow:
+            body.truncate = options.truncate
+        return body
 
     def _check_key(self, request: Request, path: str) -> None:
         if self._options.api_key is None or path in _OPEN:
@@ -388,7 +451,7 @@ class _Server:
         if scheme.lower() != "bearer" or not is_right:
             raise _RequestError(401, "The API key is missing or wrong: send Authorization: Bearer KEY.")
 
-    def _json(self, content: object, status: int = 200, **headers: str) -> Response:
+    def _json(self, content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         from starlette.responses import Response
 
         encoded = msgspec.json.encode(content)
@@ -398,7 +461,7 @@ class _Server:
         kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
         error = {"message": message, "type": kinds.get(status, "invalid_request_error"), "param": None, "code": None}
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-        return self._json({"error": error}, status, **headers)
+        return self._json({"error": error}, status, headers)
 
 
 class _Call:
@@ -406,7 +469,31 @@ class _Call:
 
     def __init__(self, server: _Server, request: Request) -> None:
         self.tokenizer, self.check_number = server.tokenizer, server.check_number
-        self.answered = functools.partial(server.answered, request)
+        self.request, self.truncated = request, set[int]()
+        self.answered = functools.partial(server.answered, self)
+
+
+def _raise_non_finite(items: Sequence[TextItem]) -> None:
+    """Raise for texts whose outputs are not finite, all of them named by their numbers."""
+    failed = {number: item.error for number, item in enumerate(items) if isinstance(item.error, NonFiniteOutputError)}
+    if failed:
+        said = str(next(iter(failed.values()))).partition("\n")[0]
+        names = ", ".join(f"input[{number}]" for number in failed)
+        others = f" Send the others without {'it' if len(failed) == 1 else 'them'}." if len(items) > len(failed) else ""
+        raise NonFiniteOutputError(f"{names}: {said}{others}")
+
+
+def _ranges(numbers: Collection[int]) -> str:
+    """Ascending numbers and ranges of them: ``0,3-5``; of very many ranges the rest is counted: ``0,2,4,+97``."""
+    shown: list[str] = []
+    ordered, left, size = sorted(numbers), len(numbers), 0
+    for _, group in itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        if size > _RANGES_CHARACTERS:
+            return ",".join([*shown, f"+{left}"])
+        shown.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+        left, size = left - len(run), size + len(shown[-1]) + 1
+    return ",".join(shown)
 
 
 def _log_fault(queue: asyncio.Task[None]) -> None:

@@ -32,6 +32,9 @@ class Metrics:
         self._batch_texts = prometheus.Histogram(
             "hdexport_batch_texts", "texts of a batch", registry=registry, buckets=_TEXTS
         )
+        self._truncated = prometheus.Counter(
+            "hdexport_truncated_texts", "texts whose end was truncated", ["route"], registry=registry
+        )
         self._tokens = prometheus.Counter("hdexport_tokens", "tokens of texts", registry=registry)
         gauge = prometheus.Gauge("hdexport_queue_tokens", "tokens that wait", registry=registry)
         gauge.set_function(waiting)
@@ -49,6 +52,10 @@ class Metrics:
         """Count a batch."""
         self._batch_texts.observe(texts)
         self._tokens.inc(tokens)
+
+    def truncated(self, route: str, texts: int) -> None:
+        """Count texts of a request that were truncated."""
+        self._truncated.labels(route).inc(texts)
 
     def text(self) -> bytes:
         """All of it, in the format of Prometheus."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from hdruntime.errors import InputError
 from hdruntime.process_limits import free_bytes
+
+LongTexts = Literal["error", "end", "split"]
+"""The treatment of a text of too many tokens: it is refused, truncated at its end, or run in chunks."""
 
 _MOST_QUEUE_TOKENS = 1_000_000
 
@@ -28,6 +32,9 @@ class ServeOptions:
         max_body_bytes: of one request.
         max_text_characters: of a text that is read whole: one that is split or chunked, or that the tokenizer takes for
             one word. Of a text that is cut or refused for its tokens, only the part that decides is read.
+        truncate: the treatment of texts of too many tokens where a request does not say it; a request's own key has
+            precedence. None: the default of the route's interface, which is ``end`` for rerank and ``error`` for all
+            others. ``split`` refuses long lists of ids, which cannot be split.
         timeout_s: after which a request that has no answer leaves the queue, and a body that has not come is refused.
         cors_origins: of pages whose scripts may read answers, ``https://example.com``; ``*`` for all.
         root_path: before every path, ``/prefix``, for a proxy that passes it on; paths without it are answered, too.
@@ -39,6 +46,7 @@ class ServeOptions:
     max_texts: int = 2048
     max_body_bytes: int = 32 * 2**20
     max_text_characters: int = 2**20
+    truncate: LongTexts | None = None
     timeout_s: float = 120.0
     cors_origins: tuple[str, ...] = ()
     root_path: str = ""
@@ -60,6 +68,8 @@ class ServeOptions:
                 raise InputError(f"--{option} is {getattr(self, name)}.\nGive {least} or more.")
         if not self.max_wait_ms >= 0:
             raise InputError(f"--max-wait-ms is {self.max_wait_ms:g}.\nGive 0 or more.")
+        if self.truncate not in (None, *get_args(LongTexts)):
+            raise InputError(f"--truncate is {self.truncate}.\nGive one of {', '.join(get_args(LongTexts))}.")
         key = self.api_key
         if key is not None and not (key == key.strip() != "" and key.isascii() and key.isprintable()):
             raise InputError(

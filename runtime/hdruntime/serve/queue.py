@@ -25,6 +25,10 @@ than the loop takes to wake another thread and to be woken, and 2**10 characters
 _SHORT_CHARACTERS = 2**14
 """A window of at most so many characters is tokenized within some milliseconds, and waits for no longer one."""
 
+_SHORT_TEXT_THREADS = 2
+TOKENIZER_THREADS = _SHORT_TEXT_THREADS + 1
+"""Threads that tokenize texts; one of them tokenizes long texts."""
+
 _Class = tuple[TextTask, int]
 """The texts' task, and the power of two that their tokens do not exceed: texts of a batch share both."""
 
@@ -74,7 +78,7 @@ class TextQueue:
         # The class whose batch is filled now; None while the queue waits for a text.
         self._filling: _Class | None = None
         self._changed = asyncio.Event()
-        self._short_texts = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
+        self._short_texts = ThreadPoolExecutor(max_workers=_SHORT_TEXT_THREADS, thread_name_prefix="tokenizer")
         self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer-of-long-texts")
         self._running = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session")
 

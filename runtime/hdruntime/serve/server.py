@@ -69,7 +69,8 @@ def serve(
         load, opened, backend, threads=threads, precision=precision, max_seq_length=max_seq_length
     )
     with bound_sockets(host, port) as bound, loaded() as session:
-        served = application(opened, session, options)
+        # Asked only when requests come, after the server was made.
+        served = application(opened, session, options, is_stopping=lambda: server.should_exit)
         with _refusal(host, port):
             for each in bound:
                 # Another server may have bound the port while the bundle was loaded: one of them listens.
@@ -79,12 +80,14 @@ def serve(
             f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_seq_length} tokens, "
             f"{session.backend.value} ({session.backend_reason}): http://{place}:{bound[0].getsockname()[1]}"
         )
-        config = uvicorn.Config(served, **settings)
-        uvicorn.Server(config).run(sockets=bound)
+        server = uvicorn.Server(uvicorn.Config(served, **settings))
+        server.run(sockets=bound)
 
 
 def _settings(keep_alive_s: float, forwarded_allow_ips: str | None) -> dict[str, Any]:
     """The settings of uvicorn."""
+    from hdruntime.serve.http_protocols import http_protocol
+
     if not 0 < keep_alive_s < float("inf"):
         raise InputError(f"--keep-alive is {keep_alive_s:g}.\nGive seconds, more than those of the proxy.")
     for address in ("*" if forwarded_allow_ips is None else forwarded_allow_ips).split(","):
@@ -97,6 +100,9 @@ def _settings(keep_alive_s: float, forwarded_allow_ips: str | None) -> dict[str,
                 ) from None
     return {
         "access_log": False,
+        "http": http_protocol(),
+        # Whether a library for WebSockets is installed changes no answer.
+        "ws": "none",
         "log_level": "warning",
         "timeout_graceful_shutdown": _DRAIN_SECONDS,
         "timeout_keep_alive": keep_alive_s,

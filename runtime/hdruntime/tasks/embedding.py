@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +34,10 @@ from hdruntime.text.tokenization import Encoding, Overflow
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_MANY_IDS = 2**14
+"""Ids of a request that are checked beside the event loop: fewer take a millisecond."""
 
 
 class ChunkEmbeddings(TextTask):
@@ -140,7 +145,9 @@ class Embedding(TextTask):
         return Route("/v1/embeddings", EmbeddingsBody, self._embeddings), Route("/embed", EmbedBody, self._embed)
 
     async def _embeddings(self, call: Call, body: EmbeddingsBody) -> object:
-        texts = _texts_or_ids(call, body)
+        # Ids are checked one by one, and a request may have millions.
+        has_many = _ids_in(body.input) > _MANY_IDS
+        texts = await asyncio.to_thread(_texts_or_ids, call, body) if has_many else _texts_or_ids(call, body)
         if body.late_chunking:
             if body.truncate_prompt_tokens is not None:
                 raise InputError("late_chunking reads whole texts.\nLeave out truncate_prompt_tokens.")
@@ -200,6 +207,13 @@ class TokenStates(TextTask):
         return outputs[self.outputs[0]].copy()
 
 
+def _ids_in(given: object) -> int:
+    """Most ids that an ``input`` has."""
+    if not isinstance(given, list) or not given or isinstance(given[0], str):
+        return 0
+    return len(given) + sum(len(each) for each in given if isinstance(each, list))
+
+
 def _texts_or_ids(call: Call, body: EmbeddingsBody) -> list[Text]:
     """OpenAI's ``input``: a text, texts, ids, or lists of ids."""
     given = body.input
@@ -223,7 +237,10 @@ def _texts_of_ids(call: Call, body: EmbeddingsBody, listed: list[list[int]]) -> 
     texts = []
     for number, ids in enumerate(listed):
         try:
-            texts.append(Text(input_ids=tokenizer.checked_ids(ids, most=most)))
+            checked = tokenizer.checked_ids(ids, most=most)
+            if len(checked) < len(ids):
+                call.truncated.add(number)
+            texts.append(Text(input_ids=checked))
         except InputError as error:
             raise InputError(
                 f"input[{number}]: {error} Send texts, or that tokenizer's ids with special tokens. LangChain's "

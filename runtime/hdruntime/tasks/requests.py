@@ -6,7 +6,9 @@ the answer that its author expects, so it is refused. docs/serve.md has a table 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -14,7 +16,10 @@ import msgspec
 from hdruntime.errors import InputError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
-Content = TypeVar("Content", bound="Body")
+Content = TypeVar("Content", bound=msgspec.Struct)
+
+LARGE_BYTES = 2**18
+"""A body of more bytes is read outside the event loop's thread, in steps."""
 
 OTHER_NAMES: Mapping[str, str] = {
     "embedding_type": "encoding_format",
@@ -68,6 +73,11 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     truncate_prompt_tokens: int | None = None
 
     @property
+    def says_overflow(self) -> bool:
+        """Whether the request has a key for texts of too many tokens."""
+        return (self.truncate, self.truncation, self.truncate_prompt_tokens) != (None, None, None)
+
+    @property
     def overflow(self) -> Overflow:
         """What happens to texts of too many tokens; keys that contradict each other are refused."""
         is_cut = None if self.truncate_prompt_tokens is None else True
@@ -94,14 +104,40 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def read_body(content: bytes | bytearray, kind: type[Content]) -> Content:
     """A request's body from JSON. A key whose value is null is absent; one that the route cannot honour is refused."""
+    return _read(kind, lambda: msgspec.json.decode(content, type=dict[str, Any]))
+
+
+def read_large_body(content: bytes | bytearray, kind: type[Content], *, max_texts: int, max_ids: int) -> Content:
+    """The same for many megabytes, without a long hold of Python's lock, which would stop all other threads.
+
+    A list that is too long is refused by its length, before its values are read.
+
+    Args:
+        max_texts: maximum texts, or lists of ids, in a list.
+        max_ids: maximum ids of a text.
+    """
+
+    def values() -> dict[str, Any]:
+        raw = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        return {key: _value(key, bytes(value), max_texts=max_texts, max_ids=max_ids) for key, value in raw.items()}
+
+    return _read(kind, values)
+
+
+def too_many_texts(texts: int | str, max_texts: int) -> InputError:
+    """The error of a request with more texts than it may have, or none."""
+    return InputError(f"There are {texts} texts in the request; 1 to {max_texts} fit.")
+
+
+def _read(kind: type[Content], values: Callable[[], dict[str, Any]]) -> Content:
     keys = kind.__struct_fields__
     try:
-        given = msgspec.json.decode(content, type=dict[str, Any])
         body: dict[str, Any] = {}
-        for key, value in given.items():
-            if value is None or (key in WITHOUT_EFFECT and value in (WITHOUT_EFFECT[key] or (value,))):
+        for key, value in values().items():
+            is_idle = key in WITHOUT_EFFECT and key not in keys
+            if value is None or (is_idle and value in (WITHOUT_EFFECT[key] or (value,))):
                 continue
-            if key in WITHOUT_EFFECT:
+            if is_idle:
                 fits = " or ".join(msgspec.json.encode(each).decode() for each in WITHOUT_EFFECT[key] or ())
                 raise InputError(f"{key} has a value that is not supported.\nSend {fits}, or no {key}.")
             name = OTHER_NAMES.get(key, key)
@@ -113,3 +149,51 @@ def read_body(content: bytes | bytearray, kind: type[Content]) -> Content:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         remedy = f" The route has {', '.join(keys)}." if "unknown field" in str(error) else ""
         raise InputError(f"The body is not valid: {error}.{remedy}") from None
+
+
+_LIST_OF_IDS = re.compile(rb"\s*\[\s*[-0-9]")
+_LIST_OF_LISTS = re.compile(rb"\s*\[\s*\[\s*[-0-9\]]")
+_SPACE_OR_COMMA = re.compile(r"[\s,]*")
+
+
+def _value(key: str, raw: bytes, *, max_texts: int, max_ids: int) -> Any:
+    """The value of a key; a long list of ids, of lists of ids or of texts is counted before it is converted."""
+    if len(raw) <= LARGE_BYTES or not raw.lstrip().startswith(b"["):
+        return msgspec.json.decode(raw)
+    if _LIST_OF_IDS.match(raw):
+        _check_ids(raw, key, max_ids)
+        return msgspec.json.decode(raw)
+    if _LIST_OF_LISTS.match(raw):
+        # No text: a bracket ends a list.
+        if (lists := raw.count(b"]") - 1) > max_texts:
+            raise too_many_texts(lists, max_texts)
+        parts = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        for number, part in enumerate(parts):
+            _check_ids(bytes(part), f"{key}[{number}]", max_ids)
+        # One at a time, between which other threads run.
+        return [msgspec.json.decode(part) for part in parts]
+    if _has_more_values(raw.decode(), max_texts):
+        raise too_many_texts(f"more than {max_texts}", max_texts)
+    return msgspec.json.decode(raw)
+
+
+def _check_ids(raw: bytes, name: str, max_ids: int) -> None:
+    if (ids := raw.count(b",") + 1) > max_ids:
+        raise InputError(
+            f"{name}: The text has {ids} ids; at most {max_ids} can be read at once. Send the text in parts, or start "
+            "the server with a larger --max-text-characters."
+        )
+
+
+def _has_more_values(text: str, most: int) -> bool:
+    """Whether a JSON list has more values; no more are read. What is no list has none."""
+    place, values, decoder = text.index("[") + 1, 0, json.JSONDecoder()
+    while values <= most:
+        match = _SPACE_OR_COMMA.match(text, place)
+        assert match is not None, "the pattern fits nothing, too"
+        try:
+            _, place = decoder.raw_decode(text, match.end())
+        except ValueError:
+            return False
+        values += 1
+    return True

@@ -132,9 +132,11 @@ class Call(Protocol):
 
     Attributes:
         tokenizer: the bundle's.
+        truncated: numbers of the inputs that were truncated, of which the client is told.
     """
 
     tokenizer: TextTokenizer
+    truncated: set[int]
 
     def check_number(self, texts: int) -> None:
         """Refuse more texts than a request may have, or none."""
@@ -165,7 +167,7 @@ class Route(NamedTuple):
     """A path of a server: the body of its POST requests, and the function that makes the JSON of the answer."""
 
     path: str
-    body: type[Body]
+    body: type[msgspec.Struct]
     answer: Callable[[Call, Any], Awaitable[object]]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from hdruntime.arrays import FloatArray
@@ -32,11 +33,20 @@ class Classification(NamedTuple):
     scores: dict[str, float]
 
 
+class PredictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of Hugging Face's Inference API for text classification."""
+
+    top_k: int | None = None
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+
+
 class PredictBody(Body, kw_only=True):
-    """``POST /predict`` of text-embeddings-inference: a text, a pair, or a list of either."""
+    """``POST /predict`` of text-embeddings-inference: a text, or a list of texts and pairs; `parameters` ask for the
+    answer of Hugging Face's Inference API, a list of classes for each text even if there is one text."""
 
     inputs: Any
     raw_scores: bool = False
+    parameters: PredictParameters | None = None
 
 
 class RerankBody(Body, kw_only=True):
@@ -51,7 +61,7 @@ class RerankBody(Body, kw_only=True):
     return_documents: bool = False
     return_text: bool = False
     raw_scores: bool = False
-    use_activation: bool = True
+    use_activation: bool | None = None
     max_tokens_per_doc: int | None = None
     max_tokens_per_query: int | None = None
 
@@ -120,15 +130,28 @@ class TextClassification(TextTask, TextClassificationFormat):
         return [Route("/predict", PredictBody, self._predict), *(ranks if len(self.labels) == 1 else [])]
 
     async def _predict(self, call: Call, body: PredictBody) -> object:
-        alone, texts = _texts_or_pairs(body.inputs)
+        texts = _texts_or_pairs(body.inputs)
         if self.pairs is Pairs.REQUIRED and any(text.text_pair is None for text in texts):
-            raise InputError('The model compares two texts.\nGive pairs of them: {"inputs": [["...", "..."]]}.')
+            raise InputError('The model compares two texts. Give pairs of them: {"inputs": [["...", "..."]]}.')
+        parameters = body.parameters or PredictParameters()
+        if parameters.top_k is not None and parameters.top_k < 1:
+            raise InputError(f"top_k is {parameters.top_k}; it must be 1 or more.")
+        activation = self._served_activation(body.raw_scores, parameters.function_to_apply)
         found = []
         for answer in (await call.answered(body, texts)).answers:
-            scores = answer if body.raw_scores else self.numbers(answer)
-            labels = sorted(zip(self.labels, map(float, scores), strict=True), key=lambda pair: -pair[1])
+            scores = map(shortest, activated(answer, activation))
+            labels = sorted(zip(self.labels, scores, strict=True), key=lambda pair: -pair[1])[: parameters.top_k]
             found.append([{"label": label, "score": score} for label, score in labels])
-        return found[0] if alone else found
+        return found[0] if isinstance(body.inputs, str) and body.parameters is None else found
+
+    def _served_activation(self, raw_scores: bool, function: str | None = None) -> Activation:
+        """The activation of a request's scores. One score is its logit's sigmoid, whatever the checkpoint's activation:
+        clients of all these interfaces expect 0 to 1."""
+        if raw_scores or function == "none":
+            return Activation.IDENTITY
+        if function is not None:
+            return Activation(function)
+        return Activation.SIGMOID if len(self.labels) == 1 else self.activation
 
     async def _rerank(self, call: Call, body: RerankBody) -> object:
         documents = [_document(each) for each in (body.texts if body.documents is None else body.documents) or ()]
@@ -139,8 +162,10 @@ class TextClassification(TextTask, TextClassificationFormat):
         pairs = [Text(text=body.query, text_pair=document) for document in documents]
         most_of_each = (body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
         found = await call.answered(body, pairs, most_of_each=most_of_each)
-        is_raw = body.raw_scores or not body.use_activation
-        scores = _columns(found.answers)[:, 0] if is_raw else self.scores(found.answers)
+        is_own = body.use_activation and not body.raw_scores
+        raw_scores = body.raw_scores or body.use_activation is False
+        activation = self.activation if is_own else self._served_activation(raw_scores)
+        scores = activated(_columns(found.answers), activation)[:, 0]
         order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
         if body.documents is None:
             kept = {index: {"text": documents[index]} if body.return_text else {} for index in order}
@@ -246,19 +271,18 @@ def _document(given: str | dict[str, Any]) -> str:
     return text
 
 
-def _texts_or_pairs(given: object) -> tuple[bool, list[Text]]:
-    """The texts of ``/predict``, and whether there is one that was not in a list."""
+def _texts_or_pairs(given: object) -> list[Text]:
+    """The texts of ``/predict``. A list of two texts is two texts, as a list of three is three: a pair is a list in the
+    list. text-embeddings-inference takes it for a pair, and thus answers a batch of two texts with one answer."""
     if isinstance(given, str):
-        return True, [Text(text=given)]
+        return [Text(text=given)]
     if isinstance(given, list):
-        if len(given) == 2 and all(isinstance(each, str) for each in given):
-            return True, [Text(text=given[0], text_pair=given[1])]
         listed = [[each] if isinstance(each, str) else each for each in given]
         if all(
             isinstance(each, list) and len(each) in (1, 2) and all(isinstance(t, str) for t in each) for each in listed
         ):
-            return False, [Text(text=each[0], text_pair=each[1] if len(each) > 1 else None) for each in listed]
-    raise InputError("inputs is neither a text, nor a pair of texts, nor a list of either.")
+            return [Text(text=each[0], text_pair=each[1] if len(each) > 1 else None) for each in listed]
+    raise InputError('inputs is neither a text nor a list of texts and pairs of texts: ["...", ["...", "..."]].')
 
 
 def _activation_of(bundle: Bundle) -> Activation:

@@ -112,6 +112,12 @@ class Encoding:
                 return vars(self).setdefault(name, vars(self)[array].tolist())
             raise AttributeError(f"The encoding has no {name}: its text was encoded without offsets.")
 
+    def as_truncated(self) -> Encoding:
+        """The same encoding, marked as that of a truncated text."""
+        made = object.__new__(Encoding)
+        vars(made).update(vars(self), is_cut=True)
+        return made
+
     def __len__(self) -> int:
         """Number of tokens."""
         tokens: int = vars(self)["_tokens"]
@@ -235,6 +241,17 @@ class TextTokenizer:
         begin = end - kept if self._side == "left" else len(first)
         return [*first, *ids[begin : begin + kept], *last]
 
+    def whole_encodings(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
+        """The ``tokenizers.Encoding`` of each whole text, without a limit on tokens."""
+        for text in _unicode_texts(texts, "texts"):
+            self._check_size(text)
+        try:
+            return list(self.whole.encode_batch(list(texts), add_special_tokens=add_special_tokens))
+        except Exception as error:
+            if type(error) is not Exception:  # tokenizers raises nothing more specific
+                raise
+            raise _unencodable(self.whole, list(texts), error) from error
+
     def beginning(self, text: str, tokens: int) -> str:
         """The longest beginning of a text that has only the text's first tokens, and at most so many.
 
@@ -289,11 +306,12 @@ class TextTokenizer:
             pairs = _unicode_texts(pairs, "pairs")
             if len(texts) != len(pairs):
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
-        for_text, for_pair = self._most_of_each
+        given, (for_text, for_pair) = (texts, pairs), self._most_of_each
         if for_text is not None:
             texts = [self.beginning(text, for_text) for text in texts]
         if for_pair is not None and pairs is not None:
             pairs = [self.beginning(text, for_pair) for text in pairs]
+        are_cut = _that_differ(given, (texts, pairs))
         tokenizer = self._truncating if choice is Overflow.TRUNCATE else self.whole
         if self._template is None:
             texts = [prompt + text for text in texts]
@@ -304,7 +322,7 @@ class TextTokenizer:
             encodings = self._encode_bare(texts, pairs, tokenizer, choice, prompt, offsets=offsets)
         if self._side == "left" and offsets:
             encodings = _placed(encodings, whole, (texts, pairs))
-        return encodings
+        return [each.as_truncated() if index in are_cut else each for index, each in enumerate(encodings)]
 
     def _encode_bare(
         self,
@@ -468,6 +486,17 @@ class TextTokenizer:
         tokenizer = type(self.whole).from_str(self.whole.to_str())
         tokenizer.enable_truncation(self.max_len, direction=self._side)
         return tokenizer
+
+
+def _that_differ(given: tuple[Any, Any], kept: tuple[Any, Any]) -> set[int]:
+    """Indices of texts, or pairs, that are not kept as they were given."""
+    return {
+        index
+        for of_given, of_kept in zip(given, kept, strict=True)
+        if of_given is not of_kept
+        for index, (text, part) in enumerate(zip(of_given, of_kept, strict=True))
+        if text != part
+    }
 
 
 def _placed(
