@@ -50,9 +50,6 @@ _TASK_OF_CLASS = {"SparseEncoder": Task.SPARSE_SIMILARITY, "CrossEncoder": Task.
 _ANSWERS = ("yes", "no")
 """Tokens whose logits a generator scores pairs by in sentence-transformers, where no module names others."""
 
-_SETFIT_HEAD = "model_head.*"
-"""SetFit's classifier of a sentence's vector."""
-
 _SEGMENT = 512
 """Tokens of a segment in XLNet's training."""
 
@@ -334,10 +331,6 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
     while converted is not None:
         path, remarks, kept = converted.path, (*remarks, *converted.remarks), (kept, converted.kept)
         adapter, converted = converted.adapter or adapter, arranged(path)
-    remarks += tuple(
-        f"{head.name} is left out: a bundle gives the vectors that the classifier takes, and not its labels."
-        for head in sorted(path.glob(_SETFIT_HEAD))
-    )
     config = read_config(path)
     family = family_of_checkpoint(path, config, trust)
     refuse_variants(path / "config.json", config, family=family)
