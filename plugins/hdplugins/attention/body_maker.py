@@ -87,7 +87,8 @@ class Op:
         if key not in self._constants:
             # A tensor: ONNX Runtime before 1.26 takes the attribute value_ints for a scalar when a Pad reads it, and
             # GraphSurgeon 0.6.1, Polygraphy 0.53.6 and onnxslim 0.1.98 make a double of value_float.
-            shape, numbers = ([len(literal)], literal) if isinstance(literal, list) else ([], [literal])
+            numbers: list[Any] = literal if isinstance(literal, list) else [literal]
+            shape = [len(numbers)] if isinstance(literal, list) else []
             dtype = TensorProto.FLOAT if isinstance(literal, float) else TensorProto.INT64
             self._constants[key] = self._append("Constant", value=helper.make_tensor("", dtype, shape, numbers))
         return self._constants[key]
