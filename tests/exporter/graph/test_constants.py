@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
+import numpy as np
+import onnx
+import onnx_graphsurgeon
 import onnx_ir as ir
 import pytest
+from polygraphy.backend.onnx import fold_constants
 
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
 from hdexport.graph.targets.openvino.lowering import lower_for_openvino
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
+from support.answers import inputs_of
 from support.attention_graphs import attention_model
 from support.attention_layers import Layer
-from support.comparators import named_case
+from support.comparators import assert_close, named_case
 from support.described_operators import NODES
+from support.function_bodies import new_session
 from support.grids import EVERY_RUN_TYPES, nightly_unless
+from support.tiny_models import VOCAB_SIZE
 
 
 def of_value_float(model: ir.Model) -> list[str]:
@@ -63,6 +71,23 @@ def test_graphs_of_a_bundle_have_numbers_as_tensors(tiny_bundles, model_type: st
     for graph in bundle.manifest.graphs:
         with named_case(graph.file):
             assert of_value_float(ir.load(bundle.path / graph.file)) == []
+
+
+@pytest.mark.parametrize("model_type", ["bert", "longformer", "t5"])
+def test_the_graph_of_a_bundle_answers_the_same_when_its_constants_are_folded(tiny_bundles, model_type: str) -> None:
+    bundle = tiny_bundles(model_type)
+    model = onnx.load(bundle.path / "model.onnx")
+    ids = np.random.default_rng(0).integers(4, VOCAB_SIZE, (2, 70))
+    feeds = inputs_of(bundle, ids, (np.arange(70) < [[70], [31]]).astype(np.int64))
+    (expected,) = bundle.portable(**feeds).values()
+    surgeon = onnx_graphsurgeon.import_onnx(copy.deepcopy(model))
+    for name, folded in {
+        "Polygraphy": fold_constants(copy.deepcopy(model)),
+        "GraphSurgeon": onnx_graphsurgeon.export_onnx(surgeon.fold_constants().cleanup()),
+    }.items():
+        with named_case(name):
+            (got,) = new_session(folded).run(None, feeds)
+            assert_close(got, expected, atol=1e-5)
 
 
 def test_a_number_that_is_an_attribute_is_found() -> None:
