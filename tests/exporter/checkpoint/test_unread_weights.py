@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.declarations import unfollowed
+from hdexport.extend import ExtendOptions, extend
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 from support.comparators import named_case
@@ -153,6 +154,16 @@ def test_a_damaged_file_beside_the_model_is_named_and_stops_nothing(embedder: Pa
     (embedder / "extra.safetensors").write_bytes(b"\x00" * 20)
     (line,) = lines(embedder)
     assert "extra.safetensors" in line
+
+
+def test_weights_that_an_extended_checkpoint_does_not_hold_are_named(
+    embedder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_heads(embedder)
+    save_layer(embedder / "linear.pt")
+    extend(ExtendOptions(model=embedder, output=tmp_path / "extended", max_len=100))
+    assert all(name in caplog.text for name in (*HEADS, "linear.pt"))
+    assert caplog.text.count("The extended checkpoint does not hold them.") == 2
 
 
 def test_heads_on_the_hub_are_downloaded_and_named(
