@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
 
 _TENSORS = frozenset({
-    *(".bin", ".ckpt", ".joblib", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth", ".safetensors"),
+    *(".bin", ".ckpt", ".h5", ".hdf5", ".joblib", ".msgpack", ".npy", ".npz", ".ot", ".pickle", ".pkl", ".pt", ".pth"),
+    ".safetensors",
 })  # fmt: skip
 """Suffixes of files that hold tensors."""
 
@@ -30,7 +32,8 @@ _OF_THE_MODEL = re.compile(
 """Names of a model's own weights: formats, precisions and shards."""
 
 _WITHOUT_WEIGHTS = re.compile(
-    r"(?:training_args|optimizer|scheduler|scaler|rng_state|random_states|zero_pp_rank|mp_rank)\w*\.\w+|vocab\.\w+"
+    r"(?:training_args|optimizer|scheduler|scaler|rng_state|random_states|zero_pp_rank|mp_rank)\w*\.(?:bin|pth?)"
+    r"|vocab\.\w+"
 )
 """Names of files from which a training continues, and of vocabularies."""
 
@@ -82,7 +85,7 @@ def _unread(checkpoint: Checkpoint) -> Iterator[Path]:
 
 
 def _names(file: Path) -> set[str]:
-    """Names of a file's tensors; its own where it cannot be read, which nothing asks of it."""
+    """Names of a file's tensors, or the file's name if the file is damaged: no bundle needs it."""
     try:
         return {*stored_weights((file,))}
     except ModelError:
@@ -105,7 +108,13 @@ def _files_of_tensors(path: Path) -> Iterator[Path]:
 
 
 def _is_of_another(folder: Path) -> bool:
-    """Whether a folder is hidden, an adapter's, or a whole model's."""
-    if folder.name.startswith(".") or folder.name in _FOLDERS_OF_FORMATS or (folder / ADAPTER_CONFIG).is_file():
+    """Whether a folder is hidden, may not be read, or is an adapter's or a whole model's."""
+    if folder.name.startswith(".") or folder.name in _FOLDERS_OF_FORMATS or not os.access(folder, os.R_OK | os.X_OK):
         return True
-    return "model_type" in read_object(folder / "config.json", missing_ok=True)
+    if (folder / ADAPTER_CONFIG).is_file():
+        return True
+    try:
+        return "model_type" in read_object(folder / "config.json", missing_ok=True)
+    except ModelError:
+        # A damaged file of a folder that no bundle needs.
+        return False

@@ -150,10 +150,12 @@ def test_a_modules_own_weights_are_not_named_and_those_of_its_other_sizes_are(em
     assert "2_Dense_16" not in line
 
 
-def test_a_damaged_file_beside_the_model_is_named_and_stops_nothing(embedder: Path) -> None:
+def test_damaged_files_beside_the_model_are_named_and_stop_nothing(embedder: Path) -> None:
+    save_layer(embedder / "notes" / "head.pt")
+    (embedder / "notes" / "config.json").write_text("not JSON")
     (embedder / "extra.safetensors").write_bytes(b"\x00" * 20)
     (line,) = lines(embedder)
-    assert "extra.safetensors" in line
+    assert "extra.safetensors, notes/head.pt" in line
 
 
 def test_weights_that_an_extended_checkpoint_does_not_hold_are_named(
