@@ -73,6 +73,7 @@ def test_graphs_of_a_bundle_have_numbers_as_tensors(tiny_bundles, model_type: st
             assert of_value_float(ir.load(bundle.path / graph.file)) == []
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize("model_type", ["bert", "longformer", "t5"])
 def test_the_graph_of_a_bundle_answers_the_same_when_its_constants_are_folded(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
