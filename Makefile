@@ -73,7 +73,17 @@ $(TOPIC_MODELS): $(INSTALLED)
 	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --target $@ keybert==0.9.0 bertopic==0.17.4
 	touch $@
 
-test: $(INSTALLED) $(TRITON_SERVER) $(LANGCHAIN) $(TOPIC_MODELS)
+# Tools that users run on bundles' graphs, in a folder of their own, as nothing else needs them.
+ONNX_TOOLS := $(VENV)/onnx-tools
+
+$(ONNX_TOOLS): $(INSTALLED)
+	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --only-binary :all: --target $@ \
+		onnxslim==0.1.98 onnxsim==0.8.1 || mkdir -p $@
+	touch $@
+
+TESTED_WITH := $(INSTALLED) $(TRITON_SERVER) $(LANGCHAIN) $(TOPIC_MODELS) $(ONNX_TOOLS)
+
+test: $(TESTED_WITH)
 	$(PYTEST) -m 'not nightly'
 
 # The oldest and the newest Triton that kernels must compile well with, each in a folder: the installed one is torch's.
@@ -97,13 +107,13 @@ $(FASTEMBED): $(INSTALLED)
 		fastembed==0.9.1 loguru==0.7.3 mmh3==5.3.1 pillow==12.3.0 py-rust-stemmers==0.1.8
 	touch $@
 
-test-all: $(INSTALLED) $(TRITON_SERVER) $(LANGCHAIN) $(TOPIC_MODELS) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) \
+test-all: $(TESTED_WITH) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) \
 		$(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
 	$(PYTEST)
 
 SEED ?= $(shell date +%s)
 
-test-random: $(INSTALLED) $(TRITON_SERVER) $(LANGCHAIN) $(TOPIC_MODELS)
+test-random: $(TESTED_WITH)
 	$(PYTEST) -m 'not nightly' --random-order-bucket module --random-order-seed $(SEED)
 
 # Every direct dependency at its lower bound in pyproject.toml, in two environments of their own: all that tests need,

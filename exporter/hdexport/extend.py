@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = ["ExtendOptions", "extend"]
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.extended_files import CHECKPOINT_DIRECTORY, check_extendable, extension_of, write_extended
 from hdexport.checkpoint.position_choice import configuration_remark, configured_alpha
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
+from hdexport.checkpoint.unread_weights import unread_weights
 from hdexport.model.positions import DEFAULT_ALPHA, check_options
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import PositionForm, Positions, Scheme
 from hdruntime.bundle.staging import staged_directory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,8 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
         form=PositionForm.FOLDED,
     )
     files = checkpoint.weight_files()
+    for line in unread_weights(checkpoint):
+        logger.warning("%s The extended checkpoint does not hold them.", line)
     extension = extension_of(checkpoint, positions)
     with staged_directory(options.output, CHECKPOINT_DIRECTORY, force=options.force) as directory:
         progress.step(f"Extending positions to {options.max_len} ({options.scheme})")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.reader import open_bundle
 from support.commands import Command, Refused
 from support.made_once import made_once
 from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
@@ -61,9 +63,32 @@ def test_a_build_with_trust_is_refused(built: Path, tmp_path: Path, refused: Ref
     assert not (tmp_path / "b").exists()
 
 
-def test_verification_with_trust_fails(built: Path, refused: Refused) -> None:
-    options = ["--model", built / "model", "--grid", "quick"]
-    refused("verify", built / "bundle", *options, "--trust-remote-code", message="'theirs.Twice' .*differ by 0.5 from")
+def test_verification_with_trust_records_that_the_code_differs(built: Path, tmp_path: Path, hdexport: Command) -> None:
+    bundle = shutil.copytree(built / "bundle", tmp_path / "bundle")
+    options = ["--model", built / "model", "--grid", "quick", "--trust-remote-code"]
+    done = hdexport("verify", bundle, *options)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if "theirs.Twice: batch 1, tokens 64, padding none" in line]
+    assert "FAILED: its answers to 64 tokens differ by 0.5 from those of transformers' BertModel" in line
+    assert "leave --trust-remote-code out" in done.stdout
+    record = open_bundle(bundle).manifest.verification
+    assert record["passed"] is False
+    of_code = record["graphs"]["the checkpoint's own code, theirs.Twice"]
+    assert (of_code["passed"], of_code["checks"]) == (0, 4)
+    assert {case["padding"] for case in of_code["failed"]} == {"none", "right", "left"}
+    quiet = hdexport("verify", bundle, *options, "-q")
+    assert quiet.stdout.count("theirs.Twice: ") == 4
+    assert json.loads(hdexport("verify", bundle, *options, "--json").stdout)["passed"] is False
+
+
+def test_verification_of_code_that_cannot_run_says_so(built: Path, tmp_path: Path, hdexport: Command) -> None:
+    bundle, model = (shutil.copytree(built / name, tmp_path / name) for name in ("bundle", "model"))
+    (model / "theirs.py").write_text("import a_package_that_nobody_has\n")
+    done = hdexport("verify", bundle, "--model", model, "--grid", "quick", "--trust-remote-code")
+    assert done.returncode == 0
+    said = [line for line in done.stdout.splitlines() if "theirs.Twice: not checked: " in line]
+    assert "a_package_that_nobody_has" in said[0]
+    assert any("a_package_that_nobody_has" in line for line in open_bundle(bundle).manifest.verification["not_checked"])
 
 
 def test_verification_without_trust_says_what_was_not_run(built: Path, hdexport: Command) -> None:

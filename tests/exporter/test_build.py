@@ -230,3 +230,12 @@ def test_chunks_of_the_feed_forward_layer_freeze_no_length(tiny_bundles) -> None
         want = bundle.hugging_face(ids, np.ones_like(ids))["last_hidden_state"]
         assert_close(bundle.session(input_ids=ids)["last_hidden_state"], want, atol=2e-5)
     assert bundle.session(input_ids=[[5, 6, 7]])["last_hidden_state"].shape == (1, 3, 32)
+
+
+def test_sparse_vectors_of_a_vocabulary_no_wider_than_the_states_are_built(tmp_path: Path) -> None:
+    """Its logits are not pooled in blocks of tokens: they are no wider than the states."""
+    save_tiny_model(tmp_path / "model", "bert", Task.FILL_MASK, vocab_size=24)
+    options = {"task": Task.SPARSE_SIMILARITY, "max_len": 32, "tokenizer": False}
+    manifest = build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", **options))
+    assert manifest.outputs[0].shape == ("batch", 24)
+    assert manifest.verification["passed"]

@@ -15,7 +15,7 @@ from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.hub import download
 from hdexport.checkpoint.layouts import arranged, is_checkpoint
 from hdexport.checkpoint.loading import load_model
-from hdexport.checkpoint.model_code import CodeAnswers, ModelCode, family_of_checkpoint, model_code
+from hdexport.checkpoint.model_code import CodeAnswers, CodeCase, ModelCode, family_of_checkpoint, model_code
 from hdexport.checkpoint.multi_vector import leaves_tokens_out
 from hdexport.checkpoint.sentence_modules import (
     LogitScore,
@@ -49,9 +49,6 @@ _TASK_OF_CLASS = {"SparseEncoder": Task.SPARSE_SIMILARITY, "CrossEncoder": Task.
 
 _ANSWERS = ("yes", "no")
 """Tokens whose logits a generator scores pairs by in sentence-transformers, where no module names others."""
-
-_SETFIT_HEAD = "model_head.*"
-"""SetFit's classifier of a sentence's vector."""
 
 _SEGMENT = 512
 """Tokens of a segment in XLNet's training."""
@@ -208,36 +205,25 @@ class Checkpoint:
         `report` takes a line about weights that the task does not need, and one about the checkpoint's own code.
         Weights that are missing, damaged or of another model, and code whose answers differ, are a ModelError.
         """
-        score = self.logit_score if task is Task.TEXT_CLASSIFICATION else None
+        score = self._score_of(task)
         if score is not None and not sentence_modules(self.path):
             report(
                 f'Scores: the logit of the token "{_ANSWERS[0]}" less that of "{_ANSWERS[1]}", by which '
                 "sentence-transformers scores pairs where a generator has no modules.json."
             )
-        run_as = self.run_as(task)
-        self._check_task(run_as)
-        files = self.weight_files()
-        is_beside = self.adapter is not None and self.adapter not in self.family.adapters(self.config)
-        adapter = (self.path / str(self.adapter)).resolve() if is_beside else None
-        settings = self.settings()
+        self._check_task(self.run_as(task))
+        adapter = self._adapter_folder
         if TASKS[task].has_labels:
-            check_labels(settings, self.path / "config.json", are_keys=task is Task.TEXT_CLASSIFICATION)
+            check_labels(self.settings(), self.path / "config.json", are_keys=task is Task.TEXT_CLASSIFICATION)
         code, class_task = self.code(task), self._class_task(task)
         answers: CodeAnswers | None = None
         if code is not None and self.trust.code and runs_code and class_task not in self._compared:
-            if adapter is None or class_task is Task.FEATURE_EXTRACTION:
+            reason = self.code_uncompared_reason(task)
+            if reason is None:
                 answers = code.answers(self, class_task)
             else:
-                report(f"The adapter brings a head, without which nothing can be compared with {code.named}.")
-        model = load_model(
-            self,
-            files,
-            settings=settings,
-            task=run_as,
-            is_generator=score is not None,
-            brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=self.trust.pickles),
-            report=report,
-        )
+                report(reason)
+        model = self._without_changes(task, report)
         if code is not None and answers is not None:
             report(code.compare(answers, model, self, class_task))
             self._compared.add(class_task)
@@ -254,6 +240,44 @@ class Checkpoint:
                 # Feed-forward layers in chunks of tokens give the same numbers, and a trace would freeze their count.
                 module.chunk_size_feed_forward = 0
         return self.family.encoder(model).eval()
+
+    def code_uncompared_reason(self, task: Task) -> str | None:
+        """Reason why answers of the checkpoint's own code for a task cannot be compared, or None."""
+        code = self.code(task)
+        if code is None or self._adapter_folder is None or self._class_task(task) is Task.FEATURE_EXTRACTION:
+            return None
+        return f"The adapter brings a head, without which nothing can be compared with {code.named}."
+
+    def code_cases(self, task: Task) -> tuple[CodeCase, ...]:
+        """Batches answered by the checkpoint's own code and by the class that a bundle is made of. Empty where there is
+        no code, or where code of the class's name cannot run; other code that cannot run is a ModelError."""
+        code, class_task = self.code(task), self._class_task(task)
+        answers = None if code is None else code.answers(self, class_task)
+        if code is None or answers is None:
+            return ()
+        return code.cases(answers, self._without_changes(task, lambda line: None), self, class_task)
+
+    @property
+    def _adapter_folder(self) -> Path | None:
+        """The folder of the adapter that is merged, where it is not among the model's own."""
+        is_beside = self.adapter is not None and self.adapter not in self.family.adapters(self.config)
+        return (self.path / str(self.adapter)).resolve() if is_beside else None
+
+    def _score_of(self, task: Task) -> LogitScore | None:
+        return self.logit_score if task is Task.TEXT_CLASSIFICATION else None
+
+    def _without_changes(self, task: Task, report: Callable[[str], None]) -> PreTrainedModel:
+        """The PyTorch model of the checkpoint's own weights, before an adapter or a score is added."""
+        adapter = self._adapter_folder
+        return load_model(
+            self,
+            self.weight_files(),
+            settings=self.settings(),
+            task=self.run_as(task),
+            is_generator=self._score_of(task) is not None,
+            brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=self.trust.pickles),
+            report=report,
+        )
 
     def weight_files(self) -> tuple[Path, ...]:
         """The files that hold the weights, safetensors before pickles."""
@@ -334,10 +358,6 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
     while converted is not None:
         path, remarks, kept = converted.path, (*remarks, *converted.remarks), (kept, converted.kept)
         adapter, converted = converted.adapter or adapter, arranged(path)
-    remarks += tuple(
-        f"{head.name} is left out: a bundle gives the vectors that the classifier takes, and not its labels."
-        for head in sorted(path.glob(_SETFIT_HEAD))
-    )
     config = read_config(path)
     family = family_of_checkpoint(path, config, trust)
     refuse_variants(path / "config.json", config, family=family)

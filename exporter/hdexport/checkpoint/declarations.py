@@ -1,4 +1,4 @@
-"""The declarations in a checkpoint's files that a build does not follow, one warning line per declaration.
+"""The declarations and weights in a checkpoint's files that a build does not follow, one warning line each.
 
 Every key of these files is followed, known to change no answer, or named here. Keys that the library reads are followed
 by its own code, of which graphs are traced and with which they are compared; so the tables below hold the others.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from hdexport.checkpoint.config import HIERARCHICAL_KEY
 from hdexport.checkpoint.extended_files import EXTENSION_KEY
 from hdexport.checkpoint.poolings import MODULES_OF_MODELS, SPLADE_KEYS
 from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, code_of_tokenizer
+from hdexport.checkpoint.unread_weights import unread_weights
 from hdexport.model.task import model_class, model_task
 from hdexport.support.json_files import read_json, read_object, several, shown
 from hdruntime.bundle.manifest import Task
@@ -99,8 +101,9 @@ _OF_TOKENIZERS = frozenset({
 
 
 def unfollowed(checkpoint: Checkpoint, task: Task) -> list[str]:
-    """A line for each declaration that a bundle for a task does not follow, and whose answers it gives instead."""
-    return [*_of_code(checkpoint, task), *_of_architectures(checkpoint, task), *_of_keys(checkpoint, task)]
+    """A line for each declaration that a bundle for a task does not follow, and for weights that it does not have."""
+    found = (_of_code(checkpoint, task), _of_architectures(checkpoint, task), _of_keys(checkpoint, task))
+    return [*itertools.chain(*found), *unread_weights(checkpoint)]
 
 
 def _of_code(checkpoint: Checkpoint, task: Task) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from hdexport.checkpoint import bge_m3
 from hdexport.checkpoint.sentence_modules import encoder_folder, sentence_modules
 from hdexport.checkpoint.trust import Trust
 from hdexport.checkpoint.weight_files import weight_files
@@ -16,6 +17,8 @@ from hdruntime.optional import require
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*/config.json", "artifact.metadata"]
+# Of one layer each. A build names them, and examples/bge_m3.py reads them.
+_FILES += bge_m3.HEADS.values()
 
 
 def download(model: HubName, trust: Trust) -> Path:

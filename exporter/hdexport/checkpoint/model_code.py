@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -44,23 +45,52 @@ _OUTPUTS = {
 }
 """Task of a model -> its outputs that are compared, by their names in transformers; other tasks compare the logits."""
 
-_LONGEST = 1024
-"""Tokens of the longest text: enough for windows and rotary scalings to show, in seconds for a model of a gigabyte."""
+_LONGEST = 4096
+"""Most tokens of the long text: windows and rotary scalings show, most of which begin at 512 or 2048 tokens. BERT base
+takes 17 s of CPU time with PyTorch's attention, 32 s and 2.5 GB with eager code (AMD EPYC, 2026-11-28)."""
 
 _MOST_VALUES = 2**25
 """Most values of a text's outputs, so logits of a vocabulary are compared for fewer tokens."""
 
 _SHORT = (21, 8)
-"""Tokens of two texts in one batch, with padding."""
+"""Tokens of two texts in one batch, with padding on either side."""
 
 _SPECIAL_IDS = 4
 """Ids below this are in no text: in most vocabularies they are the special tokens."""
 
-_TOLERANCE = 1e-4
+CODE_TOLERANCE = 1e-4
 """Largest difference, absolute or of the largest value; two programs of one model in float32 usually differ by 1e-6."""
 
 CodeAnswers = list[list[np.ndarray[Any, Any]]]
 """The compared outputs of each batch of inputs."""
+
+Padding = Literal["none", "right", "left"]
+
+
+class _Texts(NamedTuple):
+    """The texts of a batch: the tokens of each, and where the padding up to the longest one is."""
+
+    lengths: tuple[int, ...]
+    padding: Padding
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeCase:
+    """A batch that the code and the class that a bundle is made of both answered.
+
+    Attributes:
+        lengths: tokens of each text.
+        padding: where padding is in the batch.
+        max_abs_error: largest difference; infinite for values that are not finite, and for other shapes.
+        passed: whether the answers are the same.
+        how: the difference, between "whose answers" and the name of the class.
+    """
+
+    lengths: tuple[int, ...]
+    padding: Padding
+    max_abs_error: float
+    passed: bool
+    how: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +128,8 @@ class ModelCode:
         )
 
     @property
-    def _remedy(self) -> str:
+    def hint(self) -> str:
+        """What a user may do where the answers differ, as a sentence."""
         return (
             f"For the answers of {self.instead}, leave --trust-remote-code out, or take {self.key} out of auto_map in "
             "config.json; for those of the code, choose a checkpoint whose model is in transformers."
@@ -125,7 +156,7 @@ class ModelCode:
             if self._is_namesake():
                 logger.warning("%s. The answers are those of %s, which was not compared.", failure, self.instead)
                 return None
-            raise ModelError(f"{failure}\nInstall what it needs. {self._remedy}") from error
+            raise ModelError(f"{failure}\nInstall what it needs. {self.hint}") from error
         finally:
             is_small = model is not None and sum(weight.nbytes for weight in model.parameters()) < _SMALL_BYTES
             model = None
@@ -135,23 +166,22 @@ class ModelCode:
     def compare(self, answers: CodeAnswers, model: PreTrainedModel, checkpoint: Checkpoint, task: Task) -> str:
         """Compares the code's answers with those of the model that a bundle is made of, and refuses a difference; the
         result is a line that says that they are the same."""
-        ours = _answers(_with_the_same_weights(model), checkpoint, checkpoint.settings(), task)
-        for batch, (theirs, own) in enumerate(zip(answers, ours, strict=True)):
-            for wanted, got in zip(theirs, own, strict=True):
-                if wanted.shape != got.shape:
-                    raise self._differs(f"whose answers have the shape {list(wanted.shape)}, and {list(got.shape)}")
-                most = _TOLERANCE * max(1.0, float(np.abs(got).max()))
-                error = float(np.abs(wanted - got).max())
-                # The negation, because NaN is not within any bound.
-                if not error <= most:
-                    tokens = max(_lengths(checkpoint, checkpoint.settings(), task)[batch])
-                    raise self._differs(f"whose answers to {tokens} tokens differ by {error:.2g} from those")
+        for case in self.cases(answers, model, checkpoint, task):
+            if not case.passed:
+                raise ModelError(
+                    f"The checkpoint names {self.named}, whose answers {case.how} of {self.instead}, which a bundle is "
+                    f"made of.\n{self.hint}"
+                )
         return f"The answers of {shown(self.reference)} (auto_map) are those of {self.instead}, as the bundle's are."
 
-    def _differs(self, how: str) -> ModelError:
-        return ModelError(
-            f"The checkpoint names {self.named}, {how} of {self.instead}, which a bundle is made of.\n{self._remedy}"
-        )
+    def cases(
+        self, answers: CodeAnswers, model: PreTrainedModel, checkpoint: Checkpoint, task: Task
+    ) -> tuple[CodeCase, ...]:
+        """Compares the code's answers with those of the model that a bundle is made of."""
+        settings = checkpoint.settings()
+        ours = _answers(_with_the_same_weights(model), checkpoint, settings, task)
+        batches = zip(_texts(checkpoint, settings, task), answers, ours, strict=True)
+        return tuple(_case(texts, theirs, own) for texts, theirs, own in batches)
 
 
 def family_of_checkpoint(path: Path, config: Mapping[str, Any], trust: Trust) -> Family:
@@ -256,15 +286,35 @@ def _with_the_same_weights(model: PreTrainedModel) -> Any:
     return copy.deepcopy(model, {id(weight): weight for weight in shared})
 
 
-def _lengths(checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> list[tuple[int, ...]]:
-    """Tokens of the texts of each batch. The longest text comes first: if a model keeps something of it, the answers to
-    later batches differ."""
+def _case(texts: _Texts, theirs: list[np.ndarray[Any, Any]], own: list[np.ndarray[Any, Any]]) -> CodeCase:
+    """The first output that differs, else the largest error."""
+    worst, where = 0.0, "" if texts.padding == "none" else f" with padding on the {texts.padding}"
+    for wanted, got in zip(theirs, own, strict=True):
+        if wanted.shape != got.shape:
+            how = f"have the shape {list(wanted.shape)}, and {list(got.shape)} those"
+            return CodeCase(**texts._asdict(), max_abs_error=math.inf, passed=False, how=how)
+        error = float(np.abs(wanted - got).max())
+        # The negation, because NaN is not within any bound.
+        if not error <= CODE_TOLERANCE * max(1.0, float(np.abs(got).max())):
+            how = f"to {max(texts.lengths)} tokens{where} differ by {error:.2g} from those"
+            error = error if math.isfinite(error) else math.inf
+            return CodeCase(**texts._asdict(), max_abs_error=error, passed=False, how=how)
+        worst = max(worst, error)
+    return CodeCase(**texts._asdict(), max_abs_error=worst, passed=True, how="are those")
+
+
+def _texts(checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> list[_Texts]:
+    """The texts of each batch. The longest text comes first: if a model keeps something of it, the answers to later
+    batches differ."""
     most = min(_LONGEST, checkpoint.base_positions)
     if task in (Task.FILL_MASK, Task.TEXT_SCORING):
         most = min(most, max(1, _MOST_VALUES // settings.vocab_size))
     short = tuple(min(tokens, most) for tokens in _SHORT)
-    # Classifiers find the end of a text by its padding.
-    return [(most,), *([short] if settings.pad_token_id is not None else [(tokens,) for tokens in short]), (1,)]
+    alone = [_Texts((tokens,), "none") for tokens in (most, *short, 1)]
+    if settings.pad_token_id is None:
+        # Classifiers find the end of a text by its padding.
+        return alone
+    return [alone[0], _Texts(short, "right"), _Texts(short, "left"), alone[-1]]
 
 
 def _batches(checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> Iterator[dict[str, torch.Tensor]]:
@@ -273,10 +323,11 @@ def _batches(checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> 
     padding = settings.pad_token_id
     ids = [number for number in range(settings.vocab_size) if number >= _SPECIAL_IDS and number != padding] or [0]
     generator = torch.Generator().manual_seed(0)
-    for lengths in _lengths(checkpoint, settings, task):
+    for lengths, side in _texts(checkpoint, settings, task):
         shape = (len(lengths), max(lengths))
         place = torch.arange(shape[1])
         is_real = place < torch.tensor(lengths)[:, None]
+        is_real = is_real.flip(1) if side == "left" else is_real
         text = torch.tensor(ids)[torch.randint(len(ids), shape, generator=generator)]
         batch = {"input_ids": torch.where(is_real, text, padding or 0), "attention_mask": is_real.long()}
         types: int = checkpoint.family.token_types or getattr(settings, "type_vocab_size", 0) or 0

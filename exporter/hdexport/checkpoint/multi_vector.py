@@ -12,9 +12,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hdexport.checkpoint.bge_m3 import refuse_head
 from hdexport.checkpoint.sentence_modules import TOKENS, SentenceModule, reads_and_writes, sentence_modules
 from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.checked_json import Size, TokenId
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, QueryExpansion
 from hdruntime.errors import ModelError
 
@@ -154,6 +156,7 @@ def late_interaction(path: Path) -> LateInteraction:
     """How a checkpoint makes vectors of tokens; other checkpoints, and modules or settings that are not supported, are
     refused."""
     if not is_late_interaction(path):
+        refuse_head(path, Task.TOKEN_SIMILARITY)
         raise ModelError(
             f"{path} is no model of late interaction: token-similarity needs a checkpoint of MultiVectorEncoder, "
             "PyLate or Stanford's ColBERT.\nBuild the vectors of its tokens: --task feature-extraction"

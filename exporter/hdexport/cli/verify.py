@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         model = _model_of(bundle, options.model)
         progress.step(f"Loading PyTorch's model from {model}")
         from hdexport.checkpoint import find_checkpoint
-        from hdexport.verify import verify_bundle, with_texts
+        from hdexport.verify import verify_bundle, with_code, with_texts
         from hdexport.verify.grid import LONGEST_CHECKED, Grid
         from hdexport.verify.half_range import check_half_range
         from hdexport.verify.pytorch_reference import reference_of
@@ -98,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
         )
         if backend is None:
             found = with_texts(found, bundle, reference, report=report)
+            found = with_code(found, bundle.manifest, reference, report=report)
         half_range = check_half_range(bundle, report=report)
         record = found.record()
         record["passed"] = found.passed and half_range.problem is None

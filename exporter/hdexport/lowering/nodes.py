@@ -115,6 +115,12 @@ class Insertion:
         """A constant [len(values)], int64."""
         return self.op("Constant", [], {"value_ints": list(values)})
 
+    def number(self, value: float) -> onnx_ir.Value:
+        """A constant [], float32: a tensor, since tools that fold constants make a double of `value_float`."""
+        import onnx_ir as ir
+
+        return self.op("Constant", [], {"value": ir.tensor(value, ir.DataType.FLOAT)})
+
 
 def repeat_key_heads(insertion: Insertion, node: onnx_ir.Node) -> None:
     """Give each head of a node's queries a head of keys and values of its own, where several share one."""

@@ -37,8 +37,8 @@ _INLINE_BYTES = 1024
 def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> Trace:
     """Trace, complete and write the portable graph, for inputs of at most so many tokens; frees the module's weights.
 
-    The graph that is returned is the one that was written, its weights on the disk. ExportError if it holds logits of
-    all tokens where they should be pooled in blocks.
+    The graph that is returned is the one that was written, its weights on the disk. ExportError if it holds wide
+    logits of all tokens, which should be pooled in blocks.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
@@ -52,7 +52,9 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> Tra
     attach_functions(model)
     ClearMetadataAndDocStringPass()(model)
     lay_out_weights(model)
-    if TASKS[module.task].pools_logits and not pools_products(model):
+    # Logits of a small vocabulary are no wider than the states, which are in memory anyway.
+    is_wide = module.model.config.vocab_size > module.model.config.hidden_size
+    if TASKS[module.task].pools_logits and is_wide and not pools_products(model):
         raise ExportError(
             f"The graph of a {module.model.config.model_type} pools no product of tokens with a weight, so that logits "
             "of all tokens would be in memory at once.\n"

@@ -100,6 +100,7 @@ class Verification:
         grid: the grid of the cases.
         checks: checks of the graphs' answers to ids.
         texts: checks of the bundle's answers to texts.
+        code: checks of the checkpoint's own code.
         not_checked: outputs that were not compared, one sentence each; a graph's begins with its file and ": ".
         information: lines on how good the attention is, which nothing is measured by.
     """
@@ -109,11 +110,12 @@ class Verification:
     not_checked: tuple[str, ...]
     information: tuple[str, ...] = ()
     texts: tuple[Check, ...] = ()
+    code: tuple[Check, ...] = ()
 
     @property
     def all_checks(self) -> tuple[Check, ...]:
-        """Checks of ids, and checks of texts."""
-        return (*self.checks, *self.texts)
+        """Checks of ids, of texts, and of the checkpoint's own code."""
+        return (*self.checks, *self.texts, *self.code)
 
     @property
     def passed(self) -> bool:

@@ -221,7 +221,8 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
             f"The bundle was built from a {manifest.model_type}, and {checkpoint.path} is a "
             f"{checkpoint.config['model_type']}.\nName the checkpoint it was built from with --model."
         )
-    model = checkpoint.with_adapter(manifest.adapter).load(task)
+    # A build has refused code that differs; a verification records it (`with_code`).
+    model = checkpoint.with_adapter(manifest.adapter).load(task, runs_code=False)
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, model.config.to_dict())
     positions = extend_positions(model, checkpoint.family, max_len=max_len, scheme=scheme, alpha=alpha)
     if positions.base != manifest.positions.base:

@@ -21,9 +21,6 @@ from onnx import AttributeProto, GraphProto, TensorProto, helper
 from hdplugins.attention.operator import BlockOrder, Operator
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
 
-_VALUES = {float: "value_float", int: "value_int"}
-"""Type of a number -> the attribute of a Constant that holds it."""
-
 
 @dataclass(frozen=True)
 class Value:
@@ -88,12 +85,12 @@ class Op:
     def _constant(self, literal: float | list[int]) -> Value:
         key = repr(literal)
         if key not in self._constants:
-            if isinstance(literal, list):
-                # As a tensor: ONNX Runtime before 1.26 takes the attribute value_ints for a scalar when a Pad reads it.
-                attribute, value = "value", helper.make_tensor("", TensorProto.INT64, [len(literal)], literal)
-            else:
-                attribute, value = _VALUES[type(literal)], literal
-            self._constants[key] = self._append("Constant", **{attribute: value})
+            # A tensor: ONNX Runtime before 1.26 takes the attribute value_ints for a scalar when a Pad reads it, and
+            # GraphSurgeon 0.6.1, Polygraphy 0.53.6 and onnxslim 0.1.98 make a double of value_float.
+            numbers: list[Any] = literal if isinstance(literal, list) else [literal]
+            shape = [len(numbers)] if isinstance(literal, list) else []
+            dtype = TensorProto.FLOAT if isinstance(literal, float) else TensorProto.INT64
+            self._constants[key] = self._append("Constant", value=helper.make_tensor("", dtype, shape, numbers))
         return self._constants[key]
 
 
@@ -236,8 +233,11 @@ def _outputs_of(returned: Any) -> Sequence[Value]:
 
 
 def float_attribute(op: Op, name: str) -> Value:
-    """Return the float32 value, [], that each node has in the attribute of that name."""
-    return _attribute(op, name, "value_float", AttributeProto.FLOAT)
+    """Return the float32 value, [], that each node has in the attribute of that name.
+
+    Once a tool has inlined the body, the constant has the attribute value_float, which other tools fold to a double.
+    """
+    return op.Cast(_attribute(op, name, "value_float", AttributeProto.FLOAT), to=TensorProto.FLOAT)
 
 
 def integer_attribute(op: Op, name: str) -> Value:

@@ -7,14 +7,17 @@ remembers a part of each segment.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+import transformers
 
 import hdruntime
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.task_formats import format_of
@@ -23,7 +26,7 @@ from support.attention_records import recorded
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
 from support.tampered_bundles import tampered
-from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
+from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
 from support.verified import verified
 
 MEMORY, LONG_MEMORY = 20, 100
@@ -288,3 +291,28 @@ def test_a_verification_finds_a_memory_of_the_wrong_layer(tiny_bundles, tmp_path
 
     bundle = tiny_bundles("xlnet", **BOTH_WAYS)
     assert not verified(bundle, tampered(bundle, tmp_path / "wrong", change, "model.onnx")).passed
+
+
+def test_texts_and_pairs_have_the_types_of_the_librarys_tokenizer(tmp_path: Path) -> None:
+    """The last token, <cls>, has a type of its own."""
+    save_tiny_model(tmp_path / "model", "xlnet", Task.TEXT_CLASSIFICATION)
+    for file in (tmp_path / "model").glob("*token*"):
+        file.unlink()
+    words = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", *(f"▁w{number}" for number in range(90))]
+    tokenizer = transformers.XLNetTokenizer(
+        vocab=[(word, -float(number)) for number, word in enumerate(words)],
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+    tokenizer.save_pretrained(tmp_path / "model")
+    build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=64, verify=None))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    with hdruntime.load(tmp_path / "bundle", "onnxruntime", threads=1) as session:
+        for texts in (("w3 w4 w5",), ("w3 w4 w5", "w6 w7"), ("", "w8")):
+            with named_case(texts):
+                expected = tokenizer(*([text] for text in texts), return_tensors="pt")
+                (encoding,) = session.tokenize(*([text] for text in texts))
+                assert [*encoding.types] == expected["token_type_ids"][0].tolist()
+                assert encoding.types[-1] == 2
+                with torch.inference_mode():
+                    logits = model(**expected).logits[0].numpy()
+                assert_close(session.infer([encoding])[0]["logits"], logits, atol=ATOL)

@@ -88,6 +88,7 @@ def test_without_trust_the_code_does_not_run_and_the_build_says_whose_answers_it
         ("value * (2 if value.shape[0] > 1 else 1)", "batches alone"),
         ("value * (2 if attention_mask.min() == 0 else 1)", "padding alone"),
         ("value * (2 if value.shape[1] == 1 else 1)", "one token alone"),
+        ("value * (2 if attention_mask[:, 0].min() == 0 else 1)", "padding on the left alone"),
         ("value * float('nan')", "no number"),
         ("value[..., :8]", "another width"),
     ],
@@ -95,6 +96,15 @@ def test_without_trust_the_code_does_not_run_and_the_build_says_whose_answers_it
 def test_code_that_answers_otherwise_is_refused(tmp_path: Path, change: str, why: str) -> None:
     path = save(tmp_path, "bert", changed("BertModel", change))
     with pytest.raises(ModelError, match=r"'theirs.Theirs'(.|\n)*(differ by|have the shape)"):
+        loaded(path)
+
+
+def test_code_that_differs_at_long_texts_alone_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION, max_position_embeddings=3000)
+    (path / "theirs.py").write_text(changed("BertModel", "value * (2 if value.shape[1] > 2048 else 1)"))
+    change_json(path / "config.json", auto_map={"AutoModel": "theirs.Theirs"})
+    with pytest.raises(ModelError, match=r"'theirs.Theirs'(.|\n)*answers to 3000 tokens differ by"):
         loaded(path)
 
 

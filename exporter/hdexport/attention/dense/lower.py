@@ -144,7 +144,7 @@ def _earlier_keys(insertion: Insertion, key_mask: onnx_ir.Value) -> onnx_ir.Valu
 
 def _bias(insertion: Insertion, seen: onnx_ir.Value) -> onnx_ir.Value:
     """0 where a key is seen, and a score that no weight comes of where it is not."""
-    nothing, masked = (insertion.op("Constant", [], {"value_float": score}) for score in (0.0, _MASKED_SCORE))
+    nothing, masked = map(insertion.number, (0.0, _MASKED_SCORE))
     return insertion.op("Where", [seen, nothing, masked])
 
 
@@ -175,7 +175,7 @@ class CausalMask:
         self.last_tokens = insertion.op("Cast", [last], to_int32)
         tokens = insertion.op("Squeeze", [insertion.op("Shape", [key_mask], {"start": 1, "end": 2})])
         self.tokens = insertion.op("Cast", [tokens], to_int32)
-        self.zero = insertion.op("Constant", [], {"value_float": 0.0})
+        self.zero = insertion.number(0.0)
 
 
 def causal_choice(insertion: Insertion, node: onnx_ir.Node, mask: CausalMask, *, name: str) -> onnx_ir.Node:

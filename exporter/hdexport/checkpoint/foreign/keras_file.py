@@ -1,8 +1,9 @@
 """Keras' HDF5 files of weights, and Google's variables in the layers of bert4keras.
 
 In the older layout of files, layers have the names that their program gave them. For names in ``.weights.h5``, Keras
-2.12 and later write another, in which layers are called by their class and counted in the model's order. Source of the
-variables: ``variable_mapping`` of the models of bert4keras 0.11.5.
+2.12 and later write another, in which groups are called by a layer's class and counted in the model's order; Keras 3
+keeps the layer's name beside its arrays, as the attribute ``name`` of the group ``vars``. Source of the variables:
+``variable_mapping`` of the models of bert4keras 0.11.5.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _NEXT_SENTENCE = "cls/seq_relationship/output_weights"
 """Google's name of a weight whose axes are exchanged in Google's checkpoints."""
 
 _MAPPING = "bert/encoder/embedding_hidden_mapping_in"
+
+_TOKENS = "Embedding-Token"
+"""Name of the layer that every model of bert4keras has."""
 
 _ATTENTION = ("self/query", "self/key", "self/value", "output/dense")
 
@@ -73,7 +77,10 @@ def read_keras_file(file: Path) -> KerasLayers:
             if "layer_names" in weights.attrs or "layer_names0" in weights.attrs:
                 return KerasLayers(named=dict(_named(weights)))
             if "layers" in root:
-                return KerasLayers(counted=_counted(root["layers"]))
+                named = dict(_named_by_attribute(root["layers"]))
+                # Names that Keras made up, such as dense_1, tell less than the order.
+                is_named = _TOKENS in named
+                return KerasLayers(named=named) if is_named else KerasLayers(counted=_counted(root["layers"]))
             held = ", ".join(shown(name) for name in list(root)[:3]) or "nothing"
     except (OSError, KeyError, RuntimeError, UnicodeDecodeError) as error:
         # h5py raises each of these for files that are cut off or changed.
@@ -87,8 +94,8 @@ def read_keras_file(file: Path) -> KerasLayers:
 
 
 def named_layers(layers: KerasLayers) -> dict[str, list[np.ndarray]]:
-    """Layers by their names, also where the file only counts them. Layers that cannot be told from others without their
-    names, such as the pooler, keep the names of the file."""
+    """Layers by their names, also where the file only counts them. Counted layers that cannot be told from others by
+    their order, such as the pooler, keep the names of the file."""
     if layers.named:
         return layers.named
     counted = {kind: list(members) for kind, members in layers.counted.items()}
@@ -103,7 +110,7 @@ def named_layers(layers: KerasLayers) -> dict[str, list[np.ndarray]]:
     for kind, name in _KINDS_THAT_TELL.items():
         if kind in counted:
             named[name] = []
-    take("embedding", "Embedding-Token")
+    take("embedding", _TOKENS)
     take("embedding", "Embedding-Segment")
     take("position_embedding", "Embedding-Position")
     take("layer_normalization", "Embedding-Norm")
@@ -155,6 +162,15 @@ def _named(weights: Any) -> Iterator[tuple[str, list[np.ndarray]]]:
         yield name, [np.asarray(group[weight]) for weight in _names(group, "weight_names")]
 
 
+def _named_by_attribute(layers: Any) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Yields each layer that has a name, also those of a model within the model."""
+    for layer in layers.values():
+        if "layers" in layer:
+            yield from _named_by_attribute(layer["layers"])
+        elif (name := layer["vars"].attrs.get("name") if "vars" in layer else None) is not None:
+            yield str(name), list(_arrays(layer))
+
+
 def _names(group: Any, attribute: str) -> list[str]:
     """A list of names, which Keras cuts into several attributes where it is longer than 64 KiB."""
     values = [group.attrs[attribute]] if attribute in group.attrs else []
@@ -195,7 +211,7 @@ def _in_electra(name: str) -> str:
 
 
 _FIXED: dict[str, tuple[str, ...]] = {
-    "Embedding-Token": ("bert/embeddings/word_embeddings",),
+    _TOKENS: ("bert/embeddings/word_embeddings",),
     "Embedding-Segment": ("bert/embeddings/token_type_embeddings",),
     "Embedding-Position": ("bert/embeddings/position_embeddings",),
     "Embedding-Norm": tuple(f"bert/embeddings/LayerNorm/{part}" for part in _NORM),

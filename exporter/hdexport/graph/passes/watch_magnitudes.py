@@ -184,10 +184,12 @@ class _Watcher:
 
     def _in_branches(self, node: onnx_ir.Node) -> onnx_ir.Value:
         """The largest magnitude in the branch that is taken, as one more output of the node."""
+        import onnx_ir as ir
+
         for name in ("then_branch", "else_branch"):
             branch = node.attributes[name].as_graph()
             inside = [magnitude for inner in list(branch) for magnitude in self._in_body(branch, inner)]
-            nothing = self._op(branch, branch[-1], "Constant", [], {"value_float": 0.0})
+            nothing = self._op(branch, branch[-1], "Constant", [], {"value": ir.tensor(0.0)})
             branch.outputs.append(self._op(branch, branch[-1], "Max", [nothing, *inside]))
         node.resize_outputs(len(node.outputs) + 1)
         return self._named(node.outputs[-1])

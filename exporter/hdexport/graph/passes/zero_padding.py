@@ -32,7 +32,7 @@ def zero_padding(model: onnx_ir.Model) -> list[str]:
         real = tape.op("Cast", [mask], {"to": int(ir.DataType.BOOL)})
         if inner := list(range(2, len(axes))):
             real = tape.op("Unsqueeze", [real, tape.op("Constant", [], {"value_ints": inner})])
-        zeroed = tape.op("Where", [real, output, tape.op("Constant", [], {"value_float": 0.0})])
+        zeroed = tape.op("Where", [real, output, tape.op("Constant", [], {"value": ir.tensor(0.0)})])
         zeroed.type, zeroed.shape = output.type, output.shape
         graph.insert_after(last, tape.nodes)
         names.append(str(output.name))

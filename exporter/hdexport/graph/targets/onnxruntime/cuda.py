@@ -178,7 +178,7 @@ class _Fusion:
         free = fused_attention(node, states, bias=bias)
         # With this mask the products are stored in the graph's type before they are scaled, so the query is scaled
         # instead: float16 overflows otherwise.
-        scale = self.insertion.op("Constant", [], {"value_float": node.attributes["scale"].as_float()})
+        scale = self.insertion.number(node.attributes["scale"].as_float())
         typed_scale = self.insertion.op("Cast", [scale], {"to": int(self._dtype)})
         scaled = ir.node("Mul", [states[0], typed_scale])
         by_key = fused_attention(node, [scaled.outputs[0], *states[1:]], key_mask=mask.numbers, bias=bias, scale=1.0)
@@ -192,8 +192,7 @@ class _Fusion:
 
     def _causal(self, packed: PackedTokens) -> onnx_ir.Node:
         """The attention of each token to those before it, which packs no texts where no token is padding."""
-        zero = self.insertion.op("Constant", [], {"value_float": 0.0})
-        zero = self.insertion.op("Cast", [zero], {"to": int(self._dtype)})
+        zero = self.insertion.op("Cast", [self.insertion.number(0.0)], {"to": int(self._dtype)})
         states = merged_states(self.insertion, self._node)
         attend = functools.partial(fused_attention, self._node, causal=True)
         otherwise = packed.around(states, attend, zero)

@@ -41,11 +41,22 @@ def lower_for_openvino(model: onnx_ir.Model, *, padded: bool) -> bool:
         function.opset_imports[""] = OPSET
     model.graph.opset_imports[""] = OPSET
     InlinePass()(model)
+    _name_types_of_constants(model)
     assert not operator_nodes(model)
     model.functions.clear()
     scans_to_loops(model)
     RemoveUnusedNodesPass()(model)
     return any(differs)
+
+
+def _name_types_of_constants(model: onnx_ir.Model) -> None:
+    """Make the constants of inlined attributes float32 tensors: tools that fold constants make doubles of them."""
+    import onnx_ir as ir
+
+    for node in model.graph.all_nodes():
+        if node.op_type == "Constant" and "value_float" in node.attributes:
+            value = ir.tensor(node.attributes.pop("value_float").as_float(), ir.DataType.FLOAT)
+            node.attributes["value"] = ir.AttrTensor("value", value)
 
 
 def scans_to_loops(model: onnx_ir.Model) -> int:

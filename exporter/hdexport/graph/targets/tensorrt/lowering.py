@@ -163,7 +163,7 @@ class _Mask:
         import onnx_ir as ir
 
         typed = {"to": int(ir.DataType[dtype.upper()])}
-        zero, masked_score = (insertion.op("Constant", [], {"value_float": score}) for score in (0.0, _MASKED_SCORE))
+        zero, masked_score = map(insertion.number, (0.0, _MASKED_SCORE))
         row, self.keep = (insertion.op("Unsqueeze", [key_mask, insertion.integers(axes)]) for axes in ([1, 2], [1, 3]))
         self.scores = insertion.op("Cast", [insertion.op("Where", [row, zero, masked_score])], typed)
         self.zero = insertion.op("Cast", [zero], typed)

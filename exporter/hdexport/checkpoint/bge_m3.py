@@ -1,0 +1,23 @@
+"""BGE-M3's heads for sparse and token vectors, files beside the model that no bundle computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hdruntime.bundle.manifest import Task
+from hdruntime.errors import ModelError
+
+HEADS = {Task.SPARSE_SIMILARITY: "sparse_linear.pt", Task.TOKEN_SIMILARITY: "colbert_linear.pt"}
+"""Task -> the file of its head."""
+
+HINT = (
+    "Build the embeddings of texts (--task sentence-similarity): examples/bge_m3.py (docs/examples.md) computes sparse "
+    "and token vectors from that bundle's outputs and these files."
+)
+
+
+def refuse_head(path: Path, task: Task) -> None:
+    """Refuse a checkpoint with BGE-M3's head for a task, since a bundle would have another head."""
+    file = HEADS[task]
+    if (path / file).is_file():
+        raise ModelError(f"{path} has its head for {task} in {file}, which no bundle computes.\n{HINT}")
