@@ -126,7 +126,7 @@ _DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
     "end": lambda file, rng: os.truncate(file, rng.randrange(file.stat().st_size)),
     "page": _zero_page,
     "more": lambda file, rng: file.write_bytes(file.read_bytes() + b"\0"),
-    "content": lambda file, rng: file.write_bytes(b"{}"),
+    "content": lambda file, rng: file.write_bytes(b"other content"),
     "missing": _replace(lambda file: None),
     "directory": _replace(lambda file: file.mkdir()),
     "pipe": _replace(os.mkfifo),
