@@ -1,24 +1,24 @@
 """The tokenizer of a checkpoint, as the one file that the runtime reads.
 
-A tokenizer that transformers runs in Python becomes a ``tokenizer.json`` where that gives the same ids.
+A tokenizer that transformers runs in Python becomes a ``tokenizer.json`` where that gives the same ids. Where the
+checkpoint has a ``tokenizer.json``, the bundle's ids are those of the library's class, or those of the file.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import random
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.multi_vector import register_markers
 from hdexport.checkpoint.sentence_settings import lowercases
+from hdexport.checkpoint.tokenizer_ids import Difference, difference, gives_ids_of, unfollowed_settings
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.support.json_files import read_object, refuse_pointer, shown
-from hdruntime.bundle.manifest import TokenizerInfo
+from hdruntime.bundle.manifest import TokenizerInfo, TokenizerSource
 from hdruntime.errors import ModelError
 from hdruntime.optional import is_installed
+from hdruntime.text.tokenization import random_ids_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,33 +40,23 @@ _OF_SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.proto
 
 _NO_TOKENIZER = "--no-tokenizer"
 
-_TEXTS = 200
-
-_ODD = (
-    "", " ", "  a  b ", "\t\n", "a\r\nb", "a\u00a0b\u3000c", "a\u200bb\u00adc", "a\x1cb\x85c", "a\x00\ufffd\ufeff",
-    "Straße İstanbul ŒUVRE", "nai\u0308ve naïve", "e\u0301\u0323", "ﬁ ½ ² \u2167 \u2460", "\uff21\uff42\uff43\uff11",
-    "\U0001d518\U0001d52b \ue000", "''quoted`` \u201cquoted\u201d", "don't I'm we'll", "3.14 1,000 10^-5", "!?.,;:",
-    "https://example.org/a?b=c#d", "snake_case CamelCase", "a-b\u2014c\u2026d", "MKTAYIAKQR", "x" * 120, "Привет",
-    "北京大学 東京都 서울", "今天天气非常好。", "すもももももももものうち", "مرحبا بالعالم", "שלום", "हिन्दी भाषा",
-    "ภาษาไทย", "👩\u200d👩\u200d👧 🇩🇪 👍🏽", "<s>a</s>", "[CLS] a [SEP]", "<mask>", "a[MASK]b <pad>",
-)  # fmt: skip
-"""Texts that tokenizers often split differently."""
-
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | None:
     """Writes ``tokenizer.json``, converted from the checkpoint's own format where needed. The result is the runtime's
     settings for it; None where the checkpoint has no tokenizer, whose bundle then takes ids."""
+    from tokenizers import Tokenizer
+
     # Read first: transformers' tokenizers read config.json, too, and would be blamed for errors in it.
     vocab_size = checkpoint.settings().vocab_size
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
-        why = "has no tokenizer" if checkpoint.takes_texts else "is built without its tokenizer"
+        why = "is built without its tokenizer" if checkpoint.tokenizer_source is None else "has no tokenizer"
         logger.warning("%s %s; the bundle will take input_ids, not texts.", checkpoint.path, why)
         return None
     _check_ids(checkpoint, tokenizer, vocab_size)
-    # Not a copy of the checkpoint's file: transformers lets tokenizer_config.json overrule it (do_lower_case, say), and
-    # the runtime's ids must be the ids that the model was verified and fine-tuned with.
     tokenizer.backend_tokenizer.save(str(directory / _FILE), pretty=False)
+    if not gives_ids_of(Tokenizer.from_file(str(directory / _FILE)), tokenizer):
+        raise _unfit(tokenizer, checkpoint.path)
     return TokenizerInfo(
         file=_FILE,
         pad_token_id=tokenizer.pad_token_id or 0,
@@ -76,6 +66,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         token_types="token_type_ids" in tokenizer.model_input_names,
         truncation_side=tokenizer.truncation_side,
         model_max_length=shorter if (shorter := tokenizer.model_max_length) < checkpoint.base_positions else None,
+        source=checkpoint.tokenizer_source or "library",
     )
 
 
@@ -98,41 +89,135 @@ def code_of_tokenizer(path: Path) -> str | None:
     return next((name for name in reversed(classes) if isinstance(name, str)), None)
 
 
-def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED) -> Any:
-    """A checkpoint's tokenizer in transformers, with sentence-transformers' changes; None without one. Trusted code of
-    the checkpoint takes precedence."""
+def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED, source: TokenizerSource = "library") -> Any:
+    """A checkpoint's tokenizer in transformers, which a ``tokenizer.json`` can hold; None without one. `source` says
+    whose ids it gives: the library's, with sentence-transformers' changes, or those of the checkpoint's
+    ``tokenizer.json``."""
+    tokenizer = _of_library(path, trust)
+    if source == "file":
+        tokenizer = _of_file(path, tokenizer)
+    elif tokenizer is not None:
+        tokenizer = _finished(path, tokenizer)
+    if tokenizer is not None:
+        register_markers(tokenizer, path)
+        random = random_ids_of(tokenizer.backend_tokenizer)
+        if random is not None:
+            raise ModelError(f"The tokenizer of {path} gives a text random ids: {random.reason}.\n{random.remedy}")
+    return tokenizer
+
+
+def tokenizer_remarks(checkpoint: Checkpoint) -> list[str]:
+    """A line about the ids of ``tokenizer.json`` and of the library's tokenizer where they differ, and about each
+    setting of ``tokenizer_config.json`` that the ids do not follow."""
+    tokenizer, path, source = checkpoint.tokenizer, checkpoint.path, checkpoint.tokenizer_source
+    if tokenizer is None:
+        return []
+    values = read_object(path / TOKENIZER_CONFIG, missing_ok=True)
+    if lowercases(path):
+        values.pop("do_lower_case", None)
+    name = f"{path.name}/{TOKENIZER_CONFIG}"
+    return [
+        *_difference_remark(path, tokenizer, source, checkpoint.trust),
+        *unfollowed_settings(tokenizer, values, file=name),
+    ]
+
+
+def _difference_remark(path: Path, tokenizer: Any, source: TokenizerSource | None, trust: Trust) -> list[str]:
+    if not (path / _FILE).is_file():
+        return []
+    try:
+        other = read_tokenizer(path, trust=trust, source="library" if source == "file" else "file")
+    except ModelError:
+        # Its ids are random, or no file can hold them, so that there is no choice.
+        return []
+    file, library = (tokenizer, other) if source == "file" else (other, tokenizer)
+    found = difference(file, library)
+    return [] if found is None else [_said(found, path, library, source)]
+
+
+def _said(found: Difference, path: Path, library: Any, source: TokenizerSource | None) -> str:
+    import transformers
+
+    named = f"the tokenizer of transformers {transformers.__version__} ({_class_name(library, path)})"
+    given = " and ".join(shown(text) for text in found.given)
+    choice = (
+        "The ids are the file's, as --tokenizer file says."
+        if source == "file"
+        else "The ids are the library's, as in sentence-transformers; --tokenizer file takes the file's, as "
+        "text-embeddings-inference, fastembed and transformers 4 do."
+    )
+    return (
+        f"{path.name}/{_FILE} and {named} give other ids for {found.count} of {found.of} texts. {given} is, by the file, "
+        f"{found.by_file}; by the library, {found.by_library}. {choice}"
+    )
+
+
+def _class_name(library: Any, path: Path) -> str:
+    """The name of the library's class, with sentence-transformers' change of it."""
+    return type(library).__name__ + (" with sentence-transformers' do_lower_case" if lowercases(path) else "")
+
+
+def _of_library(path: Path, trust: Trust) -> Any:
+    """The tokenizer that AutoTokenizer loads, or that the checkpoint's trusted code is; None without one."""
     code = code_of_tokenizer(path) if trust.code else None
     if code is not None:
-        return _finished(path, _of_code(path, code))
+        return _of_code(path, code)
     kind = _tokenizer_class(path)
     files = _files(path, kind)
     if not files:
         return None
     for file in files:
         refuse_pointer(file)
-    return _finished(path, _loaded(path, files, kind))
+    return _loaded(path, files, kind)
+
+
+def _of_file(path: Path, library: Any) -> Any:
+    """The checkpoint's ``tokenizer.json`` as it is, with the library's special tokens and limits."""
+    from tokenizers import Tokenizer
+
+    if not (path / _FILE).is_file():
+        made = "the checkpoint has no tokenizer" if library is None else "the library makes one of other files"
+        raise ModelError(
+            f"--tokenizer file takes the ids of {_FILE}, which is not in {path}: {made}.\nLeave --tokenizer out."
+        )
+    file = Tokenizer.from_file(str(path / _FILE))
+    tokenizer = _held(library, file)
+    # The class adds special tokens that the file lacks, which would be found in texts.
+    tokenizer._tokenizer = file
+    return tokenizer
 
 
 def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
     """A tokenizer that a file can hold, with the ids of one for which `_fits_a_file` is false. Refused where ids of any
     odd text differ; `path` is the checkpoint's, for messages."""
+    converted = _framed(tokenizer)
+    if converted is None or not gives_ids_of(converted, tokenizer):
+        raise _unfit(tokenizer, path)
+    return _held(tokenizer, converted)
+
+
+def _held(tokenizer: Any, held: Tokenizer) -> Any:
+    """A ``tokenizers.Tokenizer`` in transformers, with the special tokens and limits of another tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
-    converted = _framed(tokenizer)
-    if converted is None or not _is_equal(converted, tokenizer, _texts(tokenizer)):
-        whose = "its own" if _is_code_of_a_checkpoint(tokenizer) else "transformers'"
-        raise ModelError(
-            f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
-            "a tokenizer.json, and none is known that gives the same ids.\n"
-            "Build for token ids, which that class makes of texts: --no-tokenizer"
-        )
     return PreTrainedTokenizerFast(
-        tokenizer_object=converted,
+        tokenizer_object=held,
         model_input_names=tokenizer.model_input_names,
         model_max_length=tokenizer.model_max_length,
         padding_side=tokenizer.padding_side,
         truncation_side=tokenizer.truncation_side,
+        chat_template=getattr(tokenizer, "chat_template", None),
         **{name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+    )
+
+
+def _unfit(tokenizer: Any, path: Path) -> ModelError:
+    whose = "its own" if _is_code_of_a_checkpoint(tokenizer) else "transformers'"
+    file = f" Or take the ids of {_FILE}: --tokenizer file" if (path / _FILE).is_file() else ""
+    return ModelError(
+        f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
+        "a tokenizer.json, and none is known that gives the same ids.\n"
+        f"Build for token ids, which that class makes of texts: --no-tokenizer{file}"
     )
 
 
@@ -142,7 +227,7 @@ def _fits_a_file(tokenizer: Any) -> bool:
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return False
-    if _is_code_of_a_checkpoint(tokenizer) and not _is_equal(tokenizer.backend_tokenizer, tokenizer, _texts(tokenizer)):
+    if _is_code_of_a_checkpoint(tokenizer) and not gives_ids_of(tokenizer.backend_tokenizer, tokenizer):
         return False
     try:
         # A step that is written in Python cannot be serialised.
@@ -165,7 +250,6 @@ def _finished(path: Path, tokenizer: Any) -> Any:
         tokenizer = as_tokenizer_file(tokenizer, path)
     if lowercases(path):
         _lowercase(tokenizer.backend_tokenizer)
-    register_markers(tokenizer, path)
     return tokenizer
 
 
@@ -344,31 +428,3 @@ def _framed(tokenizer: Any) -> Tokenizer | None:
         # Each class lacks another attribute, and the results are compared anyway.
         return None
     return converted
-
-
-def _is_equal(converted: Tokenizer, tokenizer: Any, texts: Sequence[str]) -> bool:
-    # Pairs follow from the frame of a text, so a few suffice.
-    for given in (*((text, None) for text in texts), *itertools.pairwise(texts[:20])):
-        try:
-            expected = tokenizer(*given, verbose=False)["input_ids"]
-        except Exception:
-            # Some classes fail on foreign vocabularies, and then no ids are the same.
-            return False
-        if converted.encode(*given).ids != expected:
-            return False
-    return True
-
-
-def _texts(tokenizer: Any) -> list[str]:
-    """Odd texts, and words of the vocabulary with something between."""
-    choice = random.Random(0)
-    words = sorted(tokenizer.get_vocab())
-
-    def made() -> Iterator[str]:
-        yield from _ODD
-        while True:
-            count, between = choice.randint(1, 12), choice.choice(("", " ", "  ", "\n", "-", ". "))
-            yield between.join(choice.choice((*words, *_ODD)) for _ in range(count))
-
-    texts = made()
-    return [next(texts) for _ in range(_TEXTS)]

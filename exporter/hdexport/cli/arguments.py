@@ -9,9 +9,10 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import TokenizerSource
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,6 +68,18 @@ def add_revision_argument(parser: argparse.ArgumentParser) -> None:
         "--revision",
         metavar="REV",
         help="branch, tag or commit of a MODEL on the hub (default: its main branch), as in organisation/name@REV",
+    )
+
+
+def add_tokenizer_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--tokenizer``, which says whose ids texts have."""
+    parser.add_argument(
+        "--tokenizer",
+        choices=get_args(TokenizerSource),
+        default="library",
+        help="whose ids texts have where tokenizer.json and transformers' class for it differ, of which the command "
+        "warns: library (default), the class's, with which sentence-transformers computes; file, those of "
+        "tokenizer.json as it is, which text-embeddings-inference, fastembed and transformers 4 read",
     )
 
 

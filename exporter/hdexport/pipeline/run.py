@@ -103,9 +103,7 @@ def _checkpoint(options: BuildOptions) -> Checkpoint:
     found = options.model
     if not isinstance(found, Checkpoint):
         found = find_checkpoint(found, trust=options.trust)
-    if not options.tokenizer:
-        found = dataclasses.replace(found, takes_texts=False)
-    return found.with_adapter(options.adapter)
+    return found.with_source(options.tokenizer).with_adapter(options.adapter)
 
 
 def _grid(checkpoint: Checkpoint, options: BuildOptions) -> Grid | None:

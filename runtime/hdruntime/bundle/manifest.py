@@ -23,6 +23,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 TensorDtype = Literal["int64", "float32"]
 AttentionScale = Literal["logn", "none"]
 Side = Literal["right", "left"]
+TokenizerSource = Literal["library", "file"]
 GraphDtype = Literal["float32", "float16", "bfloat16", "int8"]
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
 
@@ -365,6 +366,8 @@ class TokenizerInfo:
             checkpoint has positions for.
         text_length: tokens that encoders cut texts to by default, as the build was asked to; None for the model's own
             number.
+        source: whose ids the file gives: ``library`` for those of transformers' class, ``file`` for those of the
+            checkpoint's own ``tokenizer.json``.
     """
 
     file: str
@@ -376,6 +379,7 @@ class TokenizerInfo:
     truncation_side: Side = "right"
     model_max_length: Length | None = None
     text_length: Length | None = None
+    source: TokenizerSource = "library"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -490,17 +490,60 @@ def _placed(
 
 
 def read_tokenizer(path: Path) -> Any:
-    """The ``tokenizers.Tokenizer`` of a ``tokenizer.json``."""
+    """The ``tokenizers.Tokenizer`` of a ``tokenizer.json``, which gives a text the same ids at every load and call."""
     from tokenizers import Tokenizer
 
     try:
         # Only Python can open every path.
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises nothing more specific
         raise BundleCorruptError(
             f"The tokenizer {path} cannot be read: {error}.\n"
             "If the bundle was built with a newer `tokenizers`: pip install -U tokenizers"
         ) from error
+    random = random_ids_of(tokenizer)
+    if random is not None:
+        raise BundleCorruptError(
+            f"The tokenizer {path} gives a text random ids: {random.reason}.\n"
+            "Build the bundle again from its checkpoint: the build says what to change there."
+        )
+    return tokenizer
+
+
+class RandomIds(NamedTuple):
+    """Why a tokenizer gives a text other ids at another load or call, as half a sentence, and the remedy in a
+    checkpoint's files, as a sentence."""
+
+    reason: str
+    remedy: str
+
+
+def random_ids_of(tokenizer: Any) -> RandomIds | None:
+    """Why a ``tokenizers.Tokenizer`` gives a text random ids; None where a text always has the same ids."""
+    dropout = getattr(tokenizer.model, "dropout", None)
+    if dropout:
+        return RandomIds(
+            f"its model has the dropout {dropout:g}, which leaves out merges at random",
+            "Set dropout to null in the model of tokenizer.json.",
+        )
+    if tokenizer.normalizer is None:
+        return None
+    # tokenizers normalizes the contents of these tokens, too, and takes one of several equal ones by a random hash.
+    tokens: dict[str, list[str]] = {}
+    for number, token in sorted(tokenizer.get_added_tokens_decoder().items()):
+        if token.normalized:
+            content = tokenizer.normalizer.normalize_str(token.content)
+            tokens.setdefault(content, []).append(f"{token.content!r} ({number})")
+    equal = next(((content, names) for content, names in tokens.items() if content and len(names) > 1), None)
+    if equal is None:
+        return None
+    return RandomIds(
+        f"its normalizer makes {equal[0]!r} of each of the added tokens {' and '.join(equal[1])}, and `tokenizers` "
+        "takes one of their ids at random at each load",
+        "Rename all of these tokens but the first to words that no text has, such as '[unused-1]', in tokenizer.json "
+        "and in added_tokens_decoder of tokenizer_config.json: the first is the token that `tokenizers` took before "
+        "0.23.",
+    )
 
 
 def _tokens_of_prompt(tokenizer: Any, prompt: str) -> int:
