@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.multi_vector import register_markers
 from hdexport.checkpoint.sentence_settings import lowercases
-from hdexport.checkpoint.tokenizer_ids import Difference, difference, gives_ids_of, unfollowed_settings
+from hdexport.checkpoint.tokenizer_ids import difference, gives_ids_of, unfollowed_settings
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.support.json_files import read_object, refuse_pointer, shown
 from hdruntime.bundle.manifest import TokenizerInfo, TokenizerSource
@@ -109,52 +109,41 @@ def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED, source: TokenizerSou
 def tokenizer_remarks(checkpoint: Checkpoint) -> list[str]:
     """A line about the ids of ``tokenizer.json`` and of the library's tokenizer where they differ, and about each
     setting of ``tokenizer_config.json`` that the ids do not follow."""
-    tokenizer, path, source = checkpoint.tokenizer, checkpoint.path, checkpoint.tokenizer_source
+    tokenizer, path = checkpoint.tokenizer, checkpoint.path
     if tokenizer is None:
         return []
     values = read_object(path / TOKENIZER_CONFIG, missing_ok=True)
     if lowercases(path):
         values.pop("do_lower_case", None)
-    name = f"{path.name}/{TOKENIZER_CONFIG}"
-    return [
-        *_difference_remark(path, tokenizer, source, checkpoint.trust),
-        *unfollowed_settings(tokenizer, values, file=name),
-    ]
+    unfollowed = unfollowed_settings(tokenizer, values, file=f"{path.name}/{TOKENIZER_CONFIG}")
+    return [*_difference_remark(checkpoint, tokenizer), *unfollowed]
 
 
-def _difference_remark(path: Path, tokenizer: Any, source: TokenizerSource | None, trust: Trust) -> list[str]:
+def _difference_remark(checkpoint: Checkpoint, tokenizer: Any) -> list[str]:
+    path, is_file = checkpoint.path, checkpoint.tokenizer_source == "file"
     if not (path / _FILE).is_file():
         return []
     try:
-        other = read_tokenizer(path, trust=trust, source="library" if source == "file" else "file")
+        other = read_tokenizer(path, trust=checkpoint.trust, source="library" if is_file else "file")
     except ModelError:
-        # Its ids are random, or no file can hold them, so that there is no choice.
+        # Its ids are random, or no file can hold them: there is no choice.
         return []
-    file, library = (tokenizer, other) if source == "file" else (other, tokenizer)
+    file, library = (tokenizer, other) if is_file else (other, tokenizer)
     found = difference(file, library)
-    return [] if found is None else [_said(found, path, library, source)]
-
-
-def _said(found: Difference, path: Path, library: Any, source: TokenizerSource | None) -> str:
-    import transformers
-
-    named = f"the tokenizer of transformers {transformers.__version__} ({_class_name(library, path)})"
-    given = " and ".join(shown(text) for text in found.given)
+    if found is None:
+        return []
+    lowered = " with sentence-transformers' do_lower_case" if lowercases(path) else ""
     choice = (
         "The ids are the file's, as --tokenizer file says."
-        if source == "file"
-        else "The ids are the library's, as in sentence-transformers; --tokenizer file takes the file's, as "
+        if is_file
+        else "The ids are the class's, as in sentence-transformers; --tokenizer file takes the file's, as "
         "text-embeddings-inference, fastembed and transformers 4 do."
     )
-    return (
-        f"{path.name}/{_FILE} and {named} give other ids for {found.count} of {found.of} texts. {given} is, by the file, "
-        f"{found.by_file}; by the library, {found.by_library}. {choice}"
-    )
-
-
-def _class_name(library: Any, path: Path) -> str:
-    """The name of the library's class, with sentence-transformers' change of it."""
-    return type(library).__name__ + (" with sentence-transformers' do_lower_case" if lowercases(path) else "")
+    return [
+        f"{path.name}/{_FILE} and transformers' {type(library).__name__}{lowered} give other ids for "
+        f"{found.differing} of {found.samples} texts. {' and '.join(map(shown, found.given))} has the tokens "
+        f"{found.by_file} by the file, and {found.by_library} by the class. {choice}"
+    ]
 
 
 def _of_library(path: Path, trust: Trust) -> Any:

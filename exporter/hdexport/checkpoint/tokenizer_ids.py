@@ -29,8 +29,8 @@ _MOST_SHOWN = 16
 
 _PLAIN = (
     "Ada wrote a naïve book in 1843.", "BERLIN is a city, NaSa isn't", "the river flows", "两个字 in 北京大学",
-    "\uff21\uff22\uff23 \ufb01ve ½ x²", "two  spaces,\ta tab\nand a line ", " before and after ", "3.14 1,000 2024-01-31",
-    "“quotes” don't… a-b_c", "👩\u200d👧 🇩🇪 👍🏽", "e\u0301 ñ Å ß İ",
+    "\uff21\uff22\uff23 \ufb01ve ½ x²", "two  spaces,\ta tab\nand a line ", " before and after ",
+    "3.14 1,000 2024-01-31", "“quotes” don't… a-b_c", "👩\u200d👧 🇩🇪 👍🏽", "e\u0301 ñ Å ß İ",
 )  # fmt: skip
 """Texts that show a difference in a message, before those that only tests would have."""
 
@@ -48,7 +48,7 @@ Given = tuple[str] | tuple[str, str]
 """A text, or a pair of texts."""
 
 
-def sample_texts(tokenizer: Any) -> list[str]:
+def _sample_texts(tokenizer: Any) -> list[str]:
     """Texts of many kinds, the tokenizer's added tokens between letters, and words of the vocabulary with something
     between."""
     choice = random.Random(0)
@@ -68,15 +68,17 @@ def sample_texts(tokenizer: Any) -> list[str]:
     return list(itertools.islice(made(), max(_TEXTS, len(_PLAIN) + len(_ODD) + 2 * len(added))))
 
 
-def samples(tokenizer: Any) -> list[Given]:
+def _samples(tokenizer: Any) -> list[Given]:
     """The sample texts, and pairs of some: pairs follow from the frame of a text, so that a few suffice."""
-    texts = sample_texts(tokenizer)
-    return [*((text,) for text in texts), *itertools.pairwise(texts[:_PAIRS])]
+    texts = _sample_texts(tokenizer)
+    # The library ignores an empty second text.
+    pairs = itertools.pairwise(filter(None, texts[:_PAIRS]))
+    return [*((text,) for text in texts), *pairs]
 
 
 def gives_ids_of(converted: Tokenizer, tokenizer: Any) -> bool:
     """Whether a ``tokenizers.Tokenizer`` gives the ids that a call of a tokenizer of transformers gives."""
-    for given in samples(tokenizer):
+    for given in _samples(tokenizer):
         try:
             expected = tokenizer(*given, verbose=False)["input_ids"]
         except Exception:
@@ -88,13 +90,14 @@ def gives_ids_of(converted: Tokenizer, tokenizer: Any) -> bool:
 
 
 class Difference(NamedTuple):
-    """The first sample that two tokenizers encode differently, its tokens by each, and how many samples differ."""
+    """The first sample that two tokenizers encode differently, its tokens by each, and how many of the samples
+    differ."""
 
     given: Given
     by_file: str
     by_library: str
-    count: int
-    of: int
+    differing: int
+    samples: int
 
 
 def difference(file: Any, library: Any) -> Difference | None:
@@ -102,7 +105,7 @@ def difference(file: Any, library: Any) -> Difference | None:
     none."""
     reads_types = "token_type_ids" in library.model_input_names
     first: tuple[Given, Encoding | None, Encoding | None] | None = None
-    given, count = samples(library), 0
+    given, count = _samples(library), 0
     for each in given:
         pair = _encoded(file.backend_tokenizer, each), _encoded(library.backend_tokenizer, each)
         ids, types = ([None if item is None else getattr(item, of) for item in pair] for of in ("ids", "type_ids"))
