@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.multi_vector import register_markers
 from hdexport.checkpoint.sentence_settings import lowercases
-from hdexport.checkpoint.tokenizer_ids import difference, gives_ids_of, unfollowed_settings
+from hdexport.checkpoint.tokenizer_ids import FLAGS, difference, gives_ids_of, unfollowed_settings
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.support.json_files import read_object, refuse_pointer, shown
 from hdruntime.bundle.manifest import TokenizerInfo, TokenizerSource
@@ -68,6 +68,25 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         model_max_length=shorter if (shorter := tokenizer.model_max_length) < checkpoint.base_positions else None,
         source=checkpoint.tokenizer_source or "library",
     )
+
+
+def settings_of_file(tokenizer: Any) -> dict[str, object]:
+    """Settings by which transformers reads the ``tokenizer.json`` of a tokenizer as it is: the named classes would make
+    its normalizer and its splitting anew."""
+    added = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
+    special = {
+        # Without the token's flags, the library would change the file's.
+        name: {"__type": "AddedToken", **{flag: getattr(added[token], flag) for flag in (*FLAGS, "special")}}
+        if token in added
+        else token
+        for name, token in tokenizer.special_tokens_map.items()
+        if isinstance(token, str)
+    }
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": list(tokenizer.model_input_names),
+        **special,
+    }
 
 
 def first_special_id(checkpoint: Checkpoint) -> int | None:

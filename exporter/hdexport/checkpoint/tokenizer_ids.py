@@ -211,7 +211,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "split_special_tokens": _Setting(_splits_special_tokens, "a", "added_tokens"),
 }
 
-_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized")
+FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized")
 """What decides where an added token is found."""
 
 
@@ -245,5 +245,5 @@ def _other_tokens(tokenizer: Any, values: Mapping[str, Any]) -> Iterator[tuple[i
         if not isinstance(token, dict) or not str(number).isdecimal():
             continue
         own = there.get(int(number))
-        if own is None or any(name in token and getattr(own, name) != token[name] for name in _FLAGS):
+        if own is None or any(name in token and getattr(own, name) != token[name] for name in FLAGS):
             yield int(number), token.get("content")
