@@ -205,9 +205,11 @@ def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
 
 
 def _held(tokenizer: Any, held: Tokenizer) -> Any:
-    """A ``tokenizers.Tokenizer`` in transformers, with the special tokens and limits of another tokenizer."""
+    """A ``tokenizers.Tokenizer`` in transformers, with the limits of another tokenizer, and those of its special tokens
+    that have an id."""
     from transformers import PreTrainedTokenizerFast
 
+    special = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     return PreTrainedTokenizerFast(
         tokenizer_object=held,
         model_input_names=tokenizer.model_input_names,
@@ -215,7 +217,7 @@ def _held(tokenizer: Any, held: Tokenizer) -> Any:
         padding_side=tokenizer.padding_side,
         truncation_side=tokenizer.truncation_side,
         chat_template=getattr(tokenizer, "chat_template", None),
-        **{name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+        **{name: token for name, token in special.items() if held.token_to_id(token) is not None},
     )
 
 
