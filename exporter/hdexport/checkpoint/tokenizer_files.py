@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.multi_vector import register_markers
 from hdexport.checkpoint.sentence_settings import lowercases
-from hdexport.checkpoint.tokenizer_ids import FLAGS, difference, gives_ids_of, unfollowed_settings
+from hdexport.checkpoint.tokenizer_ids import FLAGS, backend_of, difference, gives_ids_of, unfollowed_settings
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.support.json_files import read_object, refuse_pointer, shown
 from hdruntime.bundle.manifest import TokenizerInfo, TokenizerSource
@@ -54,7 +54,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         logger.warning("%s %s; the bundle will take input_ids, not texts.", checkpoint.path, why)
         return None
     _check_ids(checkpoint, tokenizer, vocab_size)
-    tokenizer.backend_tokenizer.save(str(directory / _FILE), pretty=False)
+    backend_of(tokenizer).save(str(directory / _FILE), pretty=False)
     if not gives_ids_of(Tokenizer.from_file(str(directory / _FILE)), tokenizer):
         raise _unfit(tokenizer, checkpoint.path)
     return TokenizerInfo(
@@ -237,7 +237,7 @@ def _fits_a_file(tokenizer: Any) -> bool:
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return False
-    if _is_code_of_a_checkpoint(tokenizer) and not gives_ids_of(tokenizer.backend_tokenizer, tokenizer):
+    if _is_code_of_a_checkpoint(tokenizer) and not gives_ids_of(backend_of(tokenizer), tokenizer):
         return False
     try:
         # A step that is written in Python cannot be serialised.

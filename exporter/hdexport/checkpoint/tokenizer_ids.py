@@ -76,6 +76,15 @@ def _samples(tokenizer: Any) -> list[Given]:
     return [*((text,) for text in texts), *pairs]
 
 
+def backend_of(tokenizer: Any) -> Tokenizer:
+    """The ``tokenizers.Tokenizer`` of a tokenizer of transformers, without the truncation and the padding of its file
+    or of an earlier call."""
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
 def gives_ids_of(converted: Tokenizer, tokenizer: Any) -> bool:
     """Whether a ``tokenizers.Tokenizer`` gives the ids that a call of a tokenizer of transformers gives."""
     for given in _samples(tokenizer):
@@ -104,18 +113,18 @@ def difference(file: Any, library: Any) -> Difference | None:
     """The difference of two tokenizers of transformers in ids, or in token types where the model reads them; None for
     none."""
     reads_types = "token_type_ids" in library.model_input_names
-    first: tuple[Given, Encoding | None, Encoding | None] | None = None
-    given, count = _samples(library), 0
+    first: tuple[Given, tuple[Encoding | None, ...]] | None = None
+    given, count, both = _samples(library), 0, (backend_of(file), backend_of(library))
     for each in given:
-        pair = _encoded(file.backend_tokenizer, each), _encoded(library.backend_tokenizer, each)
+        pair = tuple(_encoded(tokenizer, each) for tokenizer in both)
         ids, types = ([None if item is None else getattr(item, of) for item in pair] for of in ("ids", "type_ids"))
         if ids[0] != ids[1] or (reads_types and types[0] != types[1]):
-            first, count = first or (each, *pair), count + 1
+            first, count = first or (each, pair), count + 1
     if first is None:
         return None
     # Tokens may be equal where ids or types are not.
     said = next(
-        (words for attribute in ("tokens", "ids", "type_ids") if (words := _words(attribute, *first[1:]))),
+        (words for attribute in ("tokens", "ids", "type_ids") if (words := _words(attribute, *first[1]))),
         ("", ""),
     )
     return Difference(first[0], *said, count, len(given))
@@ -159,11 +168,11 @@ class _Setting(NamedTuple):
 
 
 def _begins_with_bos(tokenizer: Any, text: str) -> bool:
-    return tokenizer.backend_tokenizer.encode(text).ids[:1] == [tokenizer.bos_token_id]
+    return backend_of(tokenizer).encode(text).ids[:1] == [tokenizer.bos_token_id]
 
 
 def _ends_with_eos(tokenizer: Any, text: str) -> bool:
-    return tokenizer.backend_tokenizer.encode(text).ids[-1:] == [tokenizer.eos_token_id]
+    return backend_of(tokenizer).encode(text).ids[-1:] == [tokenizer.eos_token_id]
 
 
 def _normalized(tokenizer: Any, text: str) -> str:
@@ -221,7 +230,7 @@ def unfollowed_settings(tokenizer: Any, values: Mapping[str, Any], *, file: str)
         value = values.get(key)
         if not isinstance(value, bool) or setting.is_done(tokenizer, setting.text) == value:
             continue
-        encoded = _encoded(tokenizer.backend_tokenizer, (setting.text,))
+        encoded = _encoded(backend_of(tokenizer), (setting.text,))
         tokens = "an error" if encoded is None else " ".join(encoded.tokens)
         yield (
             f"{file} has {key} {str(value).lower()}, which the ids do not follow: {setting.text!r} becomes {tokens}. "

@@ -111,6 +111,18 @@ def test_a_file_that_the_class_keeps_is_nothing_to_speak_of(bert: Path) -> None:
     assert tokenizer_remarks(find_checkpoint(bert)) == []
 
 
+def test_truncation_and_padding_of_a_file_are_no_difference_and_are_not_written(bert: Path, tmp_path: Path) -> None:
+    file = word_pieces()
+    file.normalizer = normalizers.BertNormalizer()
+    file.enable_truncation(3)
+    file.enable_padding(length=9, pad_id=1)
+    put_tokenizer(bert, file, "BertTokenizer")
+    for source in ("library", "file"):
+        checkpoint = find_checkpoint(bert).with_source(source)
+        assert tokenizer_remarks(checkpoint) == []
+        assert len(written(checkpoint, tmp_path / source).encode("a b c d").ids) == 6
+
+
 def test_a_class_by_the_model_type_alone_is_compared_as_well(bert: Path) -> None:
     put_tokenizer(bert, word_pieces(), None)
     (line,) = tokenizer_remarks(find_checkpoint(bert))
@@ -125,9 +137,8 @@ def test_token_types_of_pairs_are_compared_where_the_model_reads_them(bert: Path
     )
     put_tokenizer(bert, file, "BertTokenizer")
     (line,) = tokenizer_remarks(find_checkpoint(bert))
-    assert re.search(
-        r"tokens type_ids \.\.\. [0 ]+ \.\.\. by the file, and type_ids \.\.\. [01 ]+ \.\.\. by the class", line
-    )
+    by_file, by_class = r"type_ids \.\.\. [0 ]+ \.\.\.", r"type_ids \.\.\. [01 ]+ \.\.\."
+    assert re.search(rf"has the tokens {by_file} by the file, and {by_class} by the class", line)
 
 
 def test_case_that_sentence_transformers_lowers_is_the_librarys_alone(bert: Path, tmp_path: Path) -> None:
