@@ -52,7 +52,7 @@ class BatchSession:
         self._precision = runner.precision
         self._max_len = min(bundle.manifest.max_len, runner.max_len)
         self._with_tokens = {spec.name for spec in bundle.manifest.outputs if spec.has_tokens_axis}
-        has_tokenizer, template = bundle.manifest.tokenizer is not None, bundle.manifest.pair_template
+        has_tokenizer, template = bundle.manifest.tokenizer is not None, bundle.manifest.template
         self._tokenizer = TextTokenizer.of(bundle, max_len=self._max_len, template=template) if has_tokenizer else None
 
     @property

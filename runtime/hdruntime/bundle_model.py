@@ -123,6 +123,9 @@ class BundleModel:
         asked = TorchDevice(device or "").index
         self._gpu_number = (gpu or GpuOptions()).device if asked is None else asked
         self._tokenizer = self._session.tokenizer
+        if settings is not None and settings.text_template is not None:
+            # Of a task whose sessions read plain texts, too.
+            self._tokenizer = self._tokenizer.written_by(settings.text_template)
         plain = bundle.manifest.positions.base if self._unsaved_reads_base else self._session.max_len
         self._own_length = settings.max_seq_length if settings else info.model_max_length or plain
         self._asked_length = info.text_length and min(info.text_length, self._session.max_len)

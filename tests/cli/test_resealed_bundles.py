@@ -56,7 +56,7 @@ def use(path: Path) -> None:
     task_of_bundle(bundle)
     with hdruntime.load(bundle, "onnxruntime") as session:
         session(input_ids=[[2, 4, 3], [2, 5, 3]], attention_mask=[[1, 1, 1], [1, 1, 0]])
-        pairs = None if bundle.manifest.pair_template is None else ["are", "read whole"]
+        pairs = None if bundle.manifest.template is None else ["are", "read whole"]
         encodings = session.tokenize(["long documents", ""], pairs, prompt="" if pairs is None else "whole")
         session.infer(encodings)
         if bundle.manifest.task == "sentence-similarity":

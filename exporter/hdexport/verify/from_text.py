@@ -260,7 +260,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
             # No text fits beside the special tokens, or beside the template.
             return
         output = manifest.answers[-1].name
-        counted = TextTokenizer.of(bundle, max_len=ours.max_seq_length, template=manifest.pair_template)
+        counted = TextTokenizer.of(bundle, max_len=ours.max_seq_length, template=manifest.template)
         for name, each, method in _calls(theirs, _texts(bundle, reference)):
             try:
                 tokens = len(_encoding(counted, each))
