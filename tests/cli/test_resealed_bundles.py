@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 import hdruntime
 from hdexport.attention.kinds import attention_of
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.sentence_settings import Wording
+from hdruntime.bundle.sentence_settings import PairTemplate, Wording
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.tasks.of_bundle import task_of_bundle
 from support.commands import Command, Refused
@@ -56,7 +56,7 @@ def use(path: Path) -> None:
     task_of_bundle(bundle)
     with hdruntime.load(bundle, "onnxruntime") as session:
         session(input_ids=[[2, 4, 3], [2, 5, 3]], attention_mask=[[1, 1, 1], [1, 1, 0]])
-        pairs = None if bundle.manifest.template is None else ["are", "read whole"]
+        pairs = ["are", "read whole"] if isinstance(bundle.manifest.template, PairTemplate) else None
         encodings = session.tokenize(["long documents", ""], pairs, prompt="" if pairs is None else "whole")
         session.infer(encodings)
         if bundle.manifest.task == "sentence-similarity":

@@ -96,7 +96,7 @@ def text_template(
     is as of `pair_template`. The template may leave out the spaces around texts."""
     render = _render_of(tokenizer, ("text",), file, message_format, options)
     plain = _plain(render, ("text",), file)
-    spaced = f" {_SENTINELS['text']} "
+    spaced = f"\t\n {_SENTINELS['text']} \n\t"
     strips = spaced not in render("", spaced)
     template = TextTemplate(plain=plain, prompted=_prompted(render, ("text",)), strips=strips)
     texts = [(text,) for text in _TEXTS]

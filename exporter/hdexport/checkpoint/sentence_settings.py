@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -22,11 +23,13 @@ from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.sentence_settings import SentenceSettings, Similarity
-from hdruntime.errors import ModelError
+from hdruntime.errors import MissingDependencyError, ModelError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
 
 _Template = TypeVar("_Template")
 
@@ -194,7 +197,19 @@ def _of_pairs(checkpoint: Checkpoint) -> SentenceSettings | None:
 def _of_tokens(checkpoint: Checkpoint) -> SentenceSettings:
     if token_modules(checkpoint.path):
         _check_transformer(checkpoint.path, "encoder")
-    return SentenceSettings(kind="encoder", **_of_texts(checkpoint))
+    try:
+        settings = _of_texts(checkpoint)
+    except (ModelError, MissingDependencyError) as error:
+        if (checkpoint.path / "modules.json").is_file():
+            raise
+        # Token vectors are of plain texts, which need no template.
+        logger.warning(
+            "SentenceEncoder's vectors will be those of plain texts, and not those of sentence-transformers, which "
+            "writes texts in the tokenizer's chat template: %s",
+            str(error).splitlines()[0],
+        )
+        settings = _general(checkpoint)
+    return SentenceSettings(kind="encoder", **settings)
 
 
 def _of_sparse_vectors(checkpoint: Checkpoint) -> SentenceSettings:

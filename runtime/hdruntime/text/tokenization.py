@@ -302,16 +302,19 @@ class TextTokenizer:
         if for_pair is not None and pairs is not None:
             pairs = [self.beginning(text, for_pair) for text in pairs]
         tokenizer = self._truncating if choice is Overflow.TRUNCATE else self.whole
-        stripped = isinstance(self._template, TextTemplate) and self._template.strips
-        begins = [len(prompt) + len(text) - len(text.lstrip() if stripped else text) for text in texts]
+        begins: list[int] = []
         if self._template is None:
             texts = [prompt + text for text in texts]
-        elif stripped:
-            texts = [text.strip() for text in texts]
+        elif isinstance(self._template, TextTemplate):
+            # Offsets count the prompt's characters, too, as without a template.
+            begins = [len(prompt)] * len(texts)
+            if self._template.strips:
+                begins = [len(prompt) + len(text) - len(text.lstrip()) for text in texts]
+                texts = [text.strip() for text in texts]
         whole, texts, pairs = (texts, pairs), *self._kept(texts, pairs, choice)
         if self._template is not None:
             encodings = self._encode_written(self._template, texts, pairs, tokenizer, choice, prompt)
-            if isinstance(self._template, TextTemplate):
+            if any(begins):
                 encodings = [_moved(encoding, begin) for encoding, begin in zip(encodings, begins, strict=True)]
         else:
             encodings = self._encode_bare(texts, pairs, tokenizer, choice, prompt, offsets=offsets)
