@@ -15,16 +15,17 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import AutoTokenizer
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.extended_files import write_extended
 from hdexport.checkpoint.library_files import write_library_files
 from hdexport.checkpoint.source import sample_path
 from hdexport.checkpoint.tokenizer_files import read_tokenizer, tokenizer_remarks, write_tokenizer
-from hdruntime.bundle.manifest import Task, TokenizerSource
+from hdruntime.bundle.manifest import PositionForm, Positions, Scheme, Task, TokenizerSource
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ModelError
 from hdruntime.text.tokenization import read_tokenizer as read_file
 from support.chat_rerankers import small_tokenizer
 from support.file_tokenizers import TOKENIZERS, FileTokenizer, byte_pieces, put_tokenizer, word_pieces
-from support.tiny_models import change_json, save_tiny_model
+from support.tiny_models import BASE, change_json, save_tiny_model
 
 TEXTS = [
     *("", "a band", "A BAND", "na\u00efve", "nai\u0308ve", "\uff41\uff42", "\ufb01ne", "  two  spaces\n", "don't, a.b"),
@@ -94,6 +95,21 @@ def test_transformers_reads_the_ids_of_the_file_from_a_bundle_of_them(
     assert found.special_tokens_map.items() <= library.special_tokens_map.items()
     assert (found.pad_token_id, found.mask_token_id) == (1, 4)
     assert found.model_input_names == library.model_input_names
+
+
+def test_a_checkpoint_that_was_tuned_with_the_ids_of_the_file_keeps_them(bert: Path, tmp_path: Path) -> None:
+    """transformers and the next build read them without an option."""
+    put_tokenizer(bert, word_pieces(), None)
+    positions = Positions(
+        scheme=Scheme.TILE, alpha=None, base=BASE, rows=2 * BASE, first_row=0, form=PositionForm.FOLDED
+    )
+    file = all_ids(word_pieces())
+    for source, is_kept in (("library", False), ("file", True)):
+        checkpoint, tuned = find_checkpoint(bert).with_source(source), tmp_path / source
+        tuned.mkdir()
+        write_extended(checkpoint, checkpoint.weight_files(), positions, None, tuned)
+        assert (all_ids(AutoTokenizer.from_pretrained(tuned)) == file) == is_kept
+        assert (tokenizer_remarks(find_checkpoint(tuned)) == []) == is_kept
 
 
 @pytest.fixture(scope="module")
