@@ -223,11 +223,12 @@ def _held(tokenizer: Any, held: Tokenizer) -> Any:
 
 def _unfit(tokenizer: Any, path: Path) -> ModelError:
     whose = "its own" if _is_code_of_a_checkpoint(tokenizer) else "transformers'"
-    file = f" Or take the ids of {_FILE}: --tokenizer file" if (path / _FILE).is_file() else ""
+    remedy = f"Build for token ids, which that class makes of texts: {_NO_TOKENIZER}"
+    if (path / _FILE).is_file():
+        remedy += "\nOr take the ids of tokenizer.json: --tokenizer file"
     return ModelError(
         f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
-        "a tokenizer.json, and none is known that gives the same ids.\n"
-        f"Build for token ids, which that class makes of texts: --no-tokenizer{file}"
+        f"a tokenizer.json, and none is known that gives the same ids.\n{remedy}"
     )
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import TokenizerSource
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -73,6 +72,8 @@ def add_revision_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_tokenizer_argument(parser: argparse._ActionsContainer) -> None:
     """Declare ``--tokenizer``, which says whose ids texts have."""
+    from hdruntime.bundle.manifest import TokenizerSource
+
     parser.add_argument(
         "--tokenizer",
         choices=get_args(TokenizerSource),
