@@ -52,7 +52,7 @@ def _sample_texts(tokenizer: Any) -> list[str]:
     """Texts of many kinds, the tokenizer's added tokens between letters, and words of the vocabulary with something
     between."""
     choice = random.Random(0)
-    words = sorted(tokenizer.get_vocab())
+    words = [*sorted(tokenizer.get_vocab()), *_ODD]
     added = [token.content for _, token in sorted(tokenizer.added_tokens_decoder.items())]
     added = choice.sample(added, _MOST_ADDED) if len(added) > _MOST_ADDED else added
 
@@ -63,7 +63,7 @@ def _sample_texts(tokenizer: Any) -> list[str]:
             yield from (f"a {content} b", f"a{content.upper()}b {content.lower()}")
         while True:
             count, between = choice.randint(1, 12), choice.choice(("", " ", "  ", "\n", "-", ". "))
-            yield between.join(choice.choice((*words, *_ODD)) for _ in range(count))
+            yield between.join(choice.choice(words) for _ in range(count))
 
     return list(itertools.islice(made(), max(_TEXTS, len(_PLAIN) + len(_ODD) + 2 * len(added))))
 
