@@ -125,6 +125,12 @@ WRONG = [
     ("engines/0/profiles", [], r"manifest\.engines\[0\]\.profiles is empty"),
     ("engines/0/profiles/0/batch", [8, 1, 8], r"profiles\[0\] should be \(min, opt, max\), not \(8, 1, 8\)"),
     ("labels", ["a"], r"manifest\.labels has 1 names, but there are no logits"),
+    ("tokenizer/source", "neither", r"manifest\.tokenizer\.source should be one of 'file', 'library'"),
+    (
+        "sentence/text_template/plain/parts/0/slot",
+        "query",
+        r"manifest\.sentence\.text_template\.plain\.parts has the slots query; text is needed, and each of text is",
+    ),
     ("files/config.json/sha256", "5", r"manifest\.files\['config\.json'\]\.sha256 should be `str` matching regex"),
 ]
 """Place, value -> what is said of it."""

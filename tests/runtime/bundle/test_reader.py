@@ -215,6 +215,13 @@ def test_an_unknown_key_of_the_same_format_is_ignored(bundle_path: Path) -> None
     assert open_bundle(bundle_path).manifest.name == "tiny"
 
 
+def test_a_bundle_that_names_no_source_of_its_tokenizer_has_the_librarys_ids(bundle_path: Path) -> None:
+    edit_manifest(bundle_path, lambda manifest: manifest["tokenizer"].pop("source"))
+    tokenizer = open_bundle(bundle_path).manifest.tokenizer
+    assert tokenizer is not None
+    assert tokenizer.source == "library"
+
+
 def test_the_manifest_is_replaced_whole_and_hashes_nothing(bundle_path: Path) -> None:
     manifest = open_bundle(bundle_path).manifest
     (bundle_path / "config.json").write_text("changed")
