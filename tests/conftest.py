@@ -140,9 +140,11 @@ _SECONDS = {
     "t5": 10,
     "tests/exporter/attention/test_converted_blocks.py": 10,
     "tests/exporter/attention/test_reformer.py": 10,
+    "tests/exporter/checkpoint/test_tokenizer_ids.py": 10,
     "tests/exporter/graph/targets/test_engine.py": 10,
     "tests/exporter/verify/test_wrong_graphs.py": 10,
     "tests/runtime/jobs/test_folder.py": 10,
+    "tests/runtime/test_chat_embedders.py": 10,
     "tests/runtime/test_chat_rerankers.py": 10,
     "tests/runtime/test_sparse_encoder.py": 10,
 }

@@ -78,9 +78,9 @@ def add_tokenizer_argument(parser: argparse._ActionsContainer) -> None:
         "--tokenizer",
         choices=get_args(TokenizerSource),
         default="library",
-        help="whose ids texts have where tokenizer.json and transformers' class for it differ, of which the command "
-        "warns: library (default), the class's, with which sentence-transformers computes; file, those of "
-        "tokenizer.json as it is, which text-embeddings-inference, fastembed and transformers 4 read",
+        help="source of the ids of texts: library (default), transformers' class, with which sentence-transformers "
+        "computes; file, the tokenizer.json as it is, which text-embeddings-inference, fastembed and transformers 4 "
+        "read. Choose file where the command warns that the two differ and the model was trained with the file",
     )
 
 
