@@ -178,7 +178,7 @@ def outcome(model_type: str) -> dict[str, Any]:
                 model=checkpoint,
                 output=path / "bundle",
                 max_len=longest,
-                tokenizer=False,
+                tokenizer=None,
                 task=Task.FEATURE_EXTRACTION,
             )
             manifest = build(options)

@@ -16,6 +16,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.sentence_settings import PairTemplate, TextTemplate
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.inference.batching import tokens_with_room
 from hdruntime.inference.inputs import check_texts_for_marks, checked_inputs, inputs_of_texts
@@ -60,7 +61,7 @@ class BatchSession:
         self._precision = runner.precision
         self._max_len = min(bundle.manifest.max_len, runner.max_len)
         self._with_tokens = {spec.name for spec in bundle.manifest.outputs if spec.has_tokens_axis}
-        has_tokenizer, template = bundle.manifest.tokenizer is not None, bundle.manifest.pair_template
+        has_tokenizer, template = bundle.manifest.tokenizer is not None, bundle.manifest.template
         whole = TextTokenizer.of(bundle, max_len=self._max_len, template=template) if has_tokenizer else None
         self._asked_length = max_seq_length
         self._tokenizer = whole and self._limited(whole, max_seq_length)
@@ -147,6 +148,7 @@ class BatchSession:
         role: Role | None = None,
         name: str = "max_seq_length",
         has_pairs: bool = False,
+        template: TextTemplate | None = None,
     ) -> TextTokenizer:
         """The tokenizer with another length.
 
@@ -155,14 +157,16 @@ class BatchSession:
             role: of the texts, which may have a length of their own.
             name: of the argument, for an error.
             has_pairs: whether the texts are pairs, which have more special tokens.
+            template: writes each text; None for the session's own template, if it has one.
 
         Raises:
             InputError: the length is more than the bundle runs, or leaves no room for a token of a text.
         """
-        if max_seq_length is None and role is None:
+        if max_seq_length is None and role is None and template is None:
             # Kept, as a tokenizer that truncates takes milliseconds to make.
             return self.tokenizer
-        return self._limited(self.tokenizer, max_seq_length, role=role, name=name, has_pairs=has_pairs)
+        tokenizer = self.tokenizer if template is None else self.tokenizer.written_by(template)
+        return self._limited(tokenizer, max_seq_length, role=role, name=name, has_pairs=has_pairs)
 
     def _limited(
         self, tokenizer: TextTokenizer, length: int | MaxSeqLength | None, *, has_pairs: bool = False, **options: Any
@@ -170,7 +174,7 @@ class BatchSession:
         """The tokenizer with a length that leaves room for a token of a text."""
         whole, fewest = tokenizer.limited(self._max_len), 1
         if not (length is None or isinstance(length, str)):
-            pairs = [""] if has_pairs or self.manifest.pair_template else None
+            pairs = [""] if has_pairs or isinstance(self.manifest.template, PairTemplate) else None
             (sample,) = whole.encode(["a"], pairs, overflow=Overflow.TRUNCATE)
             fewest += sample.sequence_ids.count(None)
         return whole.limited(self.length_of_texts(length, fewest=fewest, **options))

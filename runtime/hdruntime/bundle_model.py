@@ -113,6 +113,9 @@ class BundleModel:
         self._session = self._load(bundle)
         asked = TorchDevice(device or "").index
         self._gpu_number = (gpu or GpuOptions()).device if asked is None else asked
+        # Token vectors are of plain texts in sessions, and of written ones in encoders.
+        settings = bundle.manifest.sentence
+        self._template = None if settings is None else settings.text_template
         try:
             self._tokenizer = self._tokenizer_for(max_seq_length, name=self._length_argument)
         except BaseException:
@@ -263,7 +266,9 @@ class BundleModel:
         self, tokens: int | MaxSeqLength | None, *, name: str, role: Role | None = None
     ) -> TextTokenizer:
         """The tokenizer of texts of a role; `name` is the argument or property that sets the length."""
-        return self._session.tokenizer_of(tokens, role=role, name=name, has_pairs=self._has_pairs)
+        return self._session.tokenizer_of(
+            tokens, role=role, name=name, has_pairs=self._has_pairs, template=self._template
+        )
 
     def _answers(
         self,

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 import hdruntime
 from hdexport.build import BuildOptions
@@ -23,6 +25,7 @@ from hdruntime.backends.onnxruntime.kernels import _what_is_missing
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.gpu.driver import Gpu
 from support.commands import HDEXPORT, Command, Refused
+from support.file_tokenizers import put_tokenizer, word_pieces
 from support.forks import Fork
 from support.full_disks import on_full_disks
 from support.stored_builds import build_of_stored_graph, take_stored_graph
@@ -138,6 +141,40 @@ def test_a_tokenizer_that_cannot_be_read_stops_a_build_for_texts_and_not_for_ids
     refused(*arguments, message="build for token ids: --no-tokenizer")
     assert hdexport(*arguments, "--no-tokenizer").returncode == 0
     assert hdruntime.open_bundle(tmp_path / "out").manifest.tokenizer is None
+
+
+def test_a_build_says_where_the_file_and_the_class_of_a_tokenizer_differ_and_takes_either(
+    hdexport: Command, copied: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_stored_graph(monkeypatch, bundle)
+    put_tokenizer(copied, word_pieces(), "BertTokenizer")
+    found = {}
+    for source in ("library", "file"):
+        path = tmp_path / source
+        done = hdexport(*BUILD, copied, "--no-verify", "-o", path, "--tokenizer", source)
+        assert done.returncode == 0, done.stderr
+        assert "copied/tokenizer.json and transformers' BertTokenizer give other ids for" in done.stderr
+        assert hdruntime.open_bundle(path).manifest.tokenizer.source == source
+        with hdruntime.load(path) as session:
+            found[source] = session.tokenize(["na\u00efve"])[0].input_ids
+        whose = {"library": "transformers' class", "file": "the checkpoint's tokenizer.json"}[source]
+        inspected = " ".join(hdexport("inspect", path).stdout.split())
+        assert f"tokenizer.json, ids of {whose}, pads with [PAD] (1)" in inspected
+    assert found["library"] == AutoTokenizer.from_pretrained(copied)("na\u00efve")["input_ids"]
+    assert found["file"] == Tokenizer.from_file(str(copied / "tokenizer.json")).encode("na\u00efve").ids
+    assert found["file"] != found["library"]
+
+
+def test_the_file_of_a_tokenizer_that_is_not_there_is_refused_with_the_remedy(
+    hdexport: Command, refused: Refused, copied: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_stored_graph(monkeypatch, bundle)
+    put_tokenizer(copied, word_pieces(), "BertTokenizer")
+    (copied / "vocab.txt").write_text("\n".join(word_pieces().get_vocab()))
+    (copied / "tokenizer.json").unlink()
+    arguments = (*BUILD, copied, "--no-verify", "-o", tmp_path / "out")
+    refused(*arguments, "--tokenizer", "file", message=r"makes one of other files\.\nLeave --tokenizer out\.")
+    assert hdexport(*arguments).returncode == 0
 
 
 def test_without_a_model_elsewhere_it_takes_the_sample_model(refused: Refused, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ LINES = [
     "positions hierarchical, alpha 0.4: 512 rows of the checkpoint (from row 2) serve 4096, folded",
     "attention hdexport::Attention x6",
     "labels negative, [bold]positive",
-    "tokenizer tokenizer.json, pads with [PAD] (0)",
+    "tokenizer tokenizer.json, ids of transformers' class, pads with [PAD] (0)",
     "verification passed",
     "model.onnx: 40 of 40 checks, max abs error 2.00e-06 (<= 1e-04)",
     "made: command hdexport build tiny --max-len 4096 --fp16",

@@ -34,6 +34,20 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_warning_goes_to_the_standard_error_of_its_command(tmp_path: Path) -> None:
+    """Also where an earlier command of the process had another."""
+    script = (
+        "import contextlib, io, logging, hdexport.cli\n"
+        "for number in range(2):\n"
+        "    with contextlib.redirect_stderr(io.StringIO()) as error, contextlib.redirect_stdout(io.StringIO()):\n"
+        "        hdexport.cli.main(['inspect', 'nothing'])\n"
+        "        logging.getLogger('hdexport').warning('number %d', number)\n"
+        "    print(error.getvalue().count(f'hdexport: number {number}'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1"]
+
+
 def shell(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a script with `$HDEXPORT`; the exit code is the command's also where it is the first of a pipe."""
     return subprocess.run(

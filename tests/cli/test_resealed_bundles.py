@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 import hdruntime
 from hdexport.attention.kinds import attention_of
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.sentence_settings import Wording
+from hdruntime.bundle.sentence_settings import PairTemplate, Wording
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.tasks.of_bundle import task_of_bundle
 from support.commands import Command, Refused
@@ -56,7 +56,7 @@ def use(path: Path) -> None:
     task_of_bundle(bundle)
     with hdruntime.load(bundle, "onnxruntime") as session:
         session(input_ids=[[2, 4, 3], [2, 5, 3]], attention_mask=[[1, 1, 1], [1, 1, 0]])
-        pairs = None if bundle.manifest.pair_template is None else ["are", "read whole"]
+        pairs = ["are", "read whole"] if isinstance(bundle.manifest.template, PairTemplate) else None
         encodings = session.tokenize(["long documents", ""], pairs, prompt="" if pairs is None else "whole")
         session.infer(encodings)
         if bundle.manifest.task == "sentence-similarity":
@@ -125,6 +125,12 @@ WRONG = [
     ("engines/0/profiles", [], r"manifest\.engines\[0\]\.profiles is empty"),
     ("engines/0/profiles/0/batch", [8, 1, 8], r"profiles\[0\] should be \(min, opt, max\), not \(8, 1, 8\)"),
     ("labels", ["a"], r"manifest\.labels has 1 names, but there are no logits"),
+    ("tokenizer/source", "neither", r"manifest\.tokenizer\.source should be one of 'file', 'library'"),
+    (
+        "sentence/text_template/plain/parts/0/slot",
+        "query",
+        r"manifest\.sentence\.text_template\.plain\.parts has the slots query; text is needed, and each of text is",
+    ),
     ("files/config.json/sha256", "5", r"manifest\.files\['config\.json'\]\.sha256 should be `str` matching regex"),
 ]
 """Place, value -> what is said of it."""

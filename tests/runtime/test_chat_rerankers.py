@@ -90,7 +90,7 @@ def in_sentence_transformers(directory: Path) -> Any:
 
 
 def tokenizer_of(directory: Path, *, max_len: int) -> TextTokenizer:
-    template = open_bundle(directory / "bundle").manifest.pair_template
+    template = open_bundle(directory / "bundle").manifest.template
     return TextTokenizer(directory / "bundle" / "tokenizer.json", max_len=max_len, template=template)
 
 

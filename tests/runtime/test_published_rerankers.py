@@ -149,7 +149,7 @@ def test_scores_are_those_of_the_publishers_code_and_of_sentence_transformers(
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_ids_are_those_of_the_publishers_code_at_every_length(saved: Callable[[str], Path], name: str) -> None:
     directory, layout = saved(name), LAYOUTS[name]
-    template = open_bundle(directory / "bundle").manifest.pair_template
+    template = open_bundle(directory / "bundle").manifest.template
     for max_len in (300, 301, POSITIONS):
         tokenizer = TextTokenizer(directory / "bundle" / "tokenizer.json", max_len=max_len, template=template)
         for prompt in ("", "Find the city's page"):

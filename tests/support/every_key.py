@@ -13,7 +13,7 @@ from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import Default, Fill, KernelNode, PaddingRule
 from hdruntime.bundle.manifest_json import with_checksum
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TemplatePart, Wording
+from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TemplatePart, TextTemplate, Wording
 from hdruntime.errors import BundleCorruptError
 from support.tiny_bundle import INPUTS, engine_file, make_bundle
 
@@ -58,6 +58,17 @@ PAIRS = SentenceSettings(
     ),
 )
 
+TEXT = (TemplatePart(before="long", slot="text"),)
+TEXTS = SentenceSettings(
+    kind="encoder",
+    max_seq_length=16,
+    text_template=TextTemplate(
+        plain=Wording(parts=TEXT, after="."),
+        prompted=Wording(parts=(TemplatePart(before="", slot="prompt"), *TEXT), after="."),
+        strips=True,
+    ),
+)
+
 
 def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value))
@@ -81,6 +92,7 @@ def bundles_of_every_key(folder: Path) -> dict[str, Path]:
             "verification": VERIFICATION,
             "attention": (WINDOW,),
             "inputs": (*INPUTS[:2], AFTER_SEPARATOR),
+            "sentence": TEXTS,
         },
         "blocks": {
             "labels": ("a", "b", "c", "d"),

@@ -33,7 +33,7 @@ from hdexport.families import Family
 from hdexport.model.positions import LONGEST
 from hdexport.model.task import ENCODER_TASKS, TASKS, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
-from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.manifest import Task, TokenizerSource
 from hdruntime.errors import InputError, ModelError
 from hdruntime.hub import HubName, hub_name
 
@@ -65,7 +65,8 @@ class Checkpoint:
             format, and `path` then lasts as long as this object.
         remarks: choices and omissions of the conversion, a line each.
         adapter: name of the adapter that is merged into the weights or chosen among them; None for none.
-        takes_texts: whether its tokenizer is read.
+        tokenizer_source: whose ids texts have: the library's, or those of ``tokenizer.json``; None where the tokenizer
+            is not read.
         trust: which code of the checkpoint may run.
     """
 
@@ -77,7 +78,7 @@ class Checkpoint:
     origin: Path
     remarks: tuple[str, ...] = ()
     adapter: str | None = None
-    takes_texts: bool = True
+    tokenizer_source: TokenizerSource | None = "library"
     trust: Trust = UNTRUSTED
     _kept: object = field(default=None, repr=False, compare=False)
 
@@ -122,7 +123,8 @@ class Checkpoint:
     def tokenizer(self) -> Any:
         """The tokenizer in transformers, which lowers the case of texts where sentence-transformers does; None where
         the checkpoint has none, or its tokenizer is not read."""
-        return read_tokenizer(self.path, trust=self.trust) if self.takes_texts else None
+        source = self.tokenizer_source
+        return None if source is None else read_tokenizer(self.path, trust=self.trust, source=source)
 
     @functools.cached_property
     def logit_score(self) -> LogitScore | None:
@@ -191,6 +193,10 @@ class Checkpoint:
         takes = f"--adapter takes one of {', '.join(beside)}."
         remark = f"No adapter is merged, as transformers loads none by itself; {takes}"
         return replace(self, remarks=(*self.remarks, remark))
+
+    def with_source(self, source: TokenizerSource | None) -> Checkpoint:
+        """This checkpoint with another `tokenizer_source`."""
+        return self if source == self.tokenizer_source else replace(self, tokenizer_source=source)
 
     def code(self, task: Task) -> ModelCode | None:
         """The Python code of its own that the checkpoint names for a task's model; None for none."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from hdexport.checkpoint import multi_vector, sentence_modules, sentence_setting
 from hdexport.checkpoint.config import HIERARCHICAL_KEY
 from hdexport.checkpoint.extended_files import EXTENSION_KEY
 from hdexport.checkpoint.poolings import MODULES_OF_MODELS, SPLADE_KEYS
-from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, code_of_tokenizer
+from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, code_of_tokenizer, tokenizer_remarks
 from hdexport.checkpoint.unread_weights import unread_weights
 from hdexport.model.task import model_class, model_task
 from hdexport.support.json_files import read_json, read_object, several, shown
@@ -102,8 +101,13 @@ _OF_TOKENIZERS = frozenset({
 
 def unfollowed(checkpoint: Checkpoint, task: Task) -> list[str]:
     """A line for each declaration that a bundle for a task does not follow, and for weights that it does not have."""
-    found = (_of_code(checkpoint, task), _of_architectures(checkpoint, task), _of_keys(checkpoint, task))
-    return [*itertools.chain(*found), *unread_weights(checkpoint)]
+    return [
+        *_of_code(checkpoint, task),
+        *_of_architectures(checkpoint, task),
+        *_of_keys(checkpoint, task),
+        *tokenizer_remarks(checkpoint),
+        *unread_weights(checkpoint),
+    ]
 
 
 def _of_code(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
@@ -120,7 +124,7 @@ def _of_code(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
             f"modules.json begins with {shown(modules[0].kind)}, which is not run: the answers are those of the model "
             "of config.json alone."
         )
-    if checkpoint.takes_texts and not checkpoint.trust.code and (named := code_of_tokenizer(checkpoint.path)):
+    if checkpoint.tokenizer is not None and not checkpoint.trust.code and (named := code_of_tokenizer(checkpoint.path)):
         yield (
             f"{TOKENIZER_CONFIG} names Python code for the tokenizer: {shown(named)} (auto_map). It was not run: the "
             "ids are those of transformers' class. --trust-remote-code takes the ids of the code."
@@ -153,7 +157,7 @@ def _of_keys(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
     path, readers = checkpoint.path, f"{type(checkpoint.settings()).__name__} of transformers"
     config = read_object(path / "config.json")
     yield from _line(path / "config.json", config, _unread_of_config(config, checkpoint, task), readers)
-    if checkpoint.takes_texts and checkpoint.tokenizer is not None:
+    if checkpoint.tokenizer is not None:
         values = read_object(path / TOKENIZER_CONFIG, missing_ok=True)
         kind = type(checkpoint.tokenizer)
         # Each key with this ending is a special token.

@@ -20,6 +20,7 @@ import msgspec
 
 from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.sentence_modules import module_folders
+from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, settings_of_file
 from hdexport.checkpoint.weight_files import read_weights
 from hdexport.model.positions import DEFAULT_ALPHA, extend_table
 from hdexport.support.json_files import read_object
@@ -113,11 +114,9 @@ def write_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:
 def rewrite_json(
     source: Path, target: Path, changes: Mapping[str, object], *, added: Mapping[str, object] | None = None
 ) -> None:
-    """Writes the JSON object of `source` to `target` with other values, if it is there and a value changes. Values that
-    are null or missing have no limit to raise and stay; those of `added` are written in any case."""
-    if not source.is_file():
-        return
-    values = read_object(source)
+    """Writes the JSON object of `source` to `target` with other values, if a value changes. Values that are null or
+    missing have no limit to raise and stay; those of `added` are written in any case."""
+    values = read_object(source, missing_ok=True)
     changed = {key: value for key, value in changes.items() if values.get(key) is not None} | dict(added or {})
     if changed:
         target.write_text(json.dumps(values | changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -309,11 +308,15 @@ def _write_rest(checkpoint: Checkpoint, positions: Positions, extension: Extensi
         shutil.copytree(source / folder, directory / folder, dirs_exist_ok=True)
     changes: dict[str, dict[str, object]] = {
         "config.json": {checkpoint.family.positions_key: positions.first_row + max_len},
-        "tokenizer_config.json": {"model_max_length": max_len},
+        TOKENIZER_CONFIG: {"model_max_length": max_len},
         "tokenizer.json": {"truncation": None},
         # One for each architecture: sentence_bert_config.json, sentence_roberta_config.json, ...
         **{file.name: {"max_seq_length": max_len} for file in source.glob("sentence_*_config.json")},
     }
-    added = {} if extension is None else {EXTENSION_KEY: msgspec.to_builtins(extension)}
+    added: dict[str, dict[str, object]] = {}
+    if extension is not None:
+        added["config.json"] = {EXTENSION_KEY: msgspec.to_builtins(extension)}
+    if checkpoint.tokenizer_source == "file":
+        added[TOKENIZER_CONFIG] = settings_of_file(checkpoint.tokenizer)
     for name, values in changes.items():
-        rewrite_json(source / name, directory / name, values, added=added if name == "config.json" else {})
+        rewrite_json(source / name, directory / name, values, added=added.get(name))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.checkpoint.extended_files import rewrite_json
 from hdexport.checkpoint.sentence_modules import module_folders, scored_labels, sentence_modules
+from hdexport.checkpoint.tokenizer_files import settings_of_file
 from hdexport.support.json_files import read_json, read_object
 from hdruntime.bundle.manifest import Manifest, Role, Task
 
@@ -47,6 +48,7 @@ def write_library_files(
     tokens that encoders cut texts to; None keeps the model's own. sentence-transformers' files are left out where the
     library would compute something else from the graph's outputs, or does not know its inputs."""
     source, positions, reads_texts = checkpoint.path, manifest.positions, checkpoint.tokenizer is not None
+    is_as_published = reads_texts and checkpoint.tokenizer_source == "file"
     is_of_sentences = reads_texts and _fits_sentence_transformers(checkpoint, manifest)
     patterns = [*_OF_A_MODEL, *(_OF_TEXTS if reads_texts else ()), *(_OF_SENTENCES if is_of_sentences else ())]
     if reads_texts and not (source / "tokenizer.json").is_file():
@@ -69,8 +71,11 @@ def write_library_files(
         changes["tokenizer_config.json"] = _of_tokenizer(source) | _limit("model_max_length", text_length)
     for name in (file.name for file in directory.glob("sentence_*_config.json")):
         changes[name] = _limit("max_seq_length", text_length)
+        if is_as_published:
+            changes[name] |= {"do_lower_case": False}
+    added = {"tokenizer_config.json": settings_of_file(checkpoint.tokenizer)} if is_as_published else {}
     for name, values in changes.items():
-        rewrite_json(source / name, directory / name, values)
+        rewrite_json(source / name, directory / name, values, added=added.get(name))
     if (directory / "modules.json").is_file():
         _name_as_before(directory / "modules.json")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+from hdexport.checkpoint.chat_template import MessageFormat, pair_template, text_template
 from hdexport.checkpoint.multi_vector import is_late_interaction, late_interaction, multi_vector_settings
-from hdexport.checkpoint.pair_template import MessageFormat, pair_template
 from hdexport.checkpoint.sentence_modules import (
     SCORES,
     TOKENS_INSTEAD,
@@ -21,12 +22,16 @@ from hdexport.model.positions import LONGEST
 from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Task
-from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, Similarity
-from hdruntime.errors import ModelError
+from hdruntime.bundle.sentence_settings import SentenceSettings, Similarity
+from hdruntime.errors import MissingDependencyError, ModelError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+_Template = TypeVar("_Template")
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 
@@ -96,9 +101,9 @@ class _TokenizerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Messages:
-    """How a pair reaches the chat template."""
+    """How texts reach the chat template; ``auto`` lets the library look into it."""
 
-    format: MessageFormat
+    format: MessageFormat | Literal["auto"] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +118,7 @@ class _ProcessingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _TemplateConfig:
-    """Keys of the Transformer's file that are read for pairs in a chat template."""
+    """Keys of the Transformer's file that are read for texts and pairs in a chat template."""
 
     modality_config: _Modalities | None = None
     processing_kwargs: _ProcessingOptions | None = None
@@ -185,14 +190,26 @@ def _of_pairs(checkpoint: Checkpoint) -> SentenceSettings | None:
         general |= {"pooling": pooling.names, "include_prompt": pooling.include_prompt}
     else:
         _check_transformer(path, "cross-encoder")
-    template = _pair_template(checkpoint, general["prompts"].values())
+    template = _template(checkpoint, pair_template, general["prompts"].values())
     return SentenceSettings(kind="cross-encoder", activation=activation, pair_template=template, **general)
 
 
 def _of_tokens(checkpoint: Checkpoint) -> SentenceSettings:
     if token_modules(checkpoint.path):
         _check_transformer(checkpoint.path, "encoder")
-    return SentenceSettings(kind="encoder", **_general(checkpoint))
+    try:
+        settings = _of_texts(checkpoint)
+    except (ModelError, MissingDependencyError) as error:
+        if (checkpoint.path / "modules.json").is_file():
+            raise
+        # Token vectors are of plain texts, which need no template.
+        logger.warning(
+            "SentenceEncoder's vectors will be those of plain texts, and not those of sentence-transformers, which "
+            "writes texts in the tokenizer's chat template: %s",
+            str(error).splitlines()[0],
+        )
+        settings = _general(checkpoint)
+    return SentenceSettings(kind="encoder", **settings)
 
 
 def _of_sparse_vectors(checkpoint: Checkpoint) -> SentenceSettings:
@@ -201,7 +218,7 @@ def _of_sparse_vectors(checkpoint: Checkpoint) -> SentenceSettings:
     pooling = splade_pooling(checkpoint.path)
     _check_transformer(checkpoint.path, "sparse-encoder")
     config = _config(checkpoint.path)
-    general = _general(checkpoint) | {"similarity": config.similarity_fn_name or "dot", "truncate_dim": None}
+    general = _of_texts(checkpoint) | {"similarity": config.similarity_fn_name or "dot", "truncate_dim": None}
     return SentenceSettings(
         kind="sparse-encoder", pooling=(pooling.strategy,), max_active_dims=config.max_active_dims, **general
     )
@@ -230,7 +247,7 @@ def _of_sentences(checkpoint: Checkpoint) -> SentenceSettings:
         include_prompt=pooling.include_prompt,
         dense=any(module.kind != "Normalize" for module in pooling.modules[1:]),
         normalize=pooling.modules[-1].kind == "Normalize",
-        **_general(checkpoint),
+        **_of_texts(checkpoint),
     )
 
 
@@ -264,6 +281,12 @@ def _general(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
+def _of_texts(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Settings of all models that read texts, and not pairs."""
+    general = _general(checkpoint)
+    return general | {"text_template": _template(checkpoint, text_template, general["prompts"].values())}
+
+
 def _max_seq_length(checkpoint: Checkpoint) -> int:
     """Tokens that texts are cut to, at most the checkpoint's positions. Where nothing names a number, the library takes
     ``max_position_embeddings`` of ``config.json``, even if the model counts distances and could read more."""
@@ -275,26 +298,26 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
     return int(min(own, checkpoint.base_positions))
 
 
-def _pair_template(checkpoint: Checkpoint, prompts: Iterable[str]) -> PairTemplate | None:
-    """The template of a cross-encoder's pairs; None where its tokenizer takes two texts."""
+def _template(checkpoint: Checkpoint, write: Callable[..., _Template], prompts: Iterable[str]) -> _Template | None:
+    """What the chat template of a tokenizer writes around texts or pairs; None where sentence-transformers gives the
+    tokenizer texts as they are. A model that the library has saved says which; without ``modules.json`` the library
+    takes the template where there is one."""
     file = transformer_file(checkpoint.path)
     config = read_settings(file, _TemplateConfig, missing_ok=True)
-    if config.modality_config is not None:
-        if config.modality_config.message is None:
-            return None
-        message_format = config.modality_config.message.format
-    elif checkpoint.logit_score is None or checkpoint.tokenizer.chat_template is None:
+    messages = config.modality_config.message if config.modality_config else None
+    is_saved = (checkpoint.path / "modules.json").is_file()
+    if messages is None and (is_saved or checkpoint.tokenizer.chat_template is None):
         return None
-    else:
-        # A generator that the library has not saved: the library looks into its template.
+    message_format = messages.format if messages is not None else "auto"
+    if message_format == "auto":
         require("sentence_transformers")
         from sentence_transformers.base.modality import InputFormatter
 
-        file = checkpoint.path / "config.json"
+        file = file if is_saved else checkpoint.path / "config.json"
         formatter = InputFormatter(model_type=checkpoint.config["model_type"], processor=checkpoint.tokenizer)
         message_format = formatter.message_format
     options = config.processing_kwargs or _ProcessingOptions()
-    return pair_template(
+    return write(
         checkpoint.tokenizer,
         file=file,
         message_format=message_format,
@@ -314,7 +337,7 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
         "module_output_name": module_output,
     }
     values = read_object(file, missing_ok=True)
-    if sentence_class(path) == "CrossEncoder":
+    if not is_late_interaction(path):
         values = _without_template(values, call)
     for name, value in values.items():
         if value in (None, False, {}, []) or name in (*_NOT_CHECKED, *honoured):
@@ -335,7 +358,7 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
 
 
 def _without_template(values: Mapping[str, Any], call: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the module Transformer, without those that `_pair_template` honours."""
+    """Settings of the module Transformer, without those that `_template` honours."""
     honoured: dict[str, Callable[[str, Any], bool]] = {
         "modality_config": lambda key, value: (
             key == "message" and isinstance(value, dict) and {**value, "format": ""} == {**call, "format": ""}

@@ -1,24 +1,24 @@
 """The tokenizer of a checkpoint, as the one file that the runtime reads.
 
-A tokenizer that transformers runs in Python becomes a ``tokenizer.json`` where that gives the same ids.
+A tokenizer that transformers runs in Python becomes a ``tokenizer.json`` where that gives the same ids. Where the
+checkpoint has a ``tokenizer.json``, the bundle's ids are those of the library's class, or those of the file.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import random
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.multi_vector import register_markers
 from hdexport.checkpoint.sentence_settings import lowercases
+from hdexport.checkpoint.tokenizer_ids import FLAGS, backend_of, difference, gives_ids_of, unfollowed_settings
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.support.json_files import read_object, refuse_pointer, shown
-from hdruntime.bundle.manifest import TokenizerInfo
+from hdruntime.bundle.manifest import TokenizerInfo, TokenizerSource
 from hdruntime.errors import ModelError
 from hdruntime.optional import is_installed
+from hdruntime.text.tokenization import random_ids_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,33 +40,23 @@ _OF_SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.proto
 
 _NO_TOKENIZER = "--no-tokenizer"
 
-_TEXTS = 200
-
-_ODD = (
-    "", " ", "  a  b ", "\t\n", "a\r\nb", "a\u00a0b\u3000c", "a\u200bb\u00adc", "a\x1cb\x85c", "a\x00\ufffd\ufeff",
-    "Straße İstanbul ŒUVRE", "nai\u0308ve naïve", "e\u0301\u0323", "ﬁ ½ ² \u2167 \u2460", "\uff21\uff42\uff43\uff11",
-    "\U0001d518\U0001d52b \ue000", "''quoted`` \u201cquoted\u201d", "don't I'm we'll", "3.14 1,000 10^-5", "!?.,;:",
-    "https://example.org/a?b=c#d", "snake_case CamelCase", "a-b\u2014c\u2026d", "MKTAYIAKQR", "x" * 120, "Привет",
-    "北京大学 東京都 서울", "今天天气非常好。", "すもももももももものうち", "مرحبا بالعالم", "שלום", "हिन्दी भाषा",
-    "ภาษาไทย", "👩\u200d👩\u200d👧 🇩🇪 👍🏽", "<s>a</s>", "[CLS] a [SEP]", "<mask>", "a[MASK]b <pad>",
-)  # fmt: skip
-"""Texts that tokenizers often split differently."""
-
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | None:
     """Writes ``tokenizer.json``, converted from the checkpoint's own format where needed. The result is the runtime's
     settings for it; None where the checkpoint has no tokenizer, whose bundle then takes ids."""
+    from tokenizers import Tokenizer
+
     # Read first: transformers' tokenizers read config.json, too, and would be blamed for errors in it.
     vocab_size = checkpoint.settings().vocab_size
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
-        why = "has no tokenizer" if checkpoint.takes_texts else "is built without its tokenizer"
+        why = "is built without its tokenizer" if checkpoint.tokenizer_source is None else "has no tokenizer"
         logger.warning("%s %s; the bundle will take input_ids, not texts.", checkpoint.path, why)
         return None
     _check_ids(checkpoint, tokenizer, vocab_size)
-    # Not a copy of the checkpoint's file: transformers lets tokenizer_config.json overrule it (do_lower_case, say), and
-    # the runtime's ids must be the ids that the model was verified and fine-tuned with.
-    tokenizer.backend_tokenizer.save(str(directory / _FILE), pretty=False)
+    backend_of(tokenizer).save(str(directory / _FILE), pretty=False)
+    if not gives_ids_of(Tokenizer.from_file(str(directory / _FILE)), tokenizer):
+        raise _unfit(tokenizer, checkpoint.path)
     return TokenizerInfo(
         file=_FILE,
         pad_token_id=tokenizer.pad_token_id or 0,
@@ -76,7 +66,27 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         token_types="token_type_ids" in tokenizer.model_input_names,
         truncation_side=tokenizer.truncation_side,
         model_max_length=shorter if (shorter := tokenizer.model_max_length) < checkpoint.base_positions else None,
+        source=checkpoint.tokenizer_source or "library",
     )
+
+
+def settings_of_file(tokenizer: Any) -> dict[str, object]:
+    """Settings by which transformers reads the ``tokenizer.json`` of a tokenizer as it is: the named classes would make
+    its normalizer and its splitting anew."""
+    added = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
+    special = {
+        # Without the token's flags, the library would change the file's.
+        name: {"__type": "AddedToken", **{flag: getattr(added[token], flag) for flag in (*FLAGS, "special")}}
+        if token in added
+        else token
+        for name, token in tokenizer.special_tokens_map.items()
+        if isinstance(token, str)
+    }
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": list(tokenizer.model_input_names),
+        **special,
+    }
 
 
 def first_special_id(checkpoint: Checkpoint) -> int | None:
@@ -98,41 +108,127 @@ def code_of_tokenizer(path: Path) -> str | None:
     return next((name for name in reversed(classes) if isinstance(name, str)), None)
 
 
-def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED) -> Any:
-    """A checkpoint's tokenizer in transformers, with sentence-transformers' changes; None without one. Trusted code of
-    the checkpoint takes precedence."""
+def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED, source: TokenizerSource = "library") -> Any:
+    """A checkpoint's tokenizer in transformers, which a ``tokenizer.json`` can hold; None without one. `source` says
+    whose ids it gives: the library's, with sentence-transformers' changes, or those of the checkpoint's
+    ``tokenizer.json``."""
+    tokenizer = _of_library(path, trust)
+    if source == "file":
+        tokenizer = _of_file(path, tokenizer)
+    elif tokenizer is not None:
+        tokenizer = _finished(path, tokenizer)
+    if tokenizer is not None:
+        register_markers(tokenizer, path)
+        random = random_ids_of(tokenizer.backend_tokenizer)
+        if random is not None:
+            raise ModelError(f"The tokenizer of {path} gives a text random ids: {random.reason}.\n{random.remedy}")
+    return tokenizer
+
+
+def tokenizer_remarks(checkpoint: Checkpoint) -> list[str]:
+    """A line about the ids of ``tokenizer.json`` and of the library's tokenizer where they differ, and about each
+    setting of ``tokenizer_config.json`` that the ids do not follow."""
+    tokenizer, path = checkpoint.tokenizer, checkpoint.path
+    if tokenizer is None:
+        return []
+    values = read_object(path / TOKENIZER_CONFIG, missing_ok=True)
+    if lowercases(path):
+        values.pop("do_lower_case", None)
+    unfollowed = unfollowed_settings(tokenizer, values, file=f"{path.name}/{TOKENIZER_CONFIG}")
+    return [*_difference_remark(checkpoint, tokenizer), *unfollowed]
+
+
+def _difference_remark(checkpoint: Checkpoint, tokenizer: Any) -> list[str]:
+    path, is_file = checkpoint.path, checkpoint.tokenizer_source == "file"
+    if not (path / _FILE).is_file():
+        return []
+    try:
+        other = read_tokenizer(path, trust=checkpoint.trust, source="library" if is_file else "file")
+    except ModelError:
+        # Its ids are random, or no file can hold them: there is no choice.
+        return []
+    file, library = (tokenizer, other) if is_file else (other, tokenizer)
+    found = difference(file, library)
+    if found is None:
+        return []
+    lowered = " with sentence-transformers' do_lower_case" if lowercases(path) else ""
+    choice = (
+        "The ids are the file's, as --tokenizer file says."
+        if is_file
+        else "The ids are the class's, as in sentence-transformers; --tokenizer file takes the file's, as "
+        "text-embeddings-inference, fastembed and transformers 4 do."
+    )
+    return [
+        f"{path.name}/{_FILE} and transformers' {type(library).__name__}{lowered} give other ids for "
+        f"{found.differing} of {found.samples} texts. {' and '.join(map(shown, found.given))} has the tokens "
+        f"{found.by_file} by the file, and {found.by_library} by the class. {choice}"
+    ]
+
+
+def _of_library(path: Path, trust: Trust) -> Any:
+    """The tokenizer that AutoTokenizer loads, or that the checkpoint's trusted code is; None without one."""
     code = code_of_tokenizer(path) if trust.code else None
     if code is not None:
-        return _finished(path, _of_code(path, code))
+        return _of_code(path, code)
     kind = _tokenizer_class(path)
     files = _files(path, kind)
     if not files:
         return None
     for file in files:
         refuse_pointer(file)
-    return _finished(path, _loaded(path, files, kind))
+    return _loaded(path, files, kind)
+
+
+def _of_file(path: Path, library: Any) -> Any:
+    """The checkpoint's ``tokenizer.json`` as it is, with the library's special tokens and limits."""
+    from tokenizers import Tokenizer
+
+    if not (path / _FILE).is_file():
+        made = "the checkpoint has no tokenizer" if library is None else "the library makes one of other files"
+        raise ModelError(
+            f"--tokenizer file takes the ids of {_FILE}, which is not in {path}: {made}.\nLeave --tokenizer out."
+        )
+    file = Tokenizer.from_file(str(path / _FILE))
+    tokenizer = _held(library, file)
+    # The class adds special tokens that the file lacks, which would be found in texts.
+    tokenizer._tokenizer = file
+    return tokenizer
 
 
 def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
     """A tokenizer that a file can hold, with the ids of one for which `_fits_a_file` is false. Refused where ids of any
     odd text differ; `path` is the checkpoint's, for messages."""
+    converted = _framed(tokenizer)
+    if converted is None or not gives_ids_of(converted, tokenizer):
+        raise _unfit(tokenizer, path)
+    return _held(tokenizer, converted)
+
+
+def _held(tokenizer: Any, held: Tokenizer) -> Any:
+    """A ``tokenizers.Tokenizer`` in transformers, with the limits of another tokenizer, and those of its special tokens
+    that have an id."""
     from transformers import PreTrainedTokenizerFast
 
-    converted = _framed(tokenizer)
-    if converted is None or not _is_equal(converted, tokenizer, _texts(tokenizer)):
-        whose = "its own" if _is_code_of_a_checkpoint(tokenizer) else "transformers'"
-        raise ModelError(
-            f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
-            "a tokenizer.json, and none is known that gives the same ids.\n"
-            "Build for token ids, which that class makes of texts: --no-tokenizer"
-        )
+    special = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     return PreTrainedTokenizerFast(
-        tokenizer_object=converted,
+        tokenizer_object=held,
         model_input_names=tokenizer.model_input_names,
         model_max_length=tokenizer.model_max_length,
         padding_side=tokenizer.padding_side,
         truncation_side=tokenizer.truncation_side,
-        **{name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+        chat_template=getattr(tokenizer, "chat_template", None),
+        **{name: token for name, token in special.items() if held.token_to_id(token) is not None},
+    )
+
+
+def _unfit(tokenizer: Any, path: Path) -> ModelError:
+    whose = "its own" if _is_code_of_a_checkpoint(tokenizer) else "transformers'"
+    remedy = f"Build for token ids, which that class makes of texts: {_NO_TOKENIZER}"
+    if (path / _FILE).is_file():
+        remedy += "\nOr take the ids of tokenizer.json: --tokenizer file"
+    return ModelError(
+        f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
+        f"a tokenizer.json, and none is known that gives the same ids.\n{remedy}"
     )
 
 
@@ -142,7 +238,7 @@ def _fits_a_file(tokenizer: Any) -> bool:
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return False
-    if _is_code_of_a_checkpoint(tokenizer) and not _is_equal(tokenizer.backend_tokenizer, tokenizer, _texts(tokenizer)):
+    if _is_code_of_a_checkpoint(tokenizer) and not gives_ids_of(backend_of(tokenizer), tokenizer):
         return False
     try:
         # A step that is written in Python cannot be serialised.
@@ -165,7 +261,6 @@ def _finished(path: Path, tokenizer: Any) -> Any:
         tokenizer = as_tokenizer_file(tokenizer, path)
     if lowercases(path):
         _lowercase(tokenizer.backend_tokenizer)
-    register_markers(tokenizer, path)
     return tokenizer
 
 
@@ -344,31 +439,3 @@ def _framed(tokenizer: Any) -> Tokenizer | None:
         # Each class lacks another attribute, and the results are compared anyway.
         return None
     return converted
-
-
-def _is_equal(converted: Tokenizer, tokenizer: Any, texts: Sequence[str]) -> bool:
-    # Pairs follow from the frame of a text, so a few suffice.
-    for given in (*((text, None) for text in texts), *itertools.pairwise(texts[:20])):
-        try:
-            expected = tokenizer(*given, verbose=False)["input_ids"]
-        except Exception:
-            # Some classes fail on foreign vocabularies, and then no ids are the same.
-            return False
-        if converted.encode(*given).ids != expected:
-            return False
-    return True
-
-
-def _texts(tokenizer: Any) -> list[str]:
-    """Odd texts, and words of the vocabulary with something between."""
-    choice = random.Random(0)
-    words = sorted(tokenizer.get_vocab())
-
-    def made() -> Iterator[str]:
-        yield from _ODD
-        while True:
-            count, between = choice.randint(1, 12), choice.choice(("", " ", "  ", "\n", "-", ". "))
-            yield between.join(choice.choice((*words, *_ODD)) for _ in range(count))
-
-    texts = made()
-    return [next(texts) for _ in range(_TEXTS)]

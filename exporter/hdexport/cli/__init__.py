@@ -125,6 +125,16 @@ def _add_logging_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+class _StandardError(logging.Handler):
+    """Writes to the standard error of the moment: a process may run several commands, each with another."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
 def _complete(line: str) -> None:
     """Answer the shell that asks for completions, and end the process."""
     import argcomplete
@@ -139,7 +149,7 @@ def _run(arguments: Sequence[str], *, debug: bool) -> int:
     except SystemExit as end:  # after --help and --version
         return int(end.code or 0)
     options.command_line = command_line(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", handlers=[_StandardError()])
     for package in ("hdexport", "hdruntime", "hdplugins"):
         # Not the loggers of torch, transformers and httpx, which log too much.
         logging.getLogger(package).setLevel(

@@ -9,7 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
@@ -67,6 +67,20 @@ def add_revision_argument(parser: argparse.ArgumentParser) -> None:
         "--revision",
         metavar="REV",
         help="branch, tag or commit of a MODEL on the hub (default: its main branch), as in organisation/name@REV",
+    )
+
+
+def add_tokenizer_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--tokenizer``, which says whose ids texts have."""
+    from hdruntime.bundle.manifest import TokenizerSource
+
+    parser.add_argument(
+        "--tokenizer",
+        choices=get_args(TokenizerSource),
+        default="library",
+        help="source of the ids of texts: library (default), transformers' class, with which sentence-transformers "
+        "computes; file, the tokenizer.json as it is, which text-embeddings-inference, fastembed and transformers 4 "
+        "read. Choose file where the command warns that the two differ and the model was trained with the file",
     )
 
 

@@ -17,6 +17,7 @@ from hdexport.cli.arguments import (
     add_int8_arguments,
     add_position_arguments,
     add_revision_argument,
+    add_tokenizer_argument,
     add_trust_arguments,
     engine_options,
     int8_options,
@@ -69,9 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="merge one of the checkpoint's adapters (LoRA) into its weights, as jina-embeddings-v3's "
         "retrieval.passage, or choose X-MOD's language, as en_XX (default: as transformers loads the model)",
     )
-    parser.add_argument(
+    tokenizer = parser.add_mutually_exclusive_group()
+    add_tokenizer_argument(tokenizer)
+    tokenizer.add_argument(
         "--no-tokenizer",
-        action="store_false",
+        action="store_const",
+        const=None,
         dest="tokenizer",
         help="build for token ids alone, and do not read the checkpoint's tokenizer",
     )

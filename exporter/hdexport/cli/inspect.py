@@ -16,7 +16,7 @@ from hdruntime.errors import BundleCorruptError, MissingDependencyError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest, TensorSpec
+    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest, TensorSpec, TokenizerInfo
     from hdruntime.bundle.reader import Bundle
     from hdruntime.bundle.sentence_settings import SentenceSettings
 
@@ -173,7 +173,7 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.labels:
         yield "labels", ", ".join(manifest.labels)
     info = manifest.tokenizer
-    yield "tokenizer", f"{info.file}, pads with {info.pad_token} ({info.pad_token_id})" if info else "none"
+    yield "tokenizer", _tokenizer(info) if info else "none"
     if info is not None:
         yield from _lengths(manifest)
     yield from class_of(manifest.task).described(manifest)
@@ -183,6 +183,11 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.half_range is not None:
         yield "float16 range", _half_range(manifest.half_range)
     yield from _made_by(manifest.made_by)
+
+
+def _tokenizer(info: TokenizerInfo) -> str:
+    ids = "transformers' class" if info.source == "library" else "the checkpoint's tokenizer.json"
+    return f"{info.file}, ids of {ids}, pads with {info.pad_token} ({info.pad_token_id})"
 
 
 def _lengths(manifest: Manifest) -> Iterator[tuple[str, str]]:

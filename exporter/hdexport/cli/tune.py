@@ -15,6 +15,7 @@ from hdexport.cli.arguments import (
     add_attention_scale_argument,
     add_position_arguments,
     add_revision_argument,
+    add_tokenizer_argument,
     add_trust_arguments,
     trust_of,
     whole_number,
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--restart", action="store_true", help="discard what an unfinished run has kept")
     add_revision_argument(parser)
     add_trust_arguments(parser)
+    add_tokenizer_argument(parser)
     training = parser.add_argument_group("training")
     training.add_argument(
         "--loss",
@@ -123,6 +125,7 @@ def run(options: argparse.Namespace) -> int:
                 column=options.column,
                 loss=None if options.loss == "auto" else Loss(options.loss),
                 train=Trained(options.train),
+                tokenizer=options.tokenizer,
                 scheme=Scheme(options.positions),
                 alpha=options.alpha,
                 attention=options.attention,

@@ -13,7 +13,7 @@ from hdexport.engines.build import EngineOptions
 from hdexport.model.positions import LONGEST
 from hdexport.quantize import Int8Options
 from hdexport.verify.grid import Grid
-from hdruntime.bundle.manifest import AttentionScale, Dtype, Scheme, Task
+from hdruntime.bundle.manifest import AttentionScale, Dtype, Scheme, Task, TokenizerSource
 from hdruntime.errors import InputError
 
 
@@ -30,7 +30,9 @@ class BuildOptions:
         precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
         task: None infers it from the checkpoint.
         adapter: name of the checkpoint's adapter that is merged into its weights; None for none.
-        tokenizer: whether the bundle gets the checkpoint's tokenizer; without one it takes token ids.
+        tokenizer: whose ids texts have: ``library``, those of transformers' class, which sentence-transformers
+            computes with, or ``file``, those of the checkpoint's ``tokenizer.json``; None for a bundle that takes token
+            ids.
         scheme: source of the positions after the checkpoint's.
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
         attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
@@ -59,7 +61,7 @@ class BuildOptions:
     precision: Dtype = "float32"
     task: Task | None = None
     adapter: str | None = None
-    tokenizer: bool = True
+    tokenizer: TokenizerSource | None = "library"
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float | None = None
     attention_scale: AttentionScale | None = None
@@ -77,13 +79,17 @@ class BuildOptions:
     command: str = ""
 
     def check(self) -> None:
-        """Refuse a type of weights and numbers of tokens that no bundle has.
+        """Refuse a type of weights, a tokenizer and numbers of tokens that no bundle has.
 
         Raises:
-            InputError: the type is unknown, or a number is out of range.
+            InputError: the type or the tokenizer is unknown, or a number is out of range.
         """
         if self.precision not in get_args(Dtype):
             raise InputError(f"precision is {self.precision!r}.\nChoose from: {', '.join(get_args(Dtype))}.")
+        if self.tokenizer not in (None, *get_args(TokenizerSource)):
+            raise InputError(
+                f"tokenizer is {self.tokenizer!r}.\nChoose from: {', '.join(get_args(TokenizerSource))}, or None."
+            )
         if self.ffn_chunk is not None and not 1 <= self.ffn_chunk <= LONGEST:
             raise InputError(
                 f"--ffn-chunk is {self.ffn_chunk}; a chunk has 1 to {LONGEST} tokens.\n"

@@ -28,6 +28,7 @@ from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import Backend, Manifest, PositionForm, Positions
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.sentence_settings import PairTemplate
 from hdruntime.bundle.staging import staged_directory
 from hdruntime.errors import InputError, VerificationError
 
@@ -92,7 +93,7 @@ def _open(directory: Path) -> None:
         manifest = session.manifest
         if manifest.tokenizer is None:
             return
-        is_pair = manifest.pair_template is not None or TASKS[manifest.task].reads_pairs == "must"
+        is_pair = isinstance(manifest.template, PairTemplate) or TASKS[manifest.task].reads_pairs == "must"
         # A tokenizer may know no such letter; its file is read all the same.
         with contextlib.suppress(InputError):
             session.infer(session.tokenize(["a"], ["a"] if is_pair else None))
@@ -103,9 +104,7 @@ def _checkpoint(options: BuildOptions) -> Checkpoint:
     found = options.model
     if not isinstance(found, Checkpoint):
         found = find_checkpoint(found, trust=options.trust)
-    if not options.tokenizer:
-        found = dataclasses.replace(found, takes_texts=False)
-    return found.with_adapter(options.adapter)
+    return found.with_source(options.tokenizer).with_adapter(options.adapter)
 
 
 def _grid(checkpoint: Checkpoint, options: BuildOptions) -> Grid | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
-from hdruntime.bundle.manifest import AttentionScale, Scheme
+from hdruntime.bundle.manifest import AttentionScale, Scheme, TokenizerSource
 from hdruntime.errors import InputError
 
 
@@ -53,6 +53,7 @@ class TuneOptions:
         column: of the texts; None for ``text``.
         loss: the loss to learn by; None chooses by the checkpoint's task.
         train: which weights.
+        tokenizer: whose ids texts have, ``library`` or ``file``, as of a build; the written checkpoint has the same.
         scheme: source of the new rows before they are trained.
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
         attention: value of ``--attention``; None keeps the model's.
@@ -80,6 +81,7 @@ class TuneOptions:
     column: str | None = None
     loss: Loss | None = None
     train: Trained = Trained.POSITIONS
+    tokenizer: TokenizerSource = "library"
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float | None = None
     attention: str | None = None

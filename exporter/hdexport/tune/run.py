@@ -73,6 +73,7 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     progress.step("Reading the checkpoint")
     device = training_device(options.device)
     checkpoint = find_checkpoint(options.model, revision=options.revision, trust=options.trust)
+    checkpoint = checkpoint.with_source(options.tokenizer)
     for remark in checkpoint.remarks:
         progress.result(remark)
     check_extendable(checkpoint, options.output)
@@ -217,6 +218,7 @@ def _identity(
         "--train": options.train.value,
         "--positions": choice.describe(),
         "--attention": options.attention,
+        "--tokenizer": options.tokenizer,
         "--batch-tokens": options.batch_tokens,
         "--seed": options.seed,
         "the digest of --texts": corpus.digest,

@@ -8,6 +8,7 @@ default; prompts, pooling, and the function that makes scores.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -172,9 +173,12 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
     from transformers import AutoTokenizer
 
     manifest, reads_pairs = bundle.manifest, TASKS[bundle.manifest.task].reads_pairs
-    tokenizer = AutoTokenizer.from_pretrained(
-        reference.checkpoint.path, local_files_only=True, trust_remote_code=reference.checkpoint.trust.code
-    )
+    tokenizer: Any = reference.checkpoint.tokenizer
+    if reference.checkpoint.tokenizer_source == "library":
+        # Without hdexport's conversions, whose mistakes would show here alone.
+        tokenizer = AutoTokenizer.from_pretrained(
+            reference.checkpoint.path, local_files_only=True, trust_remote_code=reference.checkpoint.trust.code
+        )
     limit = min(tokenizer.model_max_length, manifest.positions.base, manifest.max_len, _LONGEST)
     with hdruntime.load(bundle, Backend.ONNXRUNTIME, precision=Precision.FLOAT32) as session:
         own = session.tokenizer.limited(limit)
@@ -233,6 +237,10 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
         if theirs == "CrossEncoder" and not is_same:
             raise _LibraryError("it scores by all logits of a generator, whose attention the bundle changes")
         library[0].model = reference.model
+    if checkpoint.tokenizer_source == "file":
+        most = library.tokenizer.model_max_length
+        library[0].processor = copy.deepcopy(checkpoint.tokenizer)
+        library.tokenizer.model_max_length = most
     length = "max_length" if theirs == "CrossEncoder" else "max_seq_length"
     ours: BundleModel = getattr(hdruntime, encoder.name)(
         bundle, backend=Backend.ONNXRUNTIME, precision=Precision.FLOAT32, **{length: "model"}
@@ -252,7 +260,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
             # No text fits beside the special tokens, or beside the template.
             return
         output = manifest.answers[-1].name
-        counted = TextTokenizer.of(bundle, max_len=ours.max_seq_length, template=manifest.pair_template)
+        counted = TextTokenizer.of(bundle, max_len=ours.max_seq_length, template=manifest.template)
         for name, each, method in _calls(theirs, _texts(bundle, reference)):
             try:
                 tokens = len(_encoding(counted, each))

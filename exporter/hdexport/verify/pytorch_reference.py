@@ -221,6 +221,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
             f"The bundle was built from a {manifest.model_type}, and {checkpoint.path} is a "
             f"{checkpoint.config['model_type']}.\nName the checkpoint it was built from with --model."
         )
+    checkpoint = checkpoint.with_source(None if manifest.tokenizer is None else manifest.tokenizer.source)
     # A build has refused code that differs; a verification records it (`with_code`).
     model = checkpoint.with_adapter(manifest.adapter).load(task, runs_code=False)
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, model.config.to_dict())

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from hdruntime.bundle.checked_json import Choice, Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
-from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings
+from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TextTemplate
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.optional import registered_backends, registered_tasks
 
@@ -23,6 +23,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 TensorDtype = Literal["int64", "float32"]
 AttentionScale = Literal["logn", "none"]
 Side = Literal["right", "left"]
+TokenizerSource = Literal["library", "file"]
 GraphDtype = Literal["float32", "float16", "bfloat16", "int8"]
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
 
@@ -365,6 +366,8 @@ class TokenizerInfo:
             checkpoint has positions for.
         text_length: tokens that encoders cut texts to by default, as the build was asked to; None for the model's own
             number.
+        source: whose ids the file gives: ``library`` for those of transformers' class, ``file`` for those of the
+            checkpoint's own ``tokenizer.json``.
     """
 
     file: str
@@ -376,6 +379,7 @@ class TokenizerInfo:
     truncation_side: Side = "right"
     model_max_length: Length | None = None
     text_length: Length | None = None
+    source: TokenizerSource = "library"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -507,9 +511,13 @@ class Manifest:
         return max(-(-tokens // multiple) * multiple, self.padding.free_up_to)
 
     @property
-    def pair_template(self) -> PairTemplate | None:
-        """Writes a pair as one text; None where the tokenizer takes two."""
-        return self.sentence.pair_template if self.sentence else None
+    def template(self) -> PairTemplate | TextTemplate | None:
+        """Writes the texts or pairs of sessions; None where the tokenizer takes them as they are. Token vectors
+        (``feature-extraction``) are transformers' of plain texts, whatever an encoder pools."""
+        if self.sentence is None:
+            return None
+        of_texts = None if self.task is Task.FEATURE_EXTRACTION else self.sentence.text_template
+        return self.sentence.pair_template or of_texts
 
     @property
     def operator_names(self) -> frozenset[str]:

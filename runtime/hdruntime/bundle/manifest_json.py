@@ -26,7 +26,7 @@ from hdruntime.bundle.manifest import (
     TensorSpec,
     VerificationRecord,
 )
-from hdruntime.bundle.sentence_settings import Slot, Wording
+from hdruntime.bundle.sentence_settings import PairTemplate, Slot, TextTemplate
 from hdruntime.bundle.task_formats import format_of
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import BundleCorruptError, BundleVersionError
@@ -264,17 +264,23 @@ def _sentence_problems(manifest: Manifest) -> Iterator[str]:
     if settings.pair_template is not None:
         if settings.kind != "cross-encoder":
             yield f"sentence.pair_template is there for the kind {settings.kind}, which reads no pairs"
-        yield from _wording_problems("plain", settings.pair_template.plain, ("query", "document"))
-        yield from _wording_problems("prompted", settings.pair_template.prompted, ("query", "document", "prompt"))
+        yield from _wording_problems("pair_template", settings.pair_template, ("query", "document"))
+    if settings.text_template is not None:
+        if settings.kind not in ("encoder", "sparse-encoder"):
+            yield f"sentence.text_template is there for the kind {settings.kind}, which reads no texts in a template"
+        yield from _wording_problems("text_template", settings.text_template, ("text",))
 
 
-def _wording_problems(name: str, wording: Wording | None, allowed: tuple[Slot, ...]) -> Iterator[str]:
-    slots = [part.slot for part in wording.parts] if wording else ["query", "document"]
-    if len(set(slots)) < len(slots) or not {"query", "document"} <= set(slots) <= set(allowed):
-        yield (
-            f"sentence.pair_template.{name}.parts has the slots {', '.join(slots) or '(none)'}; query and document are "
-            f"needed, and each of {', '.join(allowed)} is allowed once"
-        )
+def _wording_problems(name: str, template: PairTemplate | TextTemplate, needed: tuple[Slot, ...]) -> Iterator[str]:
+    allowed = {"plain": needed, "prompted": (*needed, "prompt")}
+    for key, wording in (("plain", template.plain), ("prompted", template.prompted)):
+        slots = [part.slot for part in wording.parts] if wording else list(needed)
+        if len(set(slots)) < len(slots) or not set(needed) <= set(slots) <= set(allowed[key]):
+            are = "are" if len(needed) > 1 else "is"
+            yield (
+                f"sentence.{name}.{key}.parts has the slots {', '.join(slots) or '(none)'}; {' and '.join(needed)} "
+                f"{are} needed, and each of {', '.join(allowed[key])} is allowed once"
+            )
 
 
 def _engine_problems(where: str, engine: EngineFile) -> Iterator[str]:

@@ -13,7 +13,7 @@ Kind = Literal["encoder", "cross-encoder", "sparse-encoder", "multi-vector-encod
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
-Slot = Literal["prompt", "query", "document"]
+Slot = Literal["prompt", "query", "document", "text"]
 """The texts that a template has a place for."""
 
 
@@ -25,8 +25,8 @@ class TemplatePart:
     slot: Slot
 
 
-class WrittenPair(NamedTuple):
-    """A pair as one text, and the (start, end) of each text in it, in characters."""
+class Written(NamedTuple):
+    """A text or a pair as the template writes it, and the (start, end) of each given text in it, in characters."""
 
     text: str
     places: Mapping[Slot, tuple[int, int]]
@@ -44,8 +44,8 @@ class Wording:
     parts: tuple[TemplatePart, ...]
     after: str
 
-    def write(self, texts: Mapping[Slot, str]) -> WrittenPair:
-        """A pair as one text from the texts of every slot; those that have no place are left out."""
+    def write(self, texts: Mapping[Slot, str]) -> Written:
+        """One text from the texts of every slot; those that have no place are left out."""
         pieces: list[str] = []
         places: dict[Slot, tuple[int, int]] = {}
         size = 0
@@ -54,7 +54,7 @@ class Wording:
             size = start + len(texts[part.slot])
             pieces += part.before, texts[part.slot]
             places[part.slot] = start, size
-        return WrittenPair("".join((*pieces, self.after)), places)
+        return Written("".join((*pieces, self.after)), places)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +70,42 @@ class PairTemplate:
     plain: Wording
     prompted: Wording | None
 
-    def write(self, query: str, document: str, *, prompt: str = "") -> WrittenPair:
+    def write(self, query: str, document: str, *, prompt: str = "") -> Written:
         """A pair as one text; a prompt that the template does not take is refused."""
         wording = self.prompted if prompt else self.plain
         if wording is None:
-            raise InputError(
-                f"The prompt is {prompt!r:.60}, and the chat template that this bundle's pairs are written by takes "
-                "none.\nLeave it out, or give an empty one."
-            )
+            raise _prompt_error(prompt, "pairs")
         return wording.write({"prompt": prompt, "query": query, "document": document})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTemplate:
+    """How a text is written in a chat template, which the tokenizer reads without special tokens of its own.
+
+    Attributes:
+        plain, prompted: as of a `PairTemplate`.
+        strips: whether the template leaves out the spaces around a text and around a prompt.
+    """
+
+    plain: Wording
+    prompted: Wording | None
+    strips: bool = False
+
+    def write(self, text: str, *, prompt: str = "") -> Written:
+        """A text in the template; a prompt that the template does not take is refused."""
+        wording = self.prompted if prompt else self.plain
+        if wording is None:
+            raise _prompt_error(prompt, "texts")
+        if self.strips:
+            text, prompt = text.strip(), prompt.strip()
+        return wording.write({"prompt": prompt, "text": text})
+
+
+def _prompt_error(prompt: str, what: str) -> InputError:
+    return InputError(
+        f"The prompt is {prompt!r:.60}, and the chat template that this bundle's {what} are written by takes none.\n"
+        "Leave it out, or give an empty one."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +167,8 @@ class SentenceSettings:
         activation: makes scores of a cross-encoder's logits; None of an encoder.
         multi_vector: of a multi-vector-encoder; None of others.
         pair_template: writes a cross-encoder's pair as one text; None where the tokenizer takes two.
+        text_template: writes the texts of an encoder or a sparse-encoder; None where the tokenizer takes them as they
+            are.
     """
 
     kind: Kind
@@ -156,3 +185,4 @@ class SentenceSettings:
     activation: Literal["sigmoid", "softmax", "identity"] | None = None
     multi_vector: MultiVectorSettings | None = None
     pair_template: PairTemplate | None = None
+    text_template: TextTemplate | None = None

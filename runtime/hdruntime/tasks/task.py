@@ -255,6 +255,9 @@ class TextTask(TaskFormat):
         of_tokens = ["of tokens"] if own is not None or not steps else []
         similarity = settings.similarity if own is None else own.similarity
         yield "vectors", f"{', '.join([*of_tokens, *steps])}; similarity {similarity}"
+        if settings.text_template is not None:
+            whose = "SentenceEncoder's texts" if manifest.template is None else "texts"
+            yield "", f"{whose} are written in the checkpoint's chat template"
 
     @classmethod
     def pipeline(cls) -> str | None:

@@ -101,8 +101,8 @@ class KeptParts:
     @functools.cached_property
     def _parts(self) -> dict[str, Any]:
         parts: dict[str, Any] = json.loads(self._serialized)
-        # A quarter of a million entries, of which none is read.
-        parts["model"] = {name: value for name, value in parts["model"].items() if name in ("type", "dropout")}
+        # Without the vocabulary: a quarter of a million entries, of which none is read.
+        parts["model"] = {"type": parts["model"]["type"]}
         return parts
 
     @functools.cached_property
@@ -112,8 +112,7 @@ class KeptParts:
     @functools.cached_property
     def _is_local(self) -> bool:
         """Whether every token depends on its surroundings alone."""
-        is_random = bool(self._parts["model"].get("dropout"))
-        return not is_random and all(_is_local(self._parts.get(name), known) for name, known in _LOCAL.items())
+        return all(_is_local(self._parts.get(name), known) for name, known in _LOCAL.items())
 
 
 def _boundaries(part: str, side: Side) -> Iterable[int]:

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import Side
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.sentence_settings import PairTemplate, WrittenPair
+from hdruntime.bundle.sentence_settings import PairTemplate, Slot, TextTemplate, Written
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.text.checks import (
     RefusedTextsError,
@@ -30,6 +30,8 @@ from hdruntime.text.checks import (
     unread_length_error,
 )
 from hdruntime.text.kept_part import KeptParts
+
+Template = PairTemplate | TextTemplate
 
 
 class Overflow(str, Enum):
@@ -130,8 +132,8 @@ class TextTokenizer:
     Args:
         path: the file, which is read once: later changes of the file change nothing.
         max_len: most tokens of a text or pair, special tokens and template included: the longest that the bundle runs.
-        template: writes a pair as one text, which is read without special tokens; None for a pair of texts. With a
-            template there are no texts but pairs.
+        template: writes a pair or a text as one text, which is read without special tokens; None for texts and pairs as
+            they are. With a template of pairs there are no texts but pairs, and with one of texts no pairs.
         truncation_side: which end of a text is cut off: ``right`` or ``left``.
 
     Attributes:
@@ -144,7 +146,7 @@ class TextTokenizer:
     """
 
     def __init__(
-        self, path: Path, *, max_len: int, template: PairTemplate | None = None, truncation_side: Side = "right"
+        self, path: Path, *, max_len: int, template: Template | None = None, truncation_side: Side = "right"
     ) -> None:
         self.max_len = self.longest = max_len
         self._path = path
@@ -158,7 +160,7 @@ class TextTokenizer:
         self._most_of_each: tuple[int | None, int | None] = (None, None)
 
     @classmethod
-    def of(cls, bundle: Bundle, *, max_len: int, template: PairTemplate | None = None) -> TextTokenizer:
+    def of(cls, bundle: Bundle, *, max_len: int, template: Template | None = None) -> TextTokenizer:
         """The tokenizer of a bundle that has one."""
         info = bundle.manifest.tokenizer
         assert info is not None, "a bundle without a tokenizer takes ids"
@@ -181,6 +183,10 @@ class TextTokenizer:
         if max_len != self.max_len:
             vars(other).pop("_truncating", None)
         return other
+
+    def written_by(self, template: Template | None) -> TextTokenizer:
+        """The same tokenizer with another template."""
+        return self._copied(_template=template)
 
     def bounded(self, characters: int) -> TextTokenizer:
         """The same tokenizer, which refuses to read more than that many characters of a text.
@@ -214,6 +220,8 @@ class TextTokenizer:
     @functools.cached_property
     def special_ids(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after the tokens of every text, each empty where there are none."""
+        if self._template is not None:
+            return [], []
         encoded = self.whole.encode(self.sample)
         of_text = [place for place, number in enumerate(encoded.sequence_ids) if number is not None]
         return (encoded.ids[: of_text[0]], encoded.ids[of_text[-1] + 1 :]) if of_text else ([], [])
@@ -297,7 +305,7 @@ class TextTokenizer:
         Raises:
             InputError: not a list of strings, a text has no token (an empty one, where there are no special tokens),
                 or it has too many and ``overflow`` is ``error``; the tokenizer cannot encode a text; or there is a
-                template, and there are no pairs, or a prompt that it refuses.
+                template, and there are no pairs for it, or pairs that it does not write, or a prompt that it refuses.
         """
         choice = checked_choice(Overflow, overflow, option="overflow")
         texts = _unicode_texts(texts, "texts")
@@ -313,11 +321,20 @@ class TextTokenizer:
             pairs = [self.beginning(text, for_pair) for text in pairs]
         are_cut = _that_differ(given, (texts, pairs))
         tokenizer = self._truncating if choice is Overflow.TRUNCATE else self.whole
+        begins: list[int] = []
         if self._template is None:
             texts = [prompt + text for text in texts]
+        elif isinstance(self._template, TextTemplate):
+            # Offsets count the prompt's characters, too, as without a template.
+            begins = [len(prompt)] * len(texts)
+            if self._template.strips:
+                begins = [len(prompt) + len(text) - len(text.lstrip()) for text in texts]
+                texts = [text.strip() for text in texts]
         whole, texts, pairs = (texts, pairs), *self._kept(texts, pairs, choice)
         if self._template is not None:
             encodings = self._encode_written(self._template, texts, pairs, tokenizer, choice, prompt)
+            if any(begins):
+                encodings = [_moved(encoding, begin) for encoding, begin in zip(encodings, begins, strict=True)]
         else:
             encodings = self._encode_bare(texts, pairs, tokenizer, choice, prompt, offsets=offsets)
         if self._side == "left" and offsets:
@@ -379,7 +396,8 @@ class TextTokenizer:
             return texts, pairs
         kept: list[tuple[str, ...]]
         if pairs is None:
-            kept = [(self._kept_part(text, self.max_len + 1),) for text in texts]
+            in_template = self._template is not None
+            kept = [(self._kept_part(text, self.max_len + 1, in_pair=in_template),) for text in texts]
         else:
             kept = [self._kept_pair(text, pair) for text, pair in zip(texts, pairs, strict=True)]
         if choice is Overflow.ERROR:
@@ -428,21 +446,26 @@ class TextTokenizer:
 
     def _encode_written(
         self,
-        template: PairTemplate,
+        template: Template,
         texts: Sequence[str],
         pairs: Sequence[str] | None,
         tokenizer: Any,
         choice: Overflow,
         prompt: str,
     ) -> list[Encoding]:
-        """Encode pairs as a template writes them; a cut pair ends with the last tokens of the template, as in
+        """Encode texts or pairs as a template writes them; a cut one ends with the last tokens of the template, as in
         sentence-transformers."""
-        if pairs is None:
+        if isinstance(template, TextTemplate):
+            if pairs is not None:
+                raise InputError("This bundle reads texts, and no pairs: its chat template has a place for one text.")
+            written = [template.write(text, prompt=prompt) for text in texts]
+        elif pairs is None:
             raise InputError(
                 "This bundle reads pairs: its chat template has places for a query and a document.\n"
                 "Give both: session.rank(query, documents), CrossEncoder, or hdexport run --text-pair-column"
             )
-        written = [template.write(text, pair, prompt=prompt) for text, pair in zip(texts, pairs, strict=True)]
+        else:
+            written = [template.write(text, pair, prompt=prompt) for text, pair in zip(texts, pairs, strict=True)]
         encoded = self._encoded(tokenizer, [each.text for each in written], choice)
         ending: list[int] = []
         if choice is Overflow.TRUNCATE and any(len(item) >= self.max_len for item in encoded):
@@ -521,17 +544,60 @@ def _placed(
 
 
 def read_tokenizer(path: Path) -> Any:
-    """The ``tokenizers.Tokenizer`` of a ``tokenizer.json``."""
+    """The ``tokenizers.Tokenizer`` of a ``tokenizer.json``, which gives a text the same ids at every load and call."""
     from tokenizers import Tokenizer
 
     try:
         # Only Python can open every path.
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises nothing more specific
         raise BundleCorruptError(
             f"The tokenizer {path} cannot be read: {error}.\n"
             "If the bundle was built with a newer `tokenizers`: pip install -U tokenizers"
         ) from error
+    random = random_ids_of(tokenizer)
+    if random is not None:
+        raise BundleCorruptError(
+            f"The tokenizer {path} gives a text random ids: {random.reason}.\n"
+            "Build the bundle again from its checkpoint: the build says what to change there."
+        )
+    return tokenizer
+
+
+class RandomIds(NamedTuple):
+    """Why a tokenizer gives a text other ids at another load or call, as half a sentence, and the remedy in a
+    checkpoint's files, as a sentence."""
+
+    reason: str
+    remedy: str
+
+
+def random_ids_of(tokenizer: Any) -> RandomIds | None:
+    """Why a ``tokenizers.Tokenizer`` gives a text random ids; None where a text always has the same ids."""
+    dropout = getattr(tokenizer.model, "dropout", None)
+    if dropout:
+        return RandomIds(
+            f"its model has the dropout {dropout:g}, which leaves out merges at random",
+            "Set dropout to null in the model of tokenizer.json.",
+        )
+    if tokenizer.normalizer is None:
+        return None
+    # tokenizers normalizes the contents of these tokens, too, and takes one of several equal ones by a random hash.
+    tokens: dict[str, list[str]] = {}
+    for number, token in sorted(tokenizer.get_added_tokens_decoder().items()):
+        if token.normalized:
+            content = tokenizer.normalizer.normalize_str(token.content)
+            tokens.setdefault(content, []).append(f"{token.content!r} ({number})")
+    equal = next(((content, names) for content, names in tokens.items() if content and len(names) > 1), None)
+    if equal is None:
+        return None
+    return RandomIds(
+        f"its normalizer makes {equal[0]!r} of each of the added tokens {' and '.join(equal[1])}, and `tokenizers` "
+        "takes one of their ids at random at each load",
+        "Rename all of these tokens but the first to words that no text has, such as '[unused-1]', in tokenizer.json "
+        "and in added_tokens_decoder of tokenizer_config.json: the first is the token that `tokenizers` took before "
+        "0.23.",
+    )
 
 
 def _tokens_of_prompt(tokenizer: Any, prompt: str) -> int:
@@ -542,15 +608,25 @@ def _tokens_of_prompt(tokenizer: Any, prompt: str) -> int:
     return len(encoded) - int(encoded.special_tokens_mask[-1:] == [1])
 
 
-def _of_template(item: Any, written: WrittenPair, ending: list[int]) -> Encoding:
-    """A pair in a template: the ``tokenizers.Encoding`` of the whole text, and where query and document are in it; the
-    ids of `ending` take the place of its last ones."""
+def _moved(encoding: Encoding, characters: int) -> Encoding:
+    """An encoding whose tokens of the text are that many characters later in the text."""
+    if not characters:
+        return encoding
+    of_tokens = zip(encoding.offsets, encoding.sequence_ids, strict=True)
+    offsets = [(a, b) if text is None else (a + characters, b + characters) for (a, b), text in of_tokens]
+    return dataclasses.replace(encoding, offsets=offsets)
+
+
+def _of_template(item: Any, written: Written, ending: list[int]) -> Encoding:
+    """A text or a pair in a template: the ``tokenizers.Encoding`` of all of it, and where text, query and document are
+    in it; the ids of `ending` take the place of its last ones."""
     ids, spans = item.ids, item.offsets
     sequences: list[int | None] = [None] * len(ids)
     offsets = [(0, 0)] * len(ids)
     # A token with characters of both is the query's, which every piece of the document has.
-    for number, slot in ((1, written.places["document"]), (0, written.places["query"])):
-        start, end = slot
+    numbers: tuple[tuple[int, Slot], ...] = ((1, "document"), (0, "query"), (0, "text"))
+    for number, slot in numbers:
+        start, end = written.places.get(slot, (0, 0))
         if start == end:
             continue
         first = bisect.bisect_right(spans, start, key=operator.itemgetter(1))
@@ -565,11 +641,12 @@ def _of_template(item: Any, written: WrittenPair, ending: list[int]) -> Encoding
     return Encoding(ids, item.type_ids, offsets, sequences, is_cut=bool(item.overflowing))
 
 
-def _ending(tokenizer: Any, template: PairTemplate, prompt: str) -> list[int]:
-    """The ids that a template ends with, found as sentence-transformers finds them: the common end of two pairs."""
+def _ending(tokenizer: Any, template: Template, prompt: str) -> list[int]:
+    """The ids that a template ends with, found as sentence-transformers finds them: the common end of two texts or
+    pairs."""
     first, second = (
-        tokenizer.encode(template.write(text, text, prompt=prompt).text, add_special_tokens=False).ids
-        for text in ("0", "1 2 3 4")
+        tokenizer.encode(template.write(*given, prompt=prompt).text, add_special_tokens=False).ids
+        for given in ([text] * (1 if isinstance(template, TextTemplate) else 2) for text in ("0", "1 2 3 4"))
     )
     alike = [one == other for one, other in zip(reversed(first), reversed(second), strict=False)]
     shared = alike.index(False) if False in alike else 0

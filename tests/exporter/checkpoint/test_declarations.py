@@ -168,9 +168,10 @@ def test_a_key_of_a_tokenizer_that_nothing_reads_is_named(tmp_path: Path) -> Non
         image_token="<image>",
         tokenizer_class="BertTokenizer",
     )
-    assert lines(tmp_path) == []
+    (of_ids,) = lines(tmp_path)
+    assert "transformers' BertTokenizer give other ids" in of_ids
     change_json(tmp_path / "tokenizer_config.json", reads_backwards=True)
-    (line,) = lines(tmp_path)
+    line, _ = lines(tmp_path)
     assert "tokenizer_config.json has what neither " in line
     assert "reads_backwards True" in line
 

@@ -188,7 +188,7 @@ def test_transformers_reads_the_limits_of_a_bundle(tmp_path: Path, monkeypatch: 
     assert not (bundle / "trainer_state.json").exists()
     assert not [path for path in bundle.rglob("*") if path.suffix in (".safetensors", ".bin")], "no weights twice"
     take_stored_graph(monkeypatch, bundle)
-    without = built(tmp_path / "ids", checkpoint, tokenizer=False)
+    without = built(tmp_path / "ids", checkpoint, tokenizer=None)
     assert not (without / "tokenizer_config.json").exists()
     assert not (without / "modules.json").exists()
 

@@ -132,7 +132,7 @@ def test_tokenizers_that_no_file_can_hold_are_refused_in_a_sentence(
     change_json(tiny_bert / "config.json", **of_model)
     with pytest.raises(ModelError, match=r"^.*Tokenizer.*\n.*[Bb]uild for token ids.*: --no-tokenizer$"):
         write_tokenizer(checkpoint, tmp_path)
-    assert write_tokenizer(dataclasses.replace(checkpoint, takes_texts=False), tmp_path) is None
+    assert write_tokenizer(dataclasses.replace(checkpoint, tokenizer_source=None), tmp_path) is None
 
 
 def test_a_setting_that_no_file_can_hold_is_refused(tiny_bert: Path) -> None:
@@ -176,7 +176,7 @@ def test_each_familys_sentencepiece_file_is_found(
 
 def test_a_tokenizer_that_is_not_wanted_is_not_read(tiny_bert: Path, tmp_path: Path, caplog) -> None:
     (tiny_bert / "tokenizer.json").write_text("damaged")
-    checkpoint = dataclasses.replace(find_checkpoint(tiny_bert), takes_texts=False)
+    checkpoint = dataclasses.replace(find_checkpoint(tiny_bert), tokenizer_source=None)
     with caplog.at_level(logging.WARNING):
         assert write_tokenizer(checkpoint, tmp_path) is None
     assert "is built without its tokenizer; the bundle will take input_ids" in caplog.text

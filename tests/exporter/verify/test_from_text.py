@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.checkpoint.trust import Trust
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.support.bundle_writer import seal
 from hdexport.verify import Check, Grid, Verification, with_texts
 from hdexport.verify.pytorch_reference import reference_of
-from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.manifest import Task, TokenizerSource
 from hdruntime.bundle.reader import Bundle, open_bundle
+from support.file_tokenizers import put_tokenizer, word_pieces
 from support.grids import nightly_unless
 from support.tiny_models import change_json
 
@@ -118,6 +120,30 @@ def test_settings_of_sentence_transformers_are_the_models(
     wrong = dataclasses.replace(manifest.sentence, **setting)
     checks, _ = checked(Bundle(bundle.path, dataclasses.replace(manifest, sentence=wrong)), bundle.checkpoint)
     assert failed(checks) == texts
+
+
+TASKS = ("sentence-similarity", "text-classification", "fill-mask", "question-answering", "token-classification")
+
+
+@pytest.mark.parametrize("source", ["library", "file"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_bundle_of_the_files_ids_is_compared_with_the_library_given_the_file(
+    tiny_bundles, tmp_path, task: str, source: TokenizerSource
+) -> None:
+    """A bundle that says the other differs in texts that the file and transformers' class split differently."""
+    plain = tiny_bundles("bert", task)
+    checkpoint, path = tmp_path / "checkpoint", tmp_path / "bundle"
+    shutil.copytree(plain.checkpoint, checkpoint)
+    shutil.copytree(plain.path, path)
+    put_tokenizer(checkpoint, word_pieces(), "BertTokenizer")
+    info = write_tokenizer(find_checkpoint(checkpoint).with_source(source), path)
+    assert info is not None
+    checks, left_out = checked(Bundle(path, dataclasses.replace(plain.manifest, tokenizer=info)), checkpoint)
+    assert not failed(checks), "\n".join(check.line() for check in checks.values())
+    assert not left_out
+    other = dataclasses.replace(info, source="library" if source == "file" else "file")
+    checks, _ = checked(Bundle(path, dataclasses.replace(plain.manifest, tokenizer=other)), checkpoint)
+    assert failed(checks) & {"pair", "other scripts"} == {"pair", "other scripts"} & set(checks) != set()
 
 
 def test_an_empty_text_without_special_tokens_is_no_case(tiny_bundles, tmp_path) -> None:

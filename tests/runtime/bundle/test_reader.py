@@ -280,6 +280,13 @@ def test_a_manifest_that_is_no_regular_file_or_too_large_is_refused(bundle_path:
         open_bundle(bundle_path)
 
 
+def test_a_bundle_that_names_no_source_of_its_tokenizer_has_the_librarys_ids(bundle_path: Path) -> None:
+    edit_manifest(bundle_path, lambda manifest: manifest["tokenizer"].pop("source"))
+    tokenizer = open_bundle(bundle_path).manifest.tokenizer
+    assert tokenizer is not None
+    assert tokenizer.source == "library"
+
+
 def test_the_manifest_is_replaced_whole_and_hashes_nothing(bundle_path: Path) -> None:
     manifest = open_bundle(bundle_path).manifest
     (bundle_path / "config.json").write_text("changed")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from hdruntime.bundle.manifest import Side
 from hdruntime.errors import BundleCorruptError, InputError
@@ -118,6 +118,45 @@ def test_a_tokenizer_that_cannot_be_read_is_explained(new_bundle: Callable[..., 
     path.write_text('{"version": "9.0"}')
     with pytest.raises(BundleCorruptError, match=r"cannot be read: .*\n.*pip install -U tokenizers"):
         TextTokenizer(path, max_len=16).encode(["long"])
+
+
+def test_a_tokenizer_that_takes_one_of_two_ids_at_each_load_is_refused(new_bundle: Callable[..., Path]) -> None:
+    """Of a bundle that was built before builds refused the checkpoint."""
+    path = new_bundle() / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokens = [AddedToken(content, normalized=True) for content in ("COVIDx", "other", "covidx", "CovidX")]
+    tokenizer.add_tokens(tokens)
+    first = tokenizer.token_to_id("COVIDx")
+    tokenizer.save(str(path))
+    names = rf"'COVIDx' \({first}\) and 'covidx' \({first + 2}\) and 'CovidX' \({first + 3}\)"
+    message = (
+        rf"random ids: its normalizer makes 'covidx' of each of the added tokens {names}(.|\n)*Build the bundle again"
+    )
+    with pytest.raises(BundleCorruptError, match=message):
+        TextTokenizer(path, max_len=16)
+
+
+def test_added_tokens_that_differ_after_the_normalizer_or_skip_it_are_read(new_bundle: Callable[..., Path]) -> None:
+    path = new_bundle() / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    )
+    # Tokens without a letter are never found.
+    tokenizer.add_tokens([AddedToken(content, normalized=True) for content in ("COVIDx", "other", "\u0301", "\u0300")])
+    tokenizer.add_tokens([AddedToken("covidx", normalized=False)])
+    tokenizer.save(str(path))
+    (loaded,) = {repr(TextTokenizer(path, max_len=16).encode(["COVIDx covidx Covidx e\u0301"])) for _ in range(20)}
+    upper, lower = (tokenizer.token_to_id(content) for content in ("COVIDx", "covidx"))
+    assert f"[{CLS}, {upper}, {lower}, {upper}, " in loaded
+
+
+def test_a_tokenizer_that_leaves_merges_out_at_random_is_refused(new_bundle: Callable[..., Path]) -> None:
+    path = new_bundle() / "tokenizer.json"
+    Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5)).save(str(path))
+    with pytest.raises(BundleCorruptError, match=r"random ids: its model has the dropout 0\.5"):
+        TextTokenizer(path, max_len=16)
 
 
 @pytest.mark.parametrize("model", ["WordLevel", "WordPiece"])

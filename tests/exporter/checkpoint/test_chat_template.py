@@ -11,8 +11,8 @@ import transformers
 
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.chat_template import pair_template
 from hdexport.checkpoint.extended_files import is_copied
-from hdexport.checkpoint.pair_template import pair_template
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.sentence_settings import PairTemplate, TemplatePart
