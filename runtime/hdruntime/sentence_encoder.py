@@ -32,7 +32,7 @@ from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
 from hdruntime.tasks.embedding import Embedding, TokenStates
-from hdruntime.text.checks import checked_choice, checked_texts
+from hdruntime.text.checks import checked_choice, checked_texts, plain_name
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 from hdruntime.text.pooling import Pooling, embedding_output
 from hdruntime.text.similarity import similarities, similarities_of_pairs
@@ -81,7 +81,7 @@ class SentenceEncoder(TwoSidedModel):
         own = opened.manifest.sentence
         is_pooled_here = embedding_output(opened.manifest).name == "last_hidden_state"
         self._task = Embedding(opened.manifest, _checked_pooling(pooling, is_needed=is_pooled_here))
-        self.similarity_fn_name: str = own.similarity if own else "cosine"
+        self.similarity_fn_name = own.similarity if own else "cosine"
         self.truncate_dim = own.truncate_dim if own and truncate_dim is None else truncate_dim
         super().__init__(
             opened,
@@ -151,6 +151,7 @@ class SentenceEncoder(TwoSidedModel):
             BackendError: the backend failed, or the encoder is closed.
         """
         precision = checked_choice(EmbeddingPrecision, precision or "float32", option="precision")
+        output_value = plain_name(output_value)
         if output_value not in ("sentence_embedding", "token_embeddings"):
             raise InputError(
                 f"output_value is {output_value!r}; it must be 'sentence_embedding' or 'token_embeddings'."
@@ -227,7 +228,7 @@ def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooli
     if pooling is None:
         return Pooling.MEAN if is_needed else None
     try:
-        chosen = Pooling(pooling)
+        chosen = Pooling(plain_name(pooling))
     except ValueError:
         valid = ", ".join(f"'{each.value}'" for each in Pooling)
         raise InputError(f"pooling is {pooling!r}; it must be {valid}, or None for the bundle's own.") from None
