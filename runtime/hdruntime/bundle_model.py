@@ -390,8 +390,10 @@ class TwoSidedModel(BundleModel):
 
     @property
     def similarity_fn_name(self) -> str:
-        """The name of the function that :meth:`similarity` computes; it may be set to a member of sentence-transformers'
-        ``SimilarityFunction``."""
+        """The name of the function that :meth:`similarity` computes.
+
+        It may be set to a member of sentence-transformers' ``SimilarityFunction``.
+        """
         return self._similarity_fn_name
 
     @similarity_fn_name.setter

@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from hdruntime.arrays import FloatingArray
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import Length, TwoSidedModel, also_named, evaluate
@@ -35,6 +37,7 @@ from hdruntime.tasks.embedding import Embedding, TokenStates
 from hdruntime.text.checks import checked_choice, checked_texts, plain_name
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 from hdruntime.text.pooling import Pooling, embedding_output
+from hdruntime.text.ranges import read_ranges
 from hdruntime.text.similarity import similarities, similarities_of_pairs
 
 
@@ -119,6 +122,7 @@ class SentenceEncoder(TwoSidedModel):
         truncate_dim: int | None = None,
         pool: None = None,
         chunk_size: int | None = None,
+        ranges: FloatingArray | str | Path | None = None,
     ) -> Any:
         """One vector per text, the same that sentence-transformers gives.
 
@@ -139,6 +143,10 @@ class SentenceEncoder(TwoSidedModel):
             truncate_dim: dimensions that are kept, before vectors are normalised; None for the encoder's own number.
             pool: None: there are no pools of processes.
             chunk_size: of a pool, without effect.
+            ranges: for ``int8`` and ``uint8``, each dimension's minimum and maximum, [2, dimensions], as
+                ``quantize_embeddings`` of sentence-transformers takes them; or a file with them: an output of
+                ``hdexport run --output-dtype int8``, or a .npy file. None: the ranges of these texts' vectors, so that
+                vectors of two calls have two scales.
 
         Returns:
             [dimensions] of one text; [sentences, dimensions] of several, in the order given. With ``token_embeddings``
@@ -157,6 +165,7 @@ class SentenceEncoder(TwoSidedModel):
                 f"output_value is {output_value!r}; it must be 'sentence_embedding' or 'token_embeddings'."
             )
         self._check_call(batch_size, device, pool)
+        ranges = self._ranges(ranges, precision)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
         texts = checked_texts(sentences, name="sentences", may_be_one=True)
         of_tokens = output_value == "token_embeddings"
@@ -177,10 +186,20 @@ class SentenceEncoder(TwoSidedModel):
         if of_tokens:
             result: Any = found if from_numpy is None else [from_numpy(each) for each in found]
         else:
-            result = quantized(normalized(embeddings) if normalize_embeddings else embeddings, precision)
+            result = quantized(normalized(embeddings) if normalize_embeddings else embeddings, precision, ranges)
             if from_numpy is not None:
                 result = from_numpy(result) if convert_to_tensor else list(from_numpy(result))
         return result[0] if isinstance(sentences, str) else result
+
+    def _ranges(self, given: FloatingArray | str | Path | None, precision: EmbeddingPrecision) -> FloatingArray | None:
+        if given is not None and not precision.needs_ranges:
+            raise InputError(
+                f"ranges are for the precisions int8 and uint8, and precision is {precision.value!r}.\n"
+                "Leave ranges out, or ask for precision='int8'."
+            )
+        if not isinstance(given, str | Path):
+            return given
+        return read_ranges(given, bundle=identity_of_bundle(self._session.manifest))
 
     @contextlib.contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:

@@ -248,7 +248,7 @@ def test_names_are_taken_from_enumerations_of_other_libraries(prompted: Both) ->
     assert ours.encode("w5", output_value=Name.TOKENS).ndim == 2  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pooling is 'mean', but this bundle pools as its model does"):
         SentenceEncoder(ours._path, pooling=Name.MEAN)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="precision is <Name.MEAN: 'mean'>; it must be one of 'float32'"):
+    with pytest.raises(InputError, match=r"precision is <Name\.MEAN: 'mean'>; it must be one of 'float32'"):
         ours.encode(TEXTS, precision=Name.MEAN)  # type: ignore[arg-type]
 
 

@@ -16,6 +16,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import add_precision_argument, whole_number
@@ -180,8 +181,17 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         "--output-dtype",
         choices=["float32", "float16", "int8", "uint8", "binary", "ubinary"],
         default="float32",
-        help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range in the first portion "
-        "of rows; binary and ubinary have one bit per dimension",
+        help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range, of --ranges or of "
+        "the first portion of rows; binary and ubinary have one bit per dimension",
+    )
+    group.add_argument(
+        "--ranges",
+        "--ranges-from",
+        metavar="FILE",
+        type=Path,
+        help="calibration ranges of int8 and uint8 embeddings: the output of an earlier job of that type, so that "
+        "queries and documents have one scale, or a .npy file of float32 [2, dimensions] (default: each dimension's "
+        "range in the first portion of rows)",
     )
     group.add_argument(
         "--max-active-dims",
@@ -327,6 +337,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
             truncate_dim=options.truncate_dim,
             normalize=options.normalize,
             output_dtype=EmbeddingPrecision(options.output_dtype),
+            ranges=options.ranges,
         ),
         skip_failed=options.skip_failed,
         batch_size=options.batch_size,

@@ -36,8 +36,11 @@ FINISHED_FILE = "finished"
 REPLACED = "replaced"
 """The directory that the output has replaced."""
 
+STORED_RANGES = "ranges.npz"
+"""The file of ranges that is moved beside the output."""
+
 LOCK_FILE = "lock"
-_FILES = (JOB_FILE, SAVED_FILE, RANGES_FILE, RESULTS_FILE, FINISHED_FILE, REPLACED, LOCK_FILE)
+_FILES = (JOB_FILE, SAVED_FILE, RANGES_FILE, RESULTS_FILE, FINISHED_FILE, STORED_RANGES, REPLACED, LOCK_FILE)
 """The files of the folder, in the order of removal, each also with `_PARTIAL`. Without the first, the others mean
 nothing; while the last exists, no other process begins."""
 
@@ -213,15 +216,15 @@ class OpenFolder:
         """Rename a file, replacing any of that name."""
         os.replace(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
-    def move_out(self, target: Path) -> None:
-        """Move the output to a place beside the folder, durably."""
-        status = self._status(FINISHED_FILE)
+    def move_out(self, target: Path, name: str = FINISHED_FILE) -> None:
+        """Move the output, or another file, to a place beside the folder, durably."""
+        status = self._status(name)
         if status is not None and stat.S_ISDIR(status.st_mode):
             # A directory takes the place of nothing but an empty directory.
             self.remove(REPLACED)
             with contextlib.suppress(FileNotFoundError):
                 os.replace(target.name, REPLACED, src_dir_fd=self._parent, dst_dir_fd=self._descriptor)
-        os.replace(FINISHED_FILE, target.name, src_dir_fd=self._descriptor, dst_dir_fd=self._parent)
+        os.replace(name, target.name, src_dir_fd=self._descriptor, dst_dir_fd=self._parent)
         os.fsync(self._parent)
 
     def sync(self) -> None:

@@ -7,6 +7,7 @@ import gc
 import importlib.metadata
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,13 +16,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.inference.overlapping import done_behind
 from hdruntime.inference.streaming import checked_segment
 from hdruntime.jobs.files import damaged
-from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_inputs
+from hdruntime.jobs.identity import Identity, identity_of_inputs
 from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
@@ -29,7 +31,7 @@ from hdruntime.jobs.output import STDOUT, LocalOutput, Results, StandardOutput, 
 from hdruntime.jobs.portions import JobPool, Portion, PortionResult, RowOptions
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
+from hdruntime.jobs.vectors import COLUMN, Ranges, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.writers import ResultFormat, encoding_of
 from hdruntime.tasks.embedding import column_of_spans
 from hdruntime.tasks.of_bundle import check_pairs, class_of, task_of_bundle
@@ -37,6 +39,7 @@ from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import checked_streaming
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import overlap_of
+from hdruntime.text.ranges import BUNDLE_KEY, RANGES_KEY, read_ranges
 from hdruntime.text.tokenization import Overflow
 
 logger = logging.getLogger(__name__)
@@ -90,6 +93,7 @@ class Job:
         metadata: of the output, for formats that can hold it.
         identity: another run must have the same to continue it.
         finished: what was done, if the job is done already and its output is there.
+        ranges: float32 [2, dimensions], the calibration ranges that were given; None without any.
     """
 
     files: tuple[InputFile, ...]
@@ -101,6 +105,7 @@ class Job:
     metadata: Mapping[str, str]
     identity: Identity
     finished: Saved | None
+    ranges: Ranges | None = None
 
     @property
     def output(self) -> Path:
@@ -159,8 +164,11 @@ def plan_job(
     )
     fields = _fields(task, files, options)
     _check_format(place.format, fields, options)
-    identity = _identity(bundle, task, files, fields, options, prompt)
+    ranges = _given_ranges(bundle, options.vectors, fields)
+    identity = _identity(bundle, task, files, fields, options, prompt, ranges)
     finished = place.finished(identity, force=options.force, restart=options.restart)
+    if finished is None and options.vectors.output_dtype.needs_ranges:
+        place.check_ranges(force=options.force)
     return Job(
         files=tuple(files),
         without_rows=tuple(file for file in found if file.rows == 0),
@@ -171,6 +179,7 @@ def plan_job(
         metadata=_metadata(bundle, [field.name for field in fields], options, identity),
         identity=identity,
         finished=finished,
+        ranges=ranges,
     )
 
 
@@ -223,7 +232,7 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
         report(meter.progress(JobState.FINISHING, done))
         metadata = dict(job.metadata)
         if folder.ranges is not None:
-            metadata["hdexport.ranges"] = json.dumps(folder.ranges.tolist())
+            metadata[RANGES_KEY] = json.dumps(folder.ranges.tolist())
         folder.publish(force=job.options.force, metadata=metadata)
     if done.counts.dropped_columns:
         logger.warning(
@@ -243,7 +252,8 @@ def _run_portions(
     meter: ProgressMeter,
     report: Callable[[JobProgress], None],
 ) -> None:
-    vectors = Vectors(job.options.vectors, folder.ranges, chunked=job.options.late_chunking is not None)
+    ranges = job.ranges if folder.ranges is None else folder.ranges
+    vectors = Vectors(job.options.vectors, ranges, chunked=job.options.late_chunking is not None)
     watch = InputWatch(job.files, job.options.columns, without_rows=job.without_rows)
     start = folder.saved
 
@@ -342,6 +352,28 @@ def _vectors_of_model(vectors: VectorOptions, own: SentenceSettings | None) -> V
     return replace(vectors, truncate_dim=own.truncate_dim) if own and vectors.truncate_dim is None else vectors
 
 
+def _given_ranges(bundle: Bundle, vectors: VectorOptions, fields: Sequence[pa.Field]) -> Ranges | None:
+    """The calibration ranges that were given, if the job's vectors have them."""
+    if vectors.ranges is None:
+        return None
+    if not vectors.output_dtype.needs_ranges:
+        raise InputError(
+            f"--ranges is for --output-dtype int8 and uint8, and the output's is {vectors.output_dtype.value}.\n"
+            "Leave --ranges out, or add --output-dtype int8."
+        )
+    ranges = read_ranges(vectors.ranges, bundle=identity_of_bundle(bundle.manifest))
+    dimensions = ranges.shape[1]
+    kind = next((field.type for field in fields if field.name == COLUMN), None)
+    while kind is not None and not pa.types.is_fixed_size_list(kind) and hasattr(kind, "value_type"):
+        kind = kind.value_type
+    if kind is not None and pa.types.is_fixed_size_list(kind) and kind.list_size not in (-1, dimensions):
+        raise InputError(
+            f"The ranges of {vectors.ranges} have {dimensions} dimensions, and the vectors of this job "
+            f"{kind.list_size}.\nUse the same model and the same --truncate-dim for both jobs."
+        )
+    return ranges
+
+
 def _check_format(kind: ResultFormat, fields: Sequence[pa.Field], options: JobOptions) -> None:
     vectors = next((field.type for field in fields if field.name == COLUMN), None)
     if vectors is None and (kind.is_matrix or not options.vectors.is_default):
@@ -375,7 +407,7 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
     metadata = {
         "hdexport.version": str(identity["the version of hdexport"]),
         "hdexport.model": manifest.name,
-        "hdexport.bundle": str(identity["bundle"]),
+        BUNDLE_KEY: str(identity["bundle"]),
         "hdexport.task": manifest.task,
     }
     if COLUMN in names:
@@ -401,6 +433,7 @@ def _identity(
     fields: Sequence[pa.Field],
     options: JobOptions,
     prompt: str,
+    ranges: Ranges | None,
 ) -> Identity:
     columns = {
         "keep_columns" if name == "keep" else f"{name}_column": value for name, value in vars(options.columns).items()
@@ -412,6 +445,7 @@ def _identity(
         "the version of hdexport": importlib.metadata.version("hdexport"),
         "bundle": identity_of_bundle(bundle.manifest),
         **{flag: _plain(value) for flag, value in flags.items()},
+        "--ranges": None if ranges is None else f"ranges with the checksum {zlib.crc32(ranges.tobytes()):08x}",
         "--prompt": prompt,
         "--prompt-name": options.prompt_name if task.reads_by_prompt_name else None,
         "inputs": identity_of_inputs(files),

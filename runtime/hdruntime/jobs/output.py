@@ -29,6 +29,7 @@ from hdruntime.jobs.files import (
     RANGES_FILE,
     RESULTS_FILE,
     SAVED_FILE,
+    STORED_RANGES,
     OpenFolder,
     damaged,
     disk_errors_explained,
@@ -41,6 +42,7 @@ from hdruntime.jobs.places import filesystem_of, special_kind
 from hdruntime.jobs.progress import Saved, json_from_saved, saved_from_json
 from hdruntime.jobs.vectors import Ranges
 from hdruntime.jobs.writers import ResultEncoding, ResultFormat, ResultRows, is_part
+from hdruntime.text.ranges import RANGES_ENDING, RANGES_KEY, write_ranges
 
 STDOUT = Path("-")
 """Stands for the standard output, on which results are JSON Lines."""
@@ -147,6 +149,20 @@ class LocalOutput:
             with locked_folder(self.path) as (folder, _):
                 _require_same_job(folder, self.path, identity)
         return done
+
+    @property
+    def ranges_path(self) -> Path | None:
+        """The file for the calibration ranges of an output that has no metadata; None for any other output."""
+        output = self.path.resolve()
+        return None if self.format.has_metadata else output.with_name(output.name + RANGES_ENDING)
+
+    def check_ranges(self, *, force: bool) -> None:
+        """Refuse to replace ranges that another job left beside an output that is gone."""
+        path = self.ranges_path
+        if path is not None and path.exists() and not (force or job_folder_path(self.path).exists()):
+            raise OutputExistsError(
+                f"{path}, the place of the ranges, exists.\nReplace it with --force, or choose another place with -o."
+            )
 
     def kept(self) -> str:
         """How many rows of an unfinished job are safe and where, for a message; empty without any."""
@@ -281,6 +297,8 @@ class StoredOutput(LocalOutput):
                 else:
                     self._filesystem.makedirs(str(PurePosixPath(self._key).parent), exist_ok=True)
                     self._filesystem.put_file(str(self.path), self._key)
+                    if self.ranges_path is not None and self.ranges_path.exists():
+                        self._filesystem.put_file(str(self.ranges_path), self._key + RANGES_ENDING)
             self._forget()
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
@@ -331,8 +349,10 @@ class StoredOutput(LocalOutput):
         self._notes.unlink(missing_ok=True)
         if self.path.is_dir():
             shutil.rmtree(self.path)
-        else:
-            self.path.unlink(missing_ok=True)
+            return
+        self.path.unlink(missing_ok=True)
+        if self.ranges_path is not None:
+            self.ranges_path.unlink(missing_ok=True)
 
     def _stored_files(self) -> list[str]:
         """Names of the files below the URL, from there."""
@@ -475,7 +495,17 @@ class JobFolder(Results):
                 self._files.sync()
                 self._files.remove(RESULTS_FILE)
                 self._output.publish(self._files, self.saved, force=force)
+            self._write_ranges(metadata)
             self._files.remove_all()
+
+    def _write_ranges(self, metadata: Mapping[str, str]) -> None:
+        """Write the calibration ranges beside an output that has no metadata."""
+        path = self._output.ranges_path
+        if self.ranges is None or path is None:
+            return
+        with self._files.replacing(STORED_RANGES) as file:
+            write_ranges(file, self.ranges, {name: value for name, value in metadata.items() if name != RANGES_KEY})
+        self._files.move_out(path, STORED_RANGES)
 
     def close(self) -> None:
         """Commit appended rows, if the disk takes them; remove a folder without rows."""
@@ -546,6 +576,8 @@ class StandardOutput:
     def check(self, *, force: bool) -> None: ...
 
     def finished(self, identity: Identity, *, force: bool, restart: bool) -> None: ...
+
+    def check_ranges(self, *, force: bool) -> None: ...
 
     def kept(self) -> str:
         return ""
