@@ -1,6 +1,6 @@
 """Run a bundle over files of texts: one row out per row in, in order; with --late-chunking, one per chunk.
 
-Inputs are JSON Lines, CSV, TSV, Parquet and text files (each line is a text), directories of them, patterns and
+Inputs are JSON Lines, CSV, TSV, Parquet, Arrow and text files (each line is a text), directories of them, patterns and
 URLs. The output has the columns id, kept columns, those of the bundle's task (an embedding, a label, ...), tokens
 and error. An invalid row has the reason in error; the job continues, and the exit code is 2. The output appears
 when it is complete, or not at all. A job that was stopped or killed keeps its results in a folder .OUT.job beside
@@ -57,8 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         metavar="INPUT",
         nargs="+",
-        help=".jsonl, .ndjson, .json, .csv, .tsv or .txt file (also with .gz or .zst), .parquet file, directory, "
-        "quoted pattern, URL (s3://, gs://, hf://, https://), or - for standard input",
+        help=".jsonl, .ndjson, .json, .csv, .tsv or .txt file (also with .gz or .zst), .parquet or .arrow file, "
+        "directory, also one of Dataset.save_to_disk, quoted pattern, URL (s3://, gs://, hf://, https://), or - for "
+        "standard input",
     )
     parser.add_argument(
         "-o",
@@ -88,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_columns(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--input-format",
-        choices=["jsonl", "csv", "tsv", "txt", "parquet"],
+        choices=["jsonl", "csv", "tsv", "txt", "parquet", "arrow"],
         help="format of all inputs (default: by their suffixes; jsonl on standard input)",
     )
     group.add_argument("--text-column", metavar="NAME", default="text", help="column of the text (default: text)")

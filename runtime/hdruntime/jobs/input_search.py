@@ -9,14 +9,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
+from typing import Any
 
 import pyarrow as pa
 
 from hdruntime.errors import InputError
-from hdruntime.jobs.input_files import InputFile, RowFormat, format_of, opened_parquet
-from hdruntime.jobs.places import Place, places_at, read_errors_explained
+from hdruntime.jobs.input_files import InputFile, RowFormat, arrow_batches, format_of, opened_parquet
+from hdruntime.jobs.places import LocalFile, Place, places_at, read_errors_explained
 from hdruntime.jobs.row_reader import csv_records, is_encodable, read_values
 from hdruntime.jobs.rows import ID, Columns, Position
+from hdruntime.jobs.saved_datasets import without_notes
 from hdruntime.jobs.writers import OPEN_TYPE
 
 logger = logging.getLogger(__name__)
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 FIRST_ROWS = 100
 """Rows of a JSON Lines file that define its columns."""
 
-_ENDINGS = ".jsonl, .ndjson, .json, .csv, .tsv, .txt (each also with .gz or .zst) or .parquet"
+_ENDINGS = ".jsonl, .ndjson, .json, .csv, .tsv, .txt (each also with .gz or .zst), .parquet or .arrow"
 
 _MOST_NAMES = 3
 """Names of files without rows in a message."""
@@ -64,6 +66,7 @@ def find_inputs(
         if not found:
             raise InputError(f"{name} holds no file that ends in {_ENDINGS}.")
         places += found
+    places = without_notes(places)
     files = _with_partitions([_found_file(place, columns, input_format) for place in places])
     _require_rows(files)
     resolved = replace(columns, id=_id_column(columns, files))
@@ -214,6 +217,26 @@ def _parquet_columns(file: InputFile, columns: Columns) -> InputFile:
     return replace(file, rows=rows, columns=tuple(schema.names), types={field.name: field.type for field in schema})
 
 
+def _arrow_columns(file: InputFile, columns: Columns) -> InputFile:
+    rows = None
+    try:
+        with read_errors_explained(file.name), _mapped(file.place) as stream:
+            schema, batches = arrow_batches(stream)
+            if file.place.is_local:
+                rows = sum(map(len, batches))
+    except pa.ArrowException as error:
+        raise InputError(f"{file.name} is not a readable Arrow file: {error}.") from error
+    return replace(file, rows=rows, columns=tuple(schema.names), types={field.name: field.type for field in schema})
+
+
+def _mapped(place: Place) -> Any:
+    """The file, mapped into memory where it is on this machine: its rows are counted without reading their values.
+
+    Rows are read without a map, which would end the process where another program shortens the file.
+    """
+    return pa.memory_map(str(place.file)) if isinstance(place, LocalFile) else place.opened()
+
+
 def _csv_columns(file: InputFile, columns: Columns) -> InputFile:
     names, error, _ = next(csv_records(file, Position()), ([], None, None))
     if error is not None:
@@ -242,6 +265,7 @@ def _json_columns(file: InputFile, columns: Columns) -> InputFile:
 
 _FIND_COLUMNS = {
     RowFormat.PARQUET: _parquet_columns,
+    RowFormat.ARROW: _arrow_columns,
     RowFormat.CSV: _csv_columns,
     RowFormat.TSV: _csv_columns,
     RowFormat.TEXT: _text_columns,
