@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hdruntime.jobs import Job, JobOptions
     from hdruntime.jobs.portions import JobPool
     from hdruntime.jobs.progress import JobProgress
+    from hdruntime.session import Session
 
 SUMMARY = "run a bundle over files of texts"
 
@@ -68,6 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=".jsonl, .parquet, .npy or .npz file, also at a URL (s3://...); a name without an ending for a directory "
         "of Parquet files; or - for JSON Lines on standard output",
+    )
+    parser.add_argument(
+        "--max-wait-ms",
+        metavar="N",
+        type=functools.partial(whole_number, least=0),
+        default=200,
+        help="with - as INPUT and -o -: milliseconds that a row waits for others before it is run, while the standard "
+        "input stays open, as with tail -f (default: 200)",
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
@@ -268,20 +277,23 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
 def run(options: argparse.Namespace) -> int:
     from hdexport.cli.job_report import job_report
     from hdruntime.hub import opened_bundle
-    from hdruntime.jobs import plan_job, run_job
+    from hdruntime.jobs import plan_job, rows_arrive, run_job
     from hdruntime.jobs.output import STDOUT
 
     if options.output != "-":  # rows that are printed are the result
         outlive_readers()
     job_options = _job_options(options)
     backend = ""
-    with job_report(options.progress) as report:
+    with job_report(options.progress) as report, contextlib.ExitStack() as exits:
         bundle = opened_bundle(options.bundle, options.backend, options.precision)
+        # Loaded before the first row comes, which would wait for it.
+        waits_for_rows = rows_arrive(options.inputs, options.output, job_options)
+        session = exits.enter_context(_session(bundle, options, report)) if waits_for_rows else None
         job = plan_job(bundle, options.inputs, options.output, options=job_options)
         try:
             done = job.done
             if done is None:
-                with _pool(bundle, job, options, report) as (pool, backend):
+                with _pool(bundle, job, options, report, session) as (pool, backend):
                     done = run_job(job, pool, on_progress=report.progress)
             else:
                 report.done_already(done)
@@ -356,6 +368,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         overlap=options.overlap,
         force=options.force,
         restart=options.restart,
+        max_wait_ms=None if options.ray is not None else options.max_wait_ms,  # Ray's workers answer in large parts
         precision=Precision(options.precision),
     )
 
@@ -368,10 +381,10 @@ def _ray_address(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport) -> Iterator[tuple[JobPool, str]]:
+def _pool(
+    bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport, session: Session | None
+) -> Iterator[tuple[JobPool, str]]:
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
-    import hdruntime
-    from hdruntime.backends.registry import needs_gpu
     from hdruntime.jobs.portions import LocalPool
 
     if options.ray is not None:
@@ -393,6 +406,16 @@ def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobRepo
             assert pool.loaded is not None
             yield pool, _chosen(options, pool.loaded.backend, pool.loaded.backend_reason)
         return
+    with _session(bundle, options, report) if session is None else contextlib.nullcontext(session) as loaded:
+        chosen = _chosen(options, loaded.backend, loaded.backend_reason)
+        yield LocalPool(loaded, job.task, options=job.options), chosen
+
+
+@contextlib.contextmanager
+def _session(bundle: Bundle, options: argparse.Namespace, report: JobReport) -> Iterator[Session]:
+    import hdruntime
+    from hdruntime.backends.registry import needs_gpu
+
     with hdruntime.load(
         bundle,
         options.backend,
@@ -402,8 +425,7 @@ def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobRepo
         rebuild=options.rebuild,
     ) as session:
         report.loaded(has_gpu=needs_gpu(session.backend))
-        chosen = _chosen(options, session.backend, session.backend_reason)
-        yield LocalPool(session, job.task, options=job.options), chosen
+        yield session
 
 
 def _chosen(options: argparse.Namespace, backend: Backend, reason: str) -> str:

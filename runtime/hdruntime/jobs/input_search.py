@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from hdruntime.errors import InputError
+from hdruntime.jobs.arriving import ArrivingInput
 from hdruntime.jobs.input_files import InputFile, RowFormat, arrow_batches, format_of, opened_parquet
 from hdruntime.jobs.places import LocalFile, Place, places_at, read_errors_explained
 from hdruntime.jobs.row_reader import csv_records, is_encodable, read_values
@@ -44,7 +45,12 @@ _OTHER_VALUES = {_SPANS: ", or type tokens:256 or sentences", _ROW_ID: ", or num
 
 
 def find_inputs(
-    names: Sequence[str | Path], *, columns: Columns, input_format: RowFormat | None = None, spool: Path | None = None
+    names: Sequence[str | Path],
+    *,
+    columns: Columns,
+    input_format: RowFormat | None = None,
+    spool: Path | None = None,
+    wait_seconds: float | None = None,
 ) -> list[InputFile]:
     """The files to read, in order: the named files, files below directories, and matches of patterns.
 
@@ -55,6 +61,8 @@ def find_inputs(
         names: paths, URLs, patterns, and ``-`` for the standard input.
         input_format: of all files; None: by the endings of their names, for the standard input JSON Lines.
         spool: directory for a copy of the standard input; None for the default of temporary files.
+        wait_seconds: how long a row of the standard input may wait for others before it is run, if the standard input
+            is to be read while it stays open; None: it is copied to its end first.
     """
     if not names:
         raise InputError("No input was given. Name at least one file or directory.")
@@ -62,6 +70,9 @@ def find_inputs(
         raise InputError("The input - is named twice, but the standard input can be read only once.")
     places: list[Place] = []
     for name in names:
+        if str(name) == "-" and wait_seconds is not None:
+            places.append(ArrivingInput(wait_seconds=wait_seconds))
+            continue
         found = places_at(name, known=lambda path: bool(input_format or format_of(path)), spool=spool)
         if not found:
             raise InputError(f"{name} holds no file that ends in {_ENDINGS}.")
@@ -158,6 +169,8 @@ def _found_file(place: Place, columns: Columns, input_format: RowFormat | None) 
             f"Inputs end in {_ENDINGS}; or name the format: --input-format"
         )
     with read_errors_explained(place.name):
+        if isinstance(place, ArrivingInput):
+            place.wait_for_rows(lambda: _has_row(place, kind, columns), lines=FIRST_ROWS)
         place.opened().close()
         version = place.version()
     empty = InputFile(place=place, format=kind, version=version, rows=0, partitions={}, types={})
@@ -166,6 +179,12 @@ def _found_file(place: Place, columns: Columns, input_format: RowFormat | None) 
     file = _FIND_COLUMNS[kind](replace(empty, rows=None), columns)
     has_rows = file.rows or (file.rows is None and any(True for _ in read_values(file, columns, Position())))
     return file if has_rows else empty
+
+
+def _has_row(place: Place, kind: RowFormat, columns: Columns) -> bool:
+    """Whether a row can be read of what has come so far."""
+    file = InputFile(place=place, format=kind, version=place.version(), partitions={}, types={})
+    return any(True for _ in read_values(_FIND_COLUMNS[kind](file, columns), columns, Position()))
 
 
 def _check_columns(file: InputFile, columns: Columns) -> None:

@@ -22,6 +22,7 @@ from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.inference.overlapping import done_behind
 from hdruntime.inference.streaming import checked_segment
+from hdruntime.jobs.arriving import ArrivingInput, ArrivingPortions, standard_input_arrives
 from hdruntime.jobs.files import damaged
 from hdruntime.jobs.identity import Identity, identity_of_inputs
 from hdruntime.jobs.input_files import InputFile, RowFormat
@@ -30,6 +31,7 @@ from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.output import STDOUT, LocalOutput, Results, StandardOutput, output_at
 from hdruntime.jobs.portions import JobPool, Portion, PortionResult, RowOptions
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
+from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import COLUMN, Ranges, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.writers import ResultFormat, encoding_of
@@ -48,7 +50,7 @@ _NEW_OBJECTS = 200_000
 """Objects of a few portions of short rows; after so many new ones, the garbage collector looks at them."""
 
 _CHANGE_NOTHING = (
-    *("batch_size", "batch_tokens", "force", "restart"),
+    *("batch_size", "batch_tokens", "force", "restart", "max_wait_ms"),
     # Others say what these are for.
     *("columns", "vectors", "answers", "spans_column", "keeps_all_column"),
 )
@@ -68,6 +70,8 @@ class JobOptions(RowOptions):
         restart: discard the rows that an unfinished job has kept, instead of continuing it.
         precision: the precision of the session that runs the job, as :func:`hdruntime.load` was asked for it. A job is
             not continued in another one.
+        max_wait_ms: milliseconds that a row of the standard input waits for others before it is run, if results go to
+            the standard output: rows are run while the standard input stays open. None: it is read to its end first.
     """
 
     columns: Columns = field(default_factory=Columns)
@@ -77,6 +81,12 @@ class JobOptions(RowOptions):
     force: bool = False
     restart: bool = False
     precision: Precision = Precision.AUTO
+    max_wait_ms: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.max_wait_ms is not None and self.max_wait_ms < 0:
+            raise InputError(f"--max-wait-ms {self.max_wait_ms} is negative.\nUse 0 or more milliseconds.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +163,7 @@ def plan_job(
         columns=options.columns,
         input_format=options.input_format,
         spool=place.spool,
+        wait_seconds=(options.max_wait_ms or 0) / 1000 if rows_arrive(inputs, place.path, options) else None,
     )
     if any(place.holds(file.place.identity) for file in found):
         raise InputError(f"{place.name} is an input as well as the output.\nChoose another place with -o.")
@@ -273,8 +284,17 @@ def _run_portions(
         )
         return folder.saved
 
-    portions = watch.portions(start.position, start.stamp, characters=pool.portion_characters)
-    with _seldom_collected(), contextlib.closing(pool.map(portions)) as computed:
+    with contextlib.ExitStack() as exits:
+        place, *_ = [file.place for file in job.files]
+        if isinstance(place, ArrivingInput):
+            rows = read_rows(job.files, columns=job.options.columns)
+            arriving = ArrivingPortions(rows, place, characters=pool.portion_characters)
+            exits.callback(arriving.stop)
+            portions: Iterator[Portion] = arriving
+        else:
+            portions = watch.portions(start.position, start.stamp, characters=pool.portion_characters)
+        exits.enter_context(_seldom_collected())
+        computed = exits.enter_context(contextlib.closing(pool.map(portions)))
         for saved in done_behind(save, computed) if pool.computes_beside else map(save, computed):
             report(meter.progress(JobState.RUNNING, saved))
     watch.require_all_unchanged(folder.saved.position)
@@ -350,6 +370,18 @@ def _fields(task: TextTask, files: Sequence[InputFile], options: JobOptions) -> 
 def _vectors_of_model(vectors: VectorOptions, own: SentenceSettings | None) -> VectorOptions:
     """The options, with the model's number of dimensions by default, as in sentence-transformers."""
     return replace(vectors, truncate_dim=own.truncate_dim) if own and vectors.truncate_dim is None else vectors
+
+
+def rows_arrive(inputs: Sequence[str | Path], output: str | Path, options: JobOptions) -> bool:
+    """Whether a job runs rows of the standard input while it stays open, and does not read it to its end first.
+
+    Ranges of the first rows that came would depend on the time, and a Parquet file is read from its end.
+    """
+    vectors = options.vectors
+    has_ranges = vectors.ranges is not None or not vectors.output_dtype.needs_ranges
+    is_of_lines = options.input_format is None or not options.input_format.is_columnar
+    is_one = [str(name) for name in inputs] == ["-"] and Path(output) == STDOUT
+    return options.max_wait_ms is not None and is_one and has_ranges and is_of_lines and standard_input_arrives()
 
 
 def _given_ranges(bundle: Bundle, vectors: VectorOptions, fields: Sequence[pa.Field]) -> Ranges | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -124,6 +124,14 @@ class PortionResult(NamedTuple):
     counts: RowCounts
 
 
+@runtime_checkable
+class Stoppable(Protocol):
+    """Portions that another thread may be waiting for."""
+
+    def stop(self) -> None:
+        """End the waiting, and the portions."""
+
+
 class JobPool(Protocol):
     """One or more processes that run portions of about `portion_characters` characters.
 
@@ -154,7 +162,8 @@ class LocalPool:
     def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
         """Run every portion; see `JobPool`. Beside a GPU the next portion is read and tokenized meanwhile."""
         encoded = ((portion, self._infer.encode(portion.rows)) for portion in portions)
-        with made_ahead(encoded, is_ahead=self.computes_beside) as ahead:
+        stop = portions.stop if isinstance(portions, Stoppable) else None
+        with made_ahead(encoded, is_ahead=self.computes_beside, stop=stop) as ahead:
             for portion, items in ahead:
                 yield portion, self._infer.run(portion.rows, items)
 
@@ -208,20 +217,23 @@ class RowInference:
             yield {**shared, **values, "tokens": values.get("tokens", len(item.encoding.whole)), "error": None}
 
 
-def cut_portions(rows: Iterable[Row], *, characters: int) -> Iterator[Portion]:
+def cut_portions(rows: Iterable[Row | None], *, characters: int) -> Iterator[Portion]:
     """Cut rows into groups that bound memory and are large enough for sorting by length.
 
-    The row that reaches the number of characters is the last of its portion.
+    The row that reaches the number of characters is the last of its portion; None ends a portion, too.
     """
     most = texts_of_window(characters)
     portion: list[Row] = []
     size = kept = 0
     for row in rows:
-        portion.append(row)
-        size += row.characters
-        if row.kept:
-            kept += _bytes_of(row.kept)
-        if len(portion) >= most or size >= characters or kept >= _MOST_BYTES:
+        if row is not None:
+            portion.append(row)
+            size += row.characters
+            if row.kept:
+                kept += _bytes_of(row.kept)
+            if len(portion) < most and size < characters and kept < _MOST_BYTES:
+                continue
+        if portion:
             yield Portion(rows=portion)
             portion, size, kept = [], 0, 0
     if portion:

@@ -86,8 +86,8 @@ class JobProgress(RowCounts):
         tokens_per_second: in this process.
         rows_total: rows of all inputs; None if this is unknown before they are read.
         bytes_read, bytes_total: of the inputs; of Parquet files, in proportion to their rows; of a compressed file,
-            when its end is reached.
-        eta_seconds: time to go, estimated from bytes; None before any are read.
+            when its end is reached; of a standard input that stays open, both are the bytes that were read.
+        eta_seconds: time to go, estimated from bytes; None before any are read, and while the standard input is open.
     """
 
     state: JobState
@@ -152,6 +152,7 @@ class ProgressMeter:
         seconds = time.monotonic() - self._began
         bytes_read, bytes_total = self._bytes_before(saved.position), sum(f.version.size_bytes for f in self._files)
         rows = [file.rows for file in self._files]
+        is_arriving = any(file.place.is_arriving for file in self._files)
         read_here = bytes_read - self._bytes_before(self._resumed.position)
         return JobProgress(
             **vars(saved.counts),
@@ -161,8 +162,8 @@ class ProgressMeter:
             tokens_per_second=(saved.counts.tokens - self._resumed.counts.tokens) / seconds if seconds else 0.0,
             rows_total=None if None in rows else sum(filter(None, rows)),
             bytes_read=bytes_read,
-            bytes_total=bytes_total,
-            eta_seconds=seconds * (bytes_total - bytes_read) / read_here if read_here else None,
+            bytes_total=bytes_read if is_arriving else bytes_total,
+            eta_seconds=seconds * (bytes_total - bytes_read) / read_here if read_here and not is_arriving else None,
         )
 
     def _bytes_before(self, position: Position) -> int:

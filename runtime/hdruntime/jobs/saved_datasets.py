@@ -79,8 +79,8 @@ def _data_files(folder: Folder, state: Mapping[str, Any], places: Places) -> lis
             f"{note} chooses the dataset's rows by a file of indices, which a job does not read.\n"
             "Save it without one: ds.flatten_indices().save_to_disk(...), or ds.to_parquet('rows.parquet')"
         )
-    names = [each.get("filename") if isinstance(each, dict) else None for each in state["_data_files"]]
-    missing = [name for name in names if not isinstance(name, str) or folder / name not in places]
+    names = [str(each.get("filename") if isinstance(each, dict) else each) for each in state["_data_files"]]
+    missing = [name for name in names if folder / name not in places]
     if missing:
         raise InputError(
             f"{note} lists the file {missing[0]}, which is not among the inputs.\n"
