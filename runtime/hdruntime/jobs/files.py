@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from hdruntime.errors import DamagedJobError, HdexportError, OutputExistsError
 from hdruntime.jobs.identity import Identity
-from hdruntime.jobs.progress import Saved, saved_from_json
+from hdruntime.jobs.progress import Saved, SavedPart, saved_from_json
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,9 @@ JOB_FILE = "job.json"
 SAVED_FILE = "progress.json"
 RESULTS_FILE = "results"
 RANGES_FILE = "ranges.json"
+PART_FILE = "part"
+"""Rows of the portion that runs, see `hdruntime.jobs.part_file`."""
+
 FINISHED_FILE = "finished"
 """The whole output, a file or a directory of files."""
 
@@ -40,7 +43,7 @@ STORED_RANGES = "ranges.npz"
 """The file of ranges that is moved beside the output."""
 
 LOCK_FILE = "lock"
-_FILES = (JOB_FILE, SAVED_FILE, RANGES_FILE, RESULTS_FILE, FINISHED_FILE, STORED_RANGES, REPLACED, LOCK_FILE)
+_FILES = (JOB_FILE, SAVED_FILE, RANGES_FILE, PART_FILE, RESULTS_FILE, FINISHED_FILE, STORED_RANGES, REPLACED, LOCK_FILE)
 """The files of the folder, in the order of removal, each also with `_PARTIAL`. Without the first, the others mean
 nothing; while the last exists, no other process begins."""
 
@@ -130,6 +133,13 @@ class OpenFolder:
         if zlib.crc32(content) != checksum:
             raise damaged(self.path, f"{RANGES_FILE} is missing or has changed")
         return np.array(json.loads(content), np.float32)
+
+    def part(self, saved: SavedPart) -> bytes:
+        """The rows of a portion that runs; an error if they are not those that were saved."""
+        content = self._decoded(PART_FILE, bytes, b"")[: saved.result_bytes]
+        if len(content) < saved.result_bytes or zlib.crc32(content) != saved.checksum:
+            raise damaged(self.path, f"{PART_FILE} is missing or has changed")
+        return content
 
     def is_published(self) -> bool:
         """Whether the output of a complete job was moved into place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.metadata
 import json
@@ -29,7 +30,7 @@ from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.output import STDOUT, LocalOutput, Results, StandardOutput, output_at
-from hdruntime.jobs.portions import JobPool, Portion, PortionResult, RowOptions
+from hdruntime.jobs.portions import JobPool, Part, Portion, PortionResult, RowOptions
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
@@ -206,7 +207,8 @@ def run_job(job: Job, pool: JobPool, *, on_progress: Callable[[JobProgress], Non
     Args:
         job: from `plan_job`.
         pool: sessions of the bundle that the job was planned for.
-        on_progress: called when the job begins or continues, after every portion, and when all rows are done.
+        on_progress: called when the job begins or continues, after every portion, on a CPU about every two seconds
+            within one, and when all rows are done.
 
     Returns:
         the job's outcome, including rows of earlier runs, also if it was done already.
@@ -284,6 +286,20 @@ def _run_portions(
         )
         return folder.saved
 
+    def with_parts(portions: Iterator[Portion]) -> Iterator[Portion]:
+        """The portions, whose rows are kept while a portion runs; the first may have rows of an earlier process."""
+        done = folder.kept_part()
+        for portion in portions:
+            # Portions beside a GPU take a second or two, and several are in work.
+            on_part = None if pool.computes_beside else functools.partial(keep_part, portion)
+            yield replace(portion, done=done, on_part=on_part)
+            done = None
+
+    def keep_part(portion: Portion, part: Part) -> None:
+        watch.require_unchanged(folder.saved.position, portion.rows)
+        folder.add_part(part, end=portion.end, seconds=meter.seconds)
+        report(meter.progress(JobState.RUNNING, folder.saved))
+
     with contextlib.ExitStack() as exits:
         place, *_ = [file.place for file in job.files]
         if isinstance(place, ArrivingInput):
@@ -292,7 +308,7 @@ def _run_portions(
             exits.callback(arriving.stop)
             portions: Iterator[Portion] = arriving
         else:
-            portions = watch.portions(start.position, start.stamp, characters=pool.portion_characters)
+            portions = with_parts(watch.portions(start.position, start.stamp, characters=pool.portion_characters))
         exits.enter_context(_seldom_collected())
         computed = exits.enter_context(contextlib.closing(pool.map(portions)))
         for saved in done_behind(save, computed) if pool.computes_beside else map(save, computed):
@@ -313,7 +329,7 @@ def _seldom_collected() -> Iterator[None]:
 
 def _kept(folder: Results) -> str:
     """What is kept, and the remedy, when an input has changed."""
-    rows = folder.saved.counts.rows
+    rows = folder.saved.all_counts.rows
     if not rows or folder.path == STDOUT:
         return "No row is kept. Run the same command again when no program writes to its inputs, or on copies of them."
     return (
