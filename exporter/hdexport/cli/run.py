@@ -277,7 +277,8 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
 def run(options: argparse.Namespace) -> int:
     from hdexport.cli.job_report import job_report
     from hdruntime.hub import opened_bundle
-    from hdruntime.jobs import plan_job, rows_arrive, run_job
+    from hdruntime.jobs import plan_job, run_job
+    from hdruntime.jobs.job import rows_arrive
     from hdruntime.jobs.output import STDOUT
 
     if options.output != "-":  # rows that are printed are the result

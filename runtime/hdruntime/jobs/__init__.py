@@ -20,11 +20,10 @@ __all__ = [
     "RowOptions",
     "VectorOptions",
     "plan_job",
-    "rows_arrive",
     "run_job",
 ]
 
-from hdruntime.jobs.job import Job, JobOptions, plan_job, rows_arrive, run_job
+from hdruntime.jobs.job import Job, JobOptions, plan_job, run_job
 from hdruntime.jobs.portions import LocalPool, RowOptions
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns

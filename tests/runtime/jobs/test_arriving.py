@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, rows_arrive, run_job
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job
 from hdruntime.jobs.arriving import ArrivingInput, ArrivingPortions
 from hdruntime.jobs.input_search import find_inputs
+from hdruntime.jobs.job import rows_arrive
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.text.embeddings import EmbeddingPrecision
