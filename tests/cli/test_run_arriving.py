@@ -115,6 +115,13 @@ def test_a_job_that_waits_for_rows_ends_with_a_signal_or_its_reader(bundle: Path
         assert (job.process.wait(60), said) == (code, gone if number is None else "stopped: nothing was kept\n")
 
 
+def test_a_job_whose_reader_is_gone_before_the_first_row_ends(bundle: Path, jobs: list[Job]) -> None:
+    jobs.append(job := Job(bundle))
+    job.process.stdout.close()
+    assert job.process.wait(60) == 141
+    assert b"Traceback" not in job.process.stderr.read()
+
+
 def test_a_pipe_without_rows_is_refused_as_its_file(bundle: Path, jobs: list[Job]) -> None:
     jobs.append(job := Job(bundle))
     job.write("\n \n")

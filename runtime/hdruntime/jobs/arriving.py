@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
-from hdruntime.jobs.places import Version
+from hdruntime.jobs.input_files import MAX_LINE_BYTES
+from hdruntime.jobs.places import Version, read_errors_explained
 from hdruntime.jobs.portions import Portion, cut_portions
 from hdruntime.jobs.rows import Row
 
@@ -71,16 +72,22 @@ class ArrivingInput:
             self._poll.register(self._output, 0)  # tells when its reader is gone
 
     def wait_for_rows(self, has_row: Callable[[], bool], *, lines: int) -> None:
-        """Read until there is a row, and then, for as long as a row may wait, until there are so many lines."""
+        """Read until there is a row, and then, for as long as a row may wait, until there are so many lines.
+
+        Raises:
+            BrokenPipeError: the reader of the standard output is gone.
+            InputError: the standard input cannot be read.
+        """
         deadline = None
         try:
-            while not self._has_ended and (deadline is None or len(self._read) < _HEAD_BYTES):
-                if deadline is None and self._whole_lines() and has_row():
-                    deadline = time.monotonic() + self.wait_seconds
-                if deadline is not None and self._read.count(b"\n") >= lines:
-                    break
-                if not self._fill(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                    break
+            with read_errors_explained(self.name):
+                while not self._has_ended and (deadline is None or len(self._read) < _HEAD_BYTES):
+                    if deadline is None and self._whole_lines() and has_row():
+                        deadline = time.monotonic() + self.wait_seconds
+                    if deadline is not None and self._read.count(b"\n") >= lines:
+                        break
+                    if not self._fill(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                        break
         except _ReaderGoneError:
             raise BrokenPipeError from None
         self._size_bytes = len(self._read)
@@ -126,7 +133,9 @@ class ArrivingInput:
         return taken
 
     def _whole_lines(self) -> bytes:
-        return bytes(self._read if self._has_ended else self._read[: self._read.rfind(b"\n") + 1])
+        end = self._read.rfind(b"\n") + 1
+        is_too_long = not end and len(self._read) > MAX_LINE_BYTES  # its rest is not waited for
+        return bytes(self._read if self._has_ended or is_too_long else self._read[:end])
 
     def _fill(self, seconds: float | None) -> bool:
         """Read what has come, once there is something; whether there was before the time is over."""

@@ -168,9 +168,9 @@ def _found_file(place: Place, columns: Columns, input_format: RowFormat | None) 
             f"{place.name} has no known format: its name ends in {ending!r}.\n"
             f"Inputs end in {_ENDINGS}; or name the format: --input-format"
         )
+    if isinstance(place, ArrivingInput):
+        place.wait_for_rows(lambda: _has_row(place, kind, columns), lines=FIRST_ROWS)
     with read_errors_explained(place.name):
-        if isinstance(place, ArrivingInput):
-            place.wait_for_rows(lambda: _has_row(place, kind, columns), lines=FIRST_ROWS)
         place.opened().close()
         version = place.version()
     empty = InputFile(place=place, format=kind, version=version, rows=0, partitions={}, types={})

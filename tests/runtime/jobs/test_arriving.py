@@ -67,6 +67,25 @@ def test_a_row_waits_no_longer_than_it_may(pipe: int) -> None:
     portions.stop()
 
 
+def test_a_first_line_that_is_too_long_is_an_error_before_its_end_has_come(pipe: int) -> None:
+    begun = threading.Event()
+
+    def write() -> None:
+        for _ in range(17):
+            os.write(pipe, b"x" * 2**20)
+        begun.wait()
+        os.write(pipe, b"\n" + lines("read"))
+        os.close(pipe)
+
+    threading.Thread(target=write, daemon=True).start()
+    portions, _ = portions_of(pipe, characters=100, wait_ms=0)
+    begun.set()
+    long, other = (row for portion in portions for row in portion.rows)
+    assert str(long.error).startswith("Line 1 has more than 16777216 bytes")
+    assert (other.text, other.error) == ("read", None)
+    portions.stop()
+
+
 def test_memory_holds_some_portions_however_much_comes(pipe: int) -> None:
     """The writer waits, as for any program that reads at its own pace."""
     count = 20_000
