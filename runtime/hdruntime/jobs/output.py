@@ -301,9 +301,9 @@ class StoredOutput(LocalOutput):
                     self._upload_directory()
                 else:
                     self._filesystem.makedirs(str(PurePosixPath(self._key).parent), exist_ok=True)
-                    self._filesystem.put_file(str(self.path), self._key)
                     if self.ranges_path is not None and self.ranges_path.exists():
                         self._filesystem.put_file(str(self.ranges_path), self._key + RANGES_ENDING)
+                    self._filesystem.put_file(str(self.path), self._key)
             self._forget()
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
