@@ -139,6 +139,7 @@ _SECONDS = {
     "plugin": 10,
     "roberta": 10,
     "t5": 10,
+    "tests/cli/test_run_arriving.py": 10,
     "tests/exporter/attention/test_converted_blocks.py": 10,
     "tests/exporter/attention/test_reformer.py": 10,
     "tests/exporter/checkpoint/test_tokenizer_ids.py": 10,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -405,6 +405,7 @@ class BatchSession:
         batch_tokens: int | None = None,
         batch_size: int | None = None,
         outputs: Sequence[str] | None = None,
+        done: Collection[int] = (),
     ) -> Iterator[BatchResult]:
         """Run texts of different lengths as :meth:`infer` does, and yield each batch when it is finished.
 
@@ -417,9 +418,11 @@ class BatchSession:
             batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
             batch_size: most texts of a batch; None: any number.
             outputs: as of :meth:`infer`.
+            done: indices of texts that need no result, as an earlier call with the same texts gave theirs. The others
+                run in the same batches as with that call, of which those of such texts alone are left out.
 
         Returns:
-            an iterator; each text is in one of its results.
+            an iterator; each text that is not ``done`` is in one of its results.
 
         Raises:
             InputError: as :meth:`infer`. An id or a token type beyond the model's is found when its batch begins.
@@ -437,6 +440,7 @@ class BatchSession:
             outputs=self._checked_outputs(outputs),
             batch_tokens=batch_tokens,
             batch_size=batch_size,
+            done=done,
         )
 
     def outputs_of_row(self, batch: BatchResult, index: int, tokens: int) -> dict[str, FloatArray]:

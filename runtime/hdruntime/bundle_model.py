@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -22,7 +23,7 @@ from hdruntime.session import load
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import answers_of
-from hdruntime.text.checks import checked_texts
+from hdruntime.text.checks import checked_texts, plain_name
 from hdruntime.text.lengths import MaxSeqLength, Role
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
@@ -350,6 +351,19 @@ class TwoSidedModel(BundleModel):
     """A loaded bundle whose texts are queries and documents, which prompts tell apart."""
 
     encode: Callable[..., Any]
+    _similarity_fn_name: str
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """The name of the function that :meth:`similarity` computes.
+
+        It may be set to a member of sentence-transformers' ``SimilarityFunction``.
+        """
+        return self._similarity_fn_name
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, name: Enum | str) -> None:
+        self._similarity_fn_name = plain_name(name)
 
     @also_named(sentences="inputs")
     def encode_query(

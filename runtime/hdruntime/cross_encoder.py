@@ -38,7 +38,7 @@ from hdruntime.tasks.text_classification import (
     check_reranker,
     ranked_documents,
 )
-from hdruntime.text.checks import checked_choice, several
+from hdruntime.text.checks import checked_choice, plain_name, several
 from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.logits import Activation, activated, softmax
 from hdruntime.text.splitting import SplitPooling
@@ -267,6 +267,7 @@ class CrossEncoder(BundleModel):
 
 
 def _checked_function(function: ActivationFunction) -> Activation | Callable[[Any], Any]:
+    function = plain_name(function)
     if isinstance(function, str):
         return checked_choice(Activation, function, option="activation_fn")
     if not callable(function):

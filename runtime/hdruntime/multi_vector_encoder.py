@@ -76,7 +76,7 @@ class MultiVectorEncoder(TwoSidedModel):
         settings = settings_of(opened.manifest)
         self._tasks = {side: TokenVectors(opened.manifest, side) for side in (Side.QUERY, Side.DOCUMENT, None)}
         assert settings.multi_vector is not None, "settings_of checks it"
-        self.similarity_fn_name: str = settings.multi_vector.similarity
+        self.similarity_fn_name = settings.multi_vector.similarity
         super().__init__(
             opened,
             max_seq_length=max_seq_length,

@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from hdruntime.arrays import FloatingArray
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import TwoSidedModel, also_named, evaluate
@@ -32,10 +34,11 @@ from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
 from hdruntime.tasks.embedding import Embedding, TokenStates
-from hdruntime.text.checks import checked_choice, checked_texts
+from hdruntime.text.checks import checked_choice, checked_texts, plain_name
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.pooling import Pooling, embedding_output
+from hdruntime.text.ranges import read_ranges
 from hdruntime.text.similarity import similarities, similarities_of_pairs
 
 
@@ -82,7 +85,7 @@ class SentenceEncoder(TwoSidedModel):
         own = opened.manifest.sentence
         is_pooled_here = embedding_output(opened.manifest).name == "last_hidden_state"
         self._task = Embedding(opened.manifest, _checked_pooling(pooling, is_needed=is_pooled_here))
-        self.similarity_fn_name: str = own.similarity if own else "cosine"
+        self.similarity_fn_name = own.similarity if own else "cosine"
         self.truncate_dim = own.truncate_dim if own and truncate_dim is None else truncate_dim
         super().__init__(
             opened,
@@ -120,6 +123,7 @@ class SentenceEncoder(TwoSidedModel):
         truncate_dim: int | None = None,
         pool: None = None,
         chunk_size: int | None = None,
+        ranges: FloatingArray | str | Path | None = None,
     ) -> Any:
         """One vector per text, the same that sentence-transformers gives.
 
@@ -140,6 +144,10 @@ class SentenceEncoder(TwoSidedModel):
             truncate_dim: dimensions that are kept, before vectors are normalised; None for the encoder's own number.
             pool: None: there are no pools of processes.
             chunk_size: of a pool, without effect.
+            ranges: for ``int8`` and ``uint8``, each dimension's minimum and maximum, [2, dimensions], as
+                ``quantize_embeddings`` of sentence-transformers takes them; or a file with them: an output of
+                ``hdexport run --output-dtype int8``, or a .npy file. None: the ranges of these texts' vectors, so that
+                vectors of two calls have two scales.
 
         Returns:
             [dimensions] of one text; [sentences, dimensions] of several, in the order given. With ``token_embeddings``
@@ -152,11 +160,13 @@ class SentenceEncoder(TwoSidedModel):
             BackendError: the backend failed, or the encoder is closed.
         """
         precision = checked_choice(EmbeddingPrecision, precision or "float32", option="precision")
+        output_value = plain_name(output_value)
         if output_value not in ("sentence_embedding", "token_embeddings"):
             raise InputError(
                 f"output_value is {output_value!r}; it must be 'sentence_embedding' or 'token_embeddings'."
             )
         self._check_call(batch_size, device, pool)
+        ranges = self._ranges(ranges, precision)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
         texts = checked_texts(sentences, name="sentences", may_be_one=True)
         of_tokens = output_value == "token_embeddings"
@@ -177,10 +187,20 @@ class SentenceEncoder(TwoSidedModel):
         if of_tokens:
             result: Any = found if from_numpy is None else [from_numpy(each) for each in found]
         else:
-            result = quantized(normalized(embeddings) if normalize_embeddings else embeddings, precision)
+            result = quantized(normalized(embeddings) if normalize_embeddings else embeddings, precision, ranges)
             if from_numpy is not None:
                 result = from_numpy(result) if convert_to_tensor else list(from_numpy(result))
         return result[0] if isinstance(sentences, str) else result
+
+    def _ranges(self, given: FloatingArray | str | Path | None, precision: EmbeddingPrecision) -> FloatingArray | None:
+        if given is not None and not precision.needs_ranges:
+            raise InputError(
+                f"ranges are for the precisions int8 and uint8, and precision is {precision.value!r}.\n"
+                "Leave ranges out, or ask for precision='int8'."
+            )
+        if not isinstance(given, str | Path):
+            return given
+        return read_ranges(given, bundle=identity_of_bundle(self._session.manifest))
 
     @contextlib.contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
@@ -228,7 +248,7 @@ def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooli
     if pooling is None:
         return Pooling.MEAN if is_needed else None
     try:
-        chosen = Pooling(pooling)
+        chosen = Pooling(plain_name(pooling))
     except ValueError:
         valid = ", ".join(f"'{each.value}'" for each in Pooling)
         raise InputError(f"pooling is {pooling!r}; it must be {valid}, or None for the bundle's own.") from None

@@ -89,7 +89,7 @@ class SparseEncoder(TwoSidedModel):
                 "Build it again with --task sparse-similarity, from a SPLADE model."
             )
         self.max_active_dims = most_active_dims(manifest, max_active_dims)
-        self.similarity_fn_name: str = manifest.sentence.similarity if manifest.sentence else "dot"
+        self.similarity_fn_name = manifest.sentence.similarity if manifest.sentence else "dot"
         self._dimensions = manifest.vocab_size
         super().__init__(
             opened,

@@ -12,9 +12,9 @@ import pytest
 
 from hdexport.engines.build import EngineOptions, previous_engines
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
+from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.manifest import Backend, Manifest, Task
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.jobs.identity import identity_of_bundle
 from support.tiny_models import save_tiny_model
 
 pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")

@@ -333,6 +333,7 @@ def test_every_option_that_changes_results_belongs_to_the_identity_of_a_job(
     run_command.add_arguments(command)
     flags = {flag for action in command._actions for flag in action.option_strings if flag.startswith("--")}
     changing_nothing = {"--help", "--output", "--force", "--restart", "--progress", "--batch-tokens", "--batch-size"}
-    changing_nothing |= {"--backend", "--device", "--rebuild", "--threads", "--ray"}
+    changing_nothing |= {"--backend", "--device", "--rebuild", "--threads", "--ray", "--max-wait-ms"}
+    changing_nothing |= {"--ranges-from"}  # another name of --ranges
     identity = plan_job(open_bundle(bundle), [rows], tmp_path / "out.jsonl").identity
     assert {name for name in identity if name.startswith("--")} - {"--max-answer-tokens"} == flags - changing_nothing

@@ -126,7 +126,8 @@ def test_results_go_to_the_standard_output_and_its_reader_may_have_enough(
         "the reader of the standard output is gone: the job is not complete\n",
     )
     process.stderr.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "out.jsonl", "rows.jsonl"]
+    left = ["bundle", "out.jsonl", "out.jsonl.ranges.npz", "rows.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
 def test_the_time_to_go_follows_from_the_bytes_and_the_speed_of_this_process(

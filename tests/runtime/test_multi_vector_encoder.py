@@ -272,7 +272,7 @@ def test_arguments_and_results_have_the_forms_of_sentence_transformers(
         theirs.similarity_pairwise(queries, documents).numpy(),
         atol=1e-4,
     )
-    ours.similarity_fn_name = "cosine"
+    ours.similarity_fn_name = sentence_transformers.SimilarityFunction.COSINE  # type: ignore[assignment]
     with pytest.raises(InputError, match="'cosine'; it must be 'maxsim' or 'meanmaxsim'"):
         ours.similarity(queries, documents)
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import hdruntime
+from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.errors import BackendError, BundleError, HdexportError, InputError
 from hdruntime.jobs import Job, JobOptions, plan_job, run_job
-from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.portions import LocalPool, Portion, PortionResult, RowOptions, cut_portions
 from hdruntime.jobs.row_reader import row_maker
 from hdruntime.jobs.rows import Columns, Position, Row

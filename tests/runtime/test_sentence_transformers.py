@@ -9,6 +9,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -204,12 +205,14 @@ def test_vectors_of_late_interaction_are_those_of_each_token(saved: Callable[[st
 
 
 def test_similarities_are_those_of_sentence_transformers(prompted: Both) -> None:
-    for function in ["cosine", "dot", "euclidean", "manhattan"]:
+    members = list(sentence_transformers.SimilarityFunction)[:4]
+    for function in ["cosine", "dot", "euclidean", "manhattan", *members]:
         with named_case(function):
             import torch
 
             theirs, ours = prompted
             theirs.similarity_fn_name = ours.similarity_fn_name = function
+            assert ours.similarity_fn_name == theirs.similarity_fn_name
             first = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
             second = np.concatenate([first[::-1] + 1, np.zeros((1, 6), np.float32)])
             pairs: list[tuple[Any, Any]] = [
@@ -230,6 +233,23 @@ def test_similarities_are_those_of_sentence_transformers(prompted: Both) -> None
             ours.similarity_fn_name = "maxsim"
             with pytest.raises(InputError, match="similarity_fn_name is 'maxsim'; it must be one of 'cosine', 'dot'"):
                 ours.similarity(first, second)
+
+
+def test_names_are_taken_from_enumerations_of_other_libraries(prompted: Both) -> None:
+    class Name(Enum):
+        UBINARY = "ubinary"
+        QUERY = "query"
+        TOKENS = "token_embeddings"
+        MEAN = "mean"
+
+    _, ours = prompted
+    by_name = ours.encode(TEXTS, prompt_name="query", precision="ubinary")
+    np.testing.assert_array_equal(ours.encode(TEXTS, prompt_name=Name.QUERY, precision=Name.UBINARY), by_name)  # type: ignore[arg-type]
+    assert ours.encode("w5", output_value=Name.TOKENS).ndim == 2  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="pooling is 'mean', but this bundle pools as its model does"):
+        SentenceEncoder(ours._path, pooling=Name.MEAN)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"precision is <Name\.MEAN: 'mean'>; it must be one of 'float32'"):
+        ours.encode(TEXTS, precision=Name.MEAN)  # type: ignore[arg-type]
 
 
 def test_arguments_are_taken_by_their_places_and_by_both_names_of_texts(saved: Callable[[str], Path]) -> None:

@@ -1,6 +1,6 @@
 """Run a bundle over files of texts: one row out per row in, in order; with --late-chunking, one per chunk.
 
-Inputs are JSON Lines, CSV, TSV, Parquet and text files (each line is a text), directories of them, patterns and
+Inputs are JSON Lines, CSV, TSV, Parquet, Arrow and text files (each line is a text), directories of them, patterns and
 URLs. The output has the columns id, kept columns, those of the bundle's task (an embedding, a label, ...), tokens
 and error. An invalid row has the reason in error; the job continues, and the exit code is 2. The output appears
 when it is complete, or not at all. A job that was stopped or killed keeps its results in a folder .OUT.job beside
@@ -16,6 +16,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import add_max_seq_length_argument, add_precision_argument, whole_number
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hdruntime.jobs import Job, JobOptions
     from hdruntime.jobs.portions import JobPool
     from hdruntime.jobs.progress import JobProgress
+    from hdruntime.session import Session
 
 SUMMARY = "run a bundle over files of texts"
 
@@ -56,8 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         metavar="INPUT",
         nargs="+",
-        help=".jsonl, .ndjson, .json, .csv, .tsv or .txt file (also with .gz or .zst), .parquet file, directory, "
-        "quoted pattern, URL (s3://, gs://, hf://, https://), or - for standard input",
+        help=".jsonl, .ndjson, .json, .csv, .tsv or .txt file (also with .gz or .zst), .parquet or .arrow file, "
+        "directory, also one of Dataset.save_to_disk, quoted pattern, URL (s3://, gs://, hf://, https://), or - for "
+        "standard input",
     )
     parser.add_argument(
         "-o",
@@ -66,6 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=".jsonl, .parquet, .npy or .npz file, also at a URL (s3://...); a name without an ending for a directory "
         "of Parquet files; or - for JSON Lines on standard output",
+    )
+    parser.add_argument(
+        "--max-wait-ms",
+        metavar="N",
+        type=functools.partial(whole_number, least=0),
+        default=200,
+        help="with - as INPUT and -o -: milliseconds that a row waits for others before it is run, while the standard "
+        "input stays open, as with tail -f (default: 200)",
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
@@ -87,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_columns(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--input-format",
-        choices=["jsonl", "csv", "tsv", "txt", "parquet"],
+        choices=["jsonl", "csv", "tsv", "txt", "parquet", "arrow"],
         help="format of all inputs (default: by their suffixes; jsonl on standard input)",
     )
     group.add_argument("--text-column", metavar="NAME", default="text", help="column of the text (default: text)")
@@ -181,8 +192,17 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         "--output-dtype",
         choices=["float32", "float16", "int8", "uint8", "binary", "ubinary"],
         default="float32",
-        help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range in the first portion "
-        "of rows; binary and ubinary have one bit per dimension",
+        help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range, of --ranges or of "
+        "the first portion of rows; binary and ubinary have one bit per dimension",
+    )
+    group.add_argument(
+        "--ranges",
+        "--ranges-from",
+        metavar="FILE",
+        type=Path,
+        help="calibration ranges of int8 and uint8 embeddings: the output of an earlier job of that type, so that "
+        "queries and documents have one scale, or a .npy file of float32 [2, dimensions] (default: each dimension's "
+        "range in the first portion of rows)",
     )
     group.add_argument(
         "--max-active-dims",
@@ -259,19 +279,23 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.job_report import job_report
     from hdruntime.hub import opened_bundle
     from hdruntime.jobs import plan_job, run_job
+    from hdruntime.jobs.job import rows_arrive
     from hdruntime.jobs.output import STDOUT
 
     if options.output != "-":  # rows that are printed are the result
         outlive_readers()
     job_options = _job_options(options)
     backend = ""
-    with job_report(options.progress) as report:
+    with job_report(options.progress) as report, contextlib.ExitStack() as exits:
         bundle = opened_bundle(options.bundle, options.backend, options.precision)
+        # Loaded before the first row comes, which would wait for it.
+        waits_for_rows = rows_arrive(options.inputs, options.output, job_options)
+        session = exits.enter_context(_session(bundle, options, report)) if waits_for_rows else None
         job = plan_job(bundle, options.inputs, options.output, options=job_options)
         try:
             done = job.done
             if done is None:
-                with _pool(bundle, job, options, report) as (pool, backend):
+                with _pool(bundle, job, options, report, session) as (pool, backend):
                     done = run_job(job, pool, on_progress=report.progress)
             else:
                 report.done_already(done)
@@ -328,6 +352,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
             truncate_dim=options.truncate_dim,
             normalize=options.normalize,
             output_dtype=EmbeddingPrecision(options.output_dtype),
+            ranges=options.ranges,
         ),
         skip_failed=options.skip_failed,
         batch_size=options.batch_size,
@@ -346,6 +371,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         overlap=options.overlap,
         force=options.force,
         restart=options.restart,
+        max_wait_ms=None if options.ray is not None else options.max_wait_ms,  # Ray's workers answer in large parts
         precision=Precision(options.precision),
     )
 
@@ -358,10 +384,10 @@ def _ray_address(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport) -> Iterator[tuple[JobPool, str]]:
+def _pool(
+    bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport, session: Session | None
+) -> Iterator[tuple[JobPool, str]]:
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
-    import hdruntime
-    from hdruntime.backends.registry import needs_gpu
     from hdruntime.jobs.portions import LocalPool
 
     if options.ray is not None:
@@ -383,6 +409,16 @@ def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobRepo
             assert pool.loaded is not None
             yield pool, _chosen(options, pool.loaded.backend, pool.loaded.backend_reason)
         return
+    with _session(bundle, options, report) if session is None else contextlib.nullcontext(session) as loaded:
+        chosen = _chosen(options, loaded.backend, loaded.backend_reason)
+        yield LocalPool(loaded, job.task, options=job.options), chosen
+
+
+@contextlib.contextmanager
+def _session(bundle: Bundle, options: argparse.Namespace, report: JobReport) -> Iterator[Session]:
+    import hdruntime
+    from hdruntime.backends.registry import needs_gpu
+
     with hdruntime.load(
         bundle,
         options.backend,
@@ -392,8 +428,7 @@ def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobRepo
         rebuild=options.rebuild,
     ) as session:
         report.loaded(has_gpu=needs_gpu(session.backend))
-        chosen = _chosen(options, session.backend, session.backend_reason)
-        yield LocalPool(session, job.task, options=job.options), chosen
+        yield session
 
 
 def _chosen(options: argparse.Namespace, backend: Backend, reason: str) -> str:

@@ -16,6 +16,7 @@ from hdruntime.jobs.kept_columns import kept_value
 from hdruntime.jobs.places import LocalFile, places_at, read_errors_explained
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import ID, Columns
+from hdruntime.jobs.saved_datasets import without_notes
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ def read_texts(source: Path, *, column: str | None = None, option: str = "--text
     left out, and one warning per file counts them.
 
     Args:
-        source: a .jsonl, .csv, .tsv, .parquet or .txt file (one text per line), compressed ones included; or a folder
-            of such files, in which each .txt, .md and .rst file is one text.
+        source: a .jsonl, .csv, .tsv, .parquet, .arrow or .txt file (one text per line), compressed ones included; or a
+            folder of such files, in which each .txt, .md and .rst file is one text.
         column: the column that holds the texts; None for ``text``.
         option: of the command line that names the source, for messages.
     """
@@ -58,10 +59,10 @@ def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[Na
     places = places_at(folder, known=lambda path: _is_document(path) or format_of(path) is not None, spool=None)
     if not places:
         raise InputError(
-            f"{folder} holds no texts: no .txt, .md, .rst, .jsonl, .csv, .tsv or .parquet file.\n"
+            f"{folder} holds no texts: no .txt, .md, .rst, .jsonl, .csv, .tsv, .parquet or .arrow file.\n"
             f"Name another folder, or a file, with {option}."
         )
-    for place in places:
+    for place in without_notes(places):
         assert isinstance(place, LocalFile)
         if _is_document(place.path):
             yield NamedText(place.file.relative_to(folder).as_posix(), _document(place))
@@ -94,7 +95,7 @@ def _found(file: Path, columns: Columns) -> list[InputFile]:
     if file.exists() and format_of(str(file)) is None:
         raise InputError(
             f"{file} has no known format: its name ends in {file.suffix!r}.\n"
-            "Texts are in .jsonl, .csv, .tsv, .parquet and .txt files, and each .md and .rst file is one."
+            "Texts are in .jsonl, .csv, .tsv, .parquet, .arrow and .txt files, and each .md and .rst file is one."
         )
     try:
         return find_inputs([file], columns=columns)

@@ -12,10 +12,13 @@ Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
-def made_ahead(items: Iterator[Item], *, is_ahead: bool) -> Iterator[Iterator[Item]]:
+def made_ahead(
+    items: Iterator[Item], *, is_ahead: bool, stop: Callable[[], None] | None = None
+) -> Iterator[Iterator[Item]]:
     """The items; if `is_ahead`, another thread makes the next one while the caller uses the last.
 
-    What the iterator raises is raised where its item is asked for. The thread has ended when the block ends.
+    What the iterator raises is raised where its item is asked for. The thread has ended when the block ends, for which
+    `stop` ends a wait for an item.
     """
     if not is_ahead:
         yield items
@@ -29,7 +32,11 @@ def made_ahead(items: Iterator[Item], *, is_ahead: bool) -> Iterator[Iterator[It
                 following = thread.submit(next, items, end)
                 yield item  # type: ignore[misc]
 
-        yield made()
+        try:
+            yield made()
+        finally:
+            if stop is not None:
+                stop()
 
 
 def done_behind(function: Callable[[Item], Result], items: Iterator[Item]) -> Iterator[Result]:

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -114,6 +114,7 @@ class Scheduler:
         outputs: Sequence[str],
         batch_tokens: int | None,
         batch_size: int | None = None,
+        done: Collection[int] = (),
     ) -> Iterator[BatchResult]:
         """Run rows, the longest first, with the runner's preferred number of batches in flight.
 
@@ -130,9 +131,10 @@ class Scheduler:
             batch_tokens: most tokens of a batch, including padding; a longer row runs alone. None: as of
                 `batch_tokens`. A number less than 1 is refused at once, not at the first result.
             batch_size: most rows of a batch; None: any number.
+            done: rows that need no result. Batches are the same with them, and those of such rows alone are not run.
         """
         # Packed here rather than in the generator, so that errors are raised before the first result is requested.
-        return _Run(self, lengths, inputs_of, outputs, batch_tokens, batch_size).results()
+        return _Run(self, lengths, inputs_of, outputs, batch_tokens, batch_size, done).results()
 
     def most_rows(self, tokens: int) -> int:
         """Most rows of this length in one batch, as far as known; ``sys.maxsize`` without a limit."""
@@ -240,6 +242,7 @@ class _Run:
         outputs: Sequence[str],
         batch_tokens: int | None,
         batch_size: int | None,
+        done: Collection[int],
     ) -> None:
         self._scheduler = scheduler
         self._batch_size = batch_size
@@ -247,7 +250,8 @@ class _Run:
         self._inputs_of = inputs_of
         self._outputs = outputs
         self._batch_tokens = scheduler.batch_tokens if batch_tokens is None else batch_tokens
-        self._waiting = self._packed(range(len(lengths)))
+        batches = self._packed(range(len(lengths)))
+        self._waiting = deque(rows for rows in batches if not all(row in done for row in rows)) if done else batches
         self._in_flight: deque[_Batch] = deque()
         self._most_in_flight = scheduler.runner.most_in_flight
 

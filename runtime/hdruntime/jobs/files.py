@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from hdruntime.errors import DamagedJobError, HdexportError, OutputExistsError
 from hdruntime.jobs.identity import Identity
-from hdruntime.jobs.progress import Saved, saved_from_json
+from hdruntime.jobs.progress import Saved, SavedPart, saved_from_json
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +30,20 @@ JOB_FILE = "job.json"
 SAVED_FILE = "progress.json"
 RESULTS_FILE = "results"
 RANGES_FILE = "ranges.json"
+PART_FILE = "part"
+"""Rows of the portion that runs, see `hdruntime.jobs.part_file`."""
+
 FINISHED_FILE = "finished"
 """The whole output, a file or a directory of files."""
 
 REPLACED = "replaced"
 """The directory that the output has replaced."""
 
+STORED_RANGES = "ranges.npz"
+"""The file of ranges that is moved beside the output."""
+
 LOCK_FILE = "lock"
-_FILES = (JOB_FILE, SAVED_FILE, RANGES_FILE, RESULTS_FILE, FINISHED_FILE, REPLACED, LOCK_FILE)
+_FILES = (JOB_FILE, SAVED_FILE, RANGES_FILE, PART_FILE, RESULTS_FILE, FINISHED_FILE, STORED_RANGES, REPLACED, LOCK_FILE)
 """The files of the folder, in the order of removal, each also with `_PARTIAL`. Without the first, the others mean
 nothing; while the last exists, no other process begins."""
 
@@ -128,6 +134,13 @@ class OpenFolder:
             raise damaged(self.path, f"{RANGES_FILE} is missing or has changed")
         return np.array(json.loads(content), np.float32)
 
+    def part(self, saved: SavedPart) -> bytes:
+        """The rows of a portion that runs; an error if they are not those that were saved."""
+        content = self._decoded(PART_FILE, bytes, b"")[: saved.result_bytes]
+        if len(content) < saved.result_bytes or zlib.crc32(content) != saved.checksum:
+            raise damaged(self.path, f"{PART_FILE} is missing or has changed")
+        return content
+
     def is_published(self) -> bool:
         """Whether the output of a complete job was moved into place."""
         return self.saved().complete and not (self.has(RESULTS_FILE) or self.has(FINISHED_FILE))
@@ -213,15 +226,15 @@ class OpenFolder:
         """Rename a file, replacing any of that name."""
         os.replace(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
-    def move_out(self, target: Path) -> None:
-        """Move the output to a place beside the folder, durably."""
-        status = self._status(FINISHED_FILE)
+    def move_out(self, target: Path, name: str = FINISHED_FILE) -> None:
+        """Move the output, or another file, to a place beside the folder, durably."""
+        status = self._status(name)
         if status is not None and stat.S_ISDIR(status.st_mode):
             # A directory takes the place of nothing but an empty directory.
             self.remove(REPLACED)
             with contextlib.suppress(FileNotFoundError):
                 os.replace(target.name, REPLACED, src_dir_fd=self._parent, dst_dir_fd=self._descriptor)
-        os.replace(FINISHED_FILE, target.name, src_dir_fd=self._descriptor, dst_dir_fd=self._parent)
+        os.replace(name, target.name, src_dir_fd=self._descriptor, dst_dir_fd=self._parent)
         os.fsync(self._parent)
 
     def sync(self) -> None:

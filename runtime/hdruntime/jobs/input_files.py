@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -29,6 +29,12 @@ class RowFormat(str, Enum):
     TSV = "tsv"
     TEXT = "txt"
     PARQUET = "parquet"
+    ARROW = "arrow"
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether the format has columns with types, and positions in it count rows."""
+        return self in (RowFormat.PARQUET, RowFormat.ARROW)
 
 
 _ENDINGS = {
@@ -39,6 +45,8 @@ _ENDINGS = {
     ".tsv": RowFormat.TSV,
     ".txt": RowFormat.TEXT,
     ".parquet": RowFormat.PARQUET,
+    ".arrow": RowFormat.ARROW,
+    ".feather": RowFormat.ARROW,
 }
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -59,6 +67,9 @@ _BLOCK_BYTES = 2**15
 _BATCH_ROWS = 256
 """Rows decoded at a time: of long documents, a few tens of megabytes."""
 
+_ARROW_FILE = b"ARROW1"
+"""First bytes of Arrow's IPC file format; its stream format has none of its own."""
+
 _PLAIN = (
     pa.types.is_null,
     pa.types.is_boolean,
@@ -69,6 +80,18 @@ _PLAIN = (
     pa.types.is_string_view,
 )
 """Types whose values convert to Python without loss."""
+
+
+class ArrowBatches(NamedTuple):
+    """An Arrow file, opened.
+
+    Attributes:
+        schema: of all its columns.
+        batches: with the columns that were asked for.
+    """
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +118,11 @@ class InputFile:
         return self.place.name
 
     def bytes_before(self, offset: int) -> int:
-        """Bytes of the file before an offset, which counts rows if `rows` is known; 0 in a compressed file."""
+        """Bytes of the file before an offset, which counts rows if `rows` is known; 0 in a compressed file, and in an
+        Arrow file of a store."""
         if self.rows is not None:
             return round(self.version.size_bytes * offset / self.rows)
-        return 0 if self._compression else offset
+        return 0 if self._compression or self.format.is_columnar else offset
 
     @contextlib.contextmanager
     def opened(self, offset: int = 0) -> Iterator[BinaryIO]:
@@ -131,7 +155,7 @@ def format_of(path: str) -> RowFormat | None:
     name = PurePosixPath(path.lower())
     if name.suffix in _COMPRESSIONS:
         inner = _ENDINGS.get(PurePosixPath(name.stem).suffix)
-        return None if inner is RowFormat.PARQUET else inner
+        return None if inner is None or inner.is_columnar else inner
     return _ENDINGS.get(name.suffix)
 
 
@@ -224,17 +248,55 @@ def _cell_of_array(array: pa.Array) -> Cell:
     return Cell(array[0])
 
 
-def parquet_batches(file: InputFile, names: Sequence[str], *, start: int = 0) -> Iterator[pa.RecordBatch]:
-    """The rows of the named columns, some at a time.
+def column_batches(file: InputFile, names: Sequence[str], *, start: int = 0) -> Iterator[pa.RecordBatch]:
+    """The rows of the named columns of a Parquet or Arrow file, some at a time.
 
-    `start` rows are skipped, without reading earlier row groups. InputError if the file cannot be read to its end.
+    `start` rows are skipped, of Parquet without reading earlier row groups. InputError if the file cannot be read to
+    its end.
     """
     with read_errors_explained(file.name):
         try:
-            with opened_parquet(file.place) as opened:
-                yield from _batches(opened, names, start)
+            if file.format is RowFormat.ARROW:
+                with file.place.opened() as stream:
+                    batches = arrow_batches(stream, names)
+                    yield from _from_row(start, _in_slices(batches))
+            else:
+                with opened_parquet(file.place) as opened:
+                    yield from _batches(opened, names, start)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{file.name} cannot be read to its end: {error}.\nWrite the file again.") from error
+
+
+def arrow_batches(stream: Any, names: Sequence[str] | None = None) -> ArrowBatches:
+    """The record batches of an Arrow file of either IPC format, stream or file, with the named columns, or all.
+
+    Raises Arrow's exceptions.
+    """
+    is_file = stream.read(len(_ARROW_FILE)) == _ARROW_FILE
+    stream.seek(0)
+    schema = (pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)).schema
+    wanted = range(len(schema)) if names is None else sorted(map(schema.names.index, names))
+    options = pa.ipc.IpcReadOptions(included_fields=list(wanted), use_threads=False)
+    stream.seek(0)
+    if not is_file:
+        return ArrowBatches(schema, iter(pa.ipc.open_stream(stream, options=options)))
+    file = pa.ipc.open_file(stream, options=options)
+    return ArrowBatches(schema, (file.get_batch(number) for number in range(file.num_record_batches)))
+
+
+def _in_slices(batches: ArrowBatches) -> Iterator[pa.RecordBatch]:
+    """The batches in parts of few rows, since a file may have all rows in one batch."""
+    for batch in batches.batches:
+        for first in range(0, len(batch), _BATCH_ROWS):
+            yield batch.slice(first, _BATCH_ROWS)
+
+
+def _from_row(start: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches without the first rows."""
+    for batch in batches:
+        if start < len(batch):
+            yield batch.slice(start)
+        start = max(0, start - len(batch))
 
 
 def opened_parquet(place: Place) -> Any:
@@ -252,10 +314,7 @@ def _batches(opened: Any, names: Sequence[str], start: int) -> Iterator[pa.Recor
         columns=names,
         use_threads=False,
     )
-    for batch in batches:
-        if left_out < len(batch):
-            yield batch.slice(left_out)
-        left_out = max(0, left_out - len(batch))
+    yield from _from_row(left_out, batches)
 
 
 def _group_of_row(metadata: Any, row: int) -> tuple[int, int]:

@@ -9,14 +9,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
+from typing import Any
 
 import pyarrow as pa
 
 from hdruntime.errors import InputError
-from hdruntime.jobs.input_files import InputFile, RowFormat, format_of, opened_parquet
-from hdruntime.jobs.places import Place, places_at, read_errors_explained
+from hdruntime.jobs.arriving import ArrivingInput
+from hdruntime.jobs.input_files import InputFile, RowFormat, arrow_batches, format_of, opened_parquet
+from hdruntime.jobs.places import LocalFile, Place, places_at, read_errors_explained
 from hdruntime.jobs.row_reader import csv_records, is_encodable, read_values
 from hdruntime.jobs.rows import ID, Columns, Position
+from hdruntime.jobs.saved_datasets import without_notes
 from hdruntime.jobs.writers import OPEN_TYPE
 
 logger = logging.getLogger(__name__)
@@ -24,7 +27,7 @@ logger = logging.getLogger(__name__)
 FIRST_ROWS = 100
 """Rows of a JSON Lines file that define its columns."""
 
-_ENDINGS = ".jsonl, .ndjson, .json, .csv, .tsv, .txt (each also with .gz or .zst) or .parquet"
+_ENDINGS = ".jsonl, .ndjson, .json, .csv, .tsv, .txt (each also with .gz or .zst), .parquet or .arrow"
 
 _MOST_NAMES = 3
 """Names of files without rows in a message."""
@@ -42,7 +45,12 @@ _OTHER_VALUES = {_SPANS: ", or type tokens:256 or sentences", _ROW_ID: ", or num
 
 
 def find_inputs(
-    names: Sequence[str | Path], *, columns: Columns, input_format: RowFormat | None = None, spool: Path | None = None
+    names: Sequence[str | Path],
+    *,
+    columns: Columns,
+    input_format: RowFormat | None = None,
+    spool: Path | None = None,
+    wait_seconds: float | None = None,
 ) -> list[InputFile]:
     """The files to read, in order: the named files, files below directories, and matches of patterns.
 
@@ -53,6 +61,8 @@ def find_inputs(
         names: paths, URLs, patterns, and ``-`` for the standard input.
         input_format: of all files; None: by the endings of their names, for the standard input JSON Lines.
         spool: directory for a copy of the standard input; None for the default of temporary files.
+        wait_seconds: how long a row of the standard input may wait for others before it is run, if the standard input
+            is to be read while it stays open; None: it is copied to its end first.
     """
     if not names:
         raise InputError("No input was given. Name at least one file or directory.")
@@ -60,10 +70,14 @@ def find_inputs(
         raise InputError("The input - is named twice, but the standard input can be read only once.")
     places: list[Place] = []
     for name in names:
+        if str(name) == "-" and wait_seconds is not None:
+            places.append(ArrivingInput(wait_seconds=wait_seconds))
+            continue
         found = places_at(name, known=lambda path: bool(input_format or format_of(path)), spool=spool)
         if not found:
             raise InputError(f"{name} holds no file that ends in {_ENDINGS}.")
         places += found
+    places = without_notes(places)
     files = _with_partitions([_found_file(place, columns, input_format) for place in places])
     _require_rows(files)
     resolved = replace(columns, id=_id_column(columns, files))
@@ -154,6 +168,8 @@ def _found_file(place: Place, columns: Columns, input_format: RowFormat | None) 
             f"{place.name} has no known format: its name ends in {ending!r}.\n"
             f"Inputs end in {_ENDINGS}; or name the format: --input-format"
         )
+    if isinstance(place, ArrivingInput):
+        place.wait_for_rows(lambda: _has_row(place, kind, columns), lines=FIRST_ROWS)
     with read_errors_explained(place.name):
         place.opened().close()
         version = place.version()
@@ -163,6 +179,12 @@ def _found_file(place: Place, columns: Columns, input_format: RowFormat | None) 
     file = _FIND_COLUMNS[kind](replace(empty, rows=None), columns)
     has_rows = file.rows or (file.rows is None and any(True for _ in read_values(file, columns, Position())))
     return file if has_rows else empty
+
+
+def _has_row(place: Place, kind: RowFormat, columns: Columns) -> bool:
+    """Whether a row can be read of what has come so far."""
+    file = InputFile(place=place, format=kind, version=place.version(), partitions={}, types={})
+    return any(True for _ in read_values(_FIND_COLUMNS[kind](file, columns), columns, Position()))
 
 
 def _check_columns(file: InputFile, columns: Columns) -> None:
@@ -214,6 +236,26 @@ def _parquet_columns(file: InputFile, columns: Columns) -> InputFile:
     return replace(file, rows=rows, columns=tuple(schema.names), types={field.name: field.type for field in schema})
 
 
+def _arrow_columns(file: InputFile, columns: Columns) -> InputFile:
+    rows = None
+    try:
+        with read_errors_explained(file.name), _mapped(file.place) as stream:
+            schema, batches = arrow_batches(stream)
+            if file.place.is_local:
+                rows = sum(map(len, batches))
+    except pa.ArrowException as error:
+        raise InputError(f"{file.name} is not a readable Arrow file: {error}.") from error
+    return replace(file, rows=rows, columns=tuple(schema.names), types={field.name: field.type for field in schema})
+
+
+def _mapped(place: Place) -> Any:
+    """The file, mapped into memory where it is on this machine: its rows are counted without reading their values.
+
+    Rows are read without a map, which would end the process where another program shortens the file.
+    """
+    return pa.memory_map(str(place.file)) if isinstance(place, LocalFile) else place.opened()
+
+
 def _csv_columns(file: InputFile, columns: Columns) -> InputFile:
     names, error, _ = next(csv_records(file, Position()), ([], None, None))
     if error is not None:
@@ -242,6 +284,7 @@ def _json_columns(file: InputFile, columns: Columns) -> InputFile:
 
 _FIND_COLUMNS = {
     RowFormat.PARQUET: _parquet_columns,
+    RowFormat.ARROW: _arrow_columns,
     RowFormat.CSV: _csv_columns,
     RowFormat.TSV: _csv_columns,
     RowFormat.TEXT: _text_columns,

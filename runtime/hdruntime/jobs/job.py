@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.metadata
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,21 +17,24 @@ from pathlib import Path
 import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.inference.overlapping import done_behind
 from hdruntime.inference.streaming import checked_segment
+from hdruntime.jobs.arriving import ArrivingInput, ArrivingPortions, standard_input_arrives
 from hdruntime.jobs.files import damaged
-from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_inputs
+from hdruntime.jobs.identity import Identity, identity_of_inputs
 from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.output import STDOUT, LocalOutput, Results, StandardOutput, output_at
-from hdruntime.jobs.portions import JobPool, Portion, PortionResult, RowOptions
+from hdruntime.jobs.portions import JobPool, Part, Portion, PortionResult, RowOptions
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
+from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
+from hdruntime.jobs.vectors import COLUMN, Ranges, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.writers import ResultFormat, encoding_of
 from hdruntime.tasks.embedding import column_of_spans
 from hdruntime.tasks.of_bundle import check_pairs, class_of, task_of_bundle
@@ -38,6 +43,7 @@ from hdruntime.tasks.text_inference import checked_streaming
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.lengths import checked_length
+from hdruntime.text.ranges import BUNDLE_KEY, RANGES_KEY, read_ranges
 from hdruntime.text.tokenization import Overflow
 
 logger = logging.getLogger(__name__)
@@ -46,7 +52,7 @@ _NEW_OBJECTS = 200_000
 """Objects of a few portions of short rows; after so many new ones, the garbage collector looks at them."""
 
 _CHANGE_NOTHING = (
-    *("batch_size", "batch_tokens", "force", "restart"),
+    *("batch_size", "batch_tokens", "force", "restart", "max_wait_ms"),
     # Others say what these are for.
     *("columns", "vectors", "answers", "spans_column", "keeps_all_column"),
 )
@@ -66,6 +72,8 @@ class JobOptions(RowOptions):
         restart: discard the rows that an unfinished job has kept, instead of continuing it.
         precision: the precision of the session that runs the job, as :func:`hdruntime.load` was asked for it. A job is
             not continued in another one.
+        max_wait_ms: milliseconds that a row of the standard input waits for others before it is run, if results go to
+            the standard output: rows are run while the standard input stays open. None: it is read to its end first.
     """
 
     columns: Columns = field(default_factory=Columns)
@@ -75,6 +83,12 @@ class JobOptions(RowOptions):
     force: bool = False
     restart: bool = False
     precision: Precision = Precision.AUTO
+    max_wait_ms: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.max_wait_ms is not None and self.max_wait_ms < 0:
+            raise InputError(f"--max-wait-ms {self.max_wait_ms} is negative.\nUse 0 or more milliseconds.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +105,7 @@ class Job:
         metadata: of the output, for formats that can hold it.
         identity: another run must have the same to continue it.
         finished: what was done, if the job is done already and its output is there.
+        ranges: float32 [2, dimensions], the calibration ranges that were given; None without any.
     """
 
     files: tuple[InputFile, ...]
@@ -102,6 +117,7 @@ class Job:
     metadata: Mapping[str, str]
     identity: Identity
     finished: Saved | None
+    ranges: Ranges | None = None
 
     @property
     def output(self) -> Path:
@@ -149,6 +165,7 @@ def plan_job(
         columns=options.columns,
         input_format=options.input_format,
         spool=place.spool,
+        wait_seconds=(options.max_wait_ms or 0) / 1000 if rows_arrive(inputs, place.path, options) else None,
     )
     if any(place.holds(file.place.identity) for file in found):
         raise InputError(f"{place.name} is an input as well as the output.\nChoose another place with -o.")
@@ -160,8 +177,11 @@ def plan_job(
     )
     fields = _fields(task, files, options)
     _check_format(place.format, fields, options)
-    identity = _identity(bundle, task, files, fields, options, prompt)
+    ranges = _given_ranges(bundle, options.vectors, fields)
+    identity = _identity(bundle, task, files, fields, options, prompt, ranges)
     finished = place.finished(identity, force=options.force, restart=options.restart)
+    if finished is None and options.vectors.output_dtype.needs_ranges:
+        place.check_ranges(force=options.force)
     return Job(
         files=tuple(files),
         without_rows=tuple(file for file in found if file.rows == 0),
@@ -172,6 +192,7 @@ def plan_job(
         metadata=_metadata(bundle, [field.name for field in fields], options, identity),
         identity=identity,
         finished=finished,
+        ranges=ranges,
     )
 
 
@@ -187,7 +208,8 @@ def run_job(job: Job, pool: JobPool, *, on_progress: Callable[[JobProgress], Non
     Args:
         job: from `plan_job`.
         pool: sessions of the bundle that the job was planned for.
-        on_progress: called when the job begins or continues, after every portion, and when all rows are done.
+        on_progress: called when the job begins or continues, after every portion, on a CPU about every two seconds
+            within one, and when all rows are done.
 
     Returns:
         the job's outcome, including rows of earlier runs, also if it was done already.
@@ -224,7 +246,7 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
         report(meter.progress(JobState.FINISHING, done))
         metadata = dict(job.metadata)
         if folder.ranges is not None:
-            metadata["hdexport.ranges"] = json.dumps(folder.ranges.tolist())
+            metadata[RANGES_KEY] = json.dumps(folder.ranges.tolist())
         folder.publish(force=job.options.force, metadata=metadata)
     if done.counts.dropped_columns:
         logger.warning(
@@ -244,7 +266,8 @@ def _run_portions(
     meter: ProgressMeter,
     report: Callable[[JobProgress], None],
 ) -> None:
-    vectors = Vectors(job.options.vectors, folder.ranges, chunked=job.options.late_chunking is not None)
+    ranges = job.ranges if folder.ranges is None else folder.ranges
+    vectors = Vectors(job.options.vectors, ranges, chunked=job.options.late_chunking is not None)
     watch = InputWatch(job.files, job.options.columns, without_rows=job.without_rows)
     start = folder.saved
 
@@ -264,8 +287,31 @@ def _run_portions(
         )
         return folder.saved
 
-    portions = watch.portions(start.position, start.stamp, characters=pool.portion_characters)
-    with _seldom_collected(), contextlib.closing(pool.map(portions)) as computed:
+    def with_parts(portions: Iterator[Portion]) -> Iterator[Portion]:
+        """The portions, whose rows are kept while a portion runs; the first may have rows of an earlier process."""
+        done = folder.kept_part()
+        for portion in portions:
+            # Portions beside a GPU take a second or two, and several are in work.
+            on_part = None if pool.computes_beside else functools.partial(keep_part, portion)
+            yield replace(portion, done=done, on_part=on_part)
+            done = None
+
+    def keep_part(portion: Portion, part: Part) -> None:
+        watch.require_unchanged(folder.saved.position, portion.rows)
+        folder.add_part(part, end=portion.end, seconds=meter.seconds)
+        report(meter.progress(JobState.RUNNING, folder.saved))
+
+    with contextlib.ExitStack() as exits:
+        place, *_ = [file.place for file in job.files]
+        if isinstance(place, ArrivingInput):
+            rows = read_rows(job.files, columns=job.options.columns)
+            arriving = ArrivingPortions(rows, place, characters=pool.portion_characters)
+            exits.callback(arriving.stop)
+            portions: Iterator[Portion] = arriving
+        else:
+            portions = with_parts(watch.portions(start.position, start.stamp, characters=pool.portion_characters))
+        exits.enter_context(_seldom_collected())
+        computed = exits.enter_context(contextlib.closing(pool.map(portions)))
         for saved in done_behind(save, computed) if pool.computes_beside else map(save, computed):
             report(meter.progress(JobState.RUNNING, saved))
     watch.require_all_unchanged(folder.saved.position)
@@ -284,7 +330,7 @@ def _seldom_collected() -> Iterator[None]:
 
 def _kept(folder: Results) -> str:
     """What is kept, and the remedy, when an input has changed."""
-    rows = folder.saved.counts.rows
+    rows = folder.saved.all_counts.rows
     if not rows or folder.path == STDOUT:
         return "No row is kept. Run the same command again when no program writes to its inputs, or on copies of them."
     return (
@@ -344,6 +390,40 @@ def _vectors_of_model(vectors: VectorOptions, own: SentenceSettings | None) -> V
     return replace(vectors, truncate_dim=own.truncate_dim) if own and vectors.truncate_dim is None else vectors
 
 
+def rows_arrive(inputs: Sequence[str | Path], output: str | Path, options: JobOptions) -> bool:
+    """Whether a job runs rows of the standard input while it stays open, and does not read it to its end first.
+
+    Ranges of the first rows that came would depend on the time, and a Parquet file is read from its end.
+    """
+    vectors = options.vectors
+    has_ranges = vectors.ranges is not None or not vectors.output_dtype.needs_ranges
+    is_of_lines = options.input_format is None or not options.input_format.is_columnar
+    is_one = [str(name) for name in inputs] == ["-"] and Path(output) == STDOUT
+    return options.max_wait_ms is not None and is_one and has_ranges and is_of_lines and standard_input_arrives()
+
+
+def _given_ranges(bundle: Bundle, vectors: VectorOptions, fields: Sequence[pa.Field]) -> Ranges | None:
+    """The calibration ranges that were given, if the job's vectors have them."""
+    if vectors.ranges is None:
+        return None
+    if not vectors.output_dtype.needs_ranges:
+        raise InputError(
+            f"--ranges is for --output-dtype int8 and uint8, and the output's is {vectors.output_dtype.value}.\n"
+            "Leave --ranges out, or add --output-dtype int8."
+        )
+    ranges = read_ranges(vectors.ranges, bundle=identity_of_bundle(bundle.manifest))
+    dimensions = ranges.shape[1]
+    kind = next((field.type for field in fields if field.name == COLUMN), None)
+    while kind is not None and not pa.types.is_fixed_size_list(kind) and hasattr(kind, "value_type"):
+        kind = kind.value_type
+    if kind is not None and pa.types.is_fixed_size_list(kind) and kind.list_size not in (-1, dimensions):
+        raise InputError(
+            f"The ranges of {vectors.ranges} have {dimensions} dimensions, and the vectors of this job "
+            f"{kind.list_size}.\nUse the same model and the same --truncate-dim for both jobs."
+        )
+    return ranges
+
+
 def _check_format(kind: ResultFormat, fields: Sequence[pa.Field], options: JobOptions) -> None:
     vectors = next((field.type for field in fields if field.name == COLUMN), None)
     if vectors is None and (kind.is_matrix or not options.vectors.is_default):
@@ -377,7 +457,7 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
     metadata = {
         "hdexport.version": str(identity["the version of hdexport"]),
         "hdexport.model": manifest.name,
-        "hdexport.bundle": str(identity["bundle"]),
+        BUNDLE_KEY: str(identity["bundle"]),
         "hdexport.task": manifest.task,
     }
     if COLUMN in names:
@@ -403,6 +483,7 @@ def _identity(
     fields: Sequence[pa.Field],
     options: JobOptions,
     prompt: str,
+    ranges: Ranges | None,
 ) -> Identity:
     columns = {
         "keep_columns" if name == "keep" else f"{name}_column": value for name, value in vars(options.columns).items()
@@ -414,6 +495,7 @@ def _identity(
         "the version of hdexport": importlib.metadata.version("hdexport"),
         "bundle": identity_of_bundle(bundle.manifest),
         **{flag: _plain(value) for flag, value in flags.items()},
+        "--ranges": None if ranges is None else f"ranges with the checksum {zlib.crc32(ranges.tobytes()):08x}",
         "--prompt": prompt,
         "--prompt-name": options.prompt_name if task.reads_by_prompt_name else None,
         "inputs": identity_of_inputs(files),

@@ -26,9 +26,11 @@ from hdruntime.jobs.files import (
     FINISHED_FILE,
     JOB_FILE,
     LOCK_FILE,
+    PART_FILE,
     RANGES_FILE,
     RESULTS_FILE,
     SAVED_FILE,
+    STORED_RANGES,
     OpenFolder,
     damaged,
     disk_errors_explained,
@@ -37,10 +39,14 @@ from hdruntime.jobs.files import (
     opened_folder,
 )
 from hdruntime.jobs.identity import Identity, difference
+from hdruntime.jobs.part_file import bytes_of_rows, rows_of_bytes
 from hdruntime.jobs.places import filesystem_of, special_kind
-from hdruntime.jobs.progress import Saved, json_from_saved, saved_from_json
+from hdruntime.jobs.portions import Part
+from hdruntime.jobs.progress import Saved, SavedPart, json_from_saved, saved_from_json
+from hdruntime.jobs.rows import Position
 from hdruntime.jobs.vectors import Ranges
 from hdruntime.jobs.writers import ResultEncoding, ResultFormat, ResultRows, is_part
+from hdruntime.text.ranges import RANGES_ENDING, RANGES_KEY, write_ranges
 
 STDOUT = Path("-")
 """Stands for the standard output, on which results are JSON Lines."""
@@ -148,6 +154,20 @@ class LocalOutput:
                 _require_same_job(folder, self.path, identity)
         return done
 
+    @property
+    def ranges_path(self) -> Path | None:
+        """The file for the calibration ranges of an output that has no metadata; None for any other output."""
+        output = self.path.resolve()
+        return None if self.format.has_metadata else output.with_name(output.name + RANGES_ENDING)
+
+    def check_ranges(self, *, force: bool) -> None:
+        """Refuse to replace ranges that another job left beside an output that is gone."""
+        path = self.ranges_path
+        if path is not None and path.exists() and not (force or job_folder_path(self.path).exists()):
+            raise OutputExistsError(
+                f"{path}, the place of the ranges, exists.\nReplace it with --force, or choose another place with -o."
+            )
+
     def kept(self) -> str:
         """How many rows of an unfinished job are safe and where, for a message; empty without any."""
         rows = self.kept_rows()
@@ -160,7 +180,8 @@ class LocalOutput:
                 return 0
             saved = folder.saved()
             is_finished = saved.complete and folder.has(FINISHED_FILE)
-            return saved.counts.rows if is_finished or folder.size_bytes(RESULTS_FILE) >= saved.result_bytes else 0
+            is_there = folder.size_bytes(RESULTS_FILE) >= saved.result_bytes
+            return saved.all_counts.rows if is_finished or is_there else 0
 
     @contextlib.contextmanager
     def opened(self, identity: Identity, encoding: ResultEncoding, *, restart: bool) -> Iterator[JobFolder]:
@@ -280,6 +301,8 @@ class StoredOutput(LocalOutput):
                     self._upload_directory()
                 else:
                     self._filesystem.makedirs(str(PurePosixPath(self._key).parent), exist_ok=True)
+                    if self.ranges_path is not None and self.ranges_path.exists():
+                        self._filesystem.put_file(str(self.ranges_path), self._key + RANGES_ENDING)
                     self._filesystem.put_file(str(self.path), self._key)
             self._forget()
         with contextlib.suppress(OSError):
@@ -331,8 +354,10 @@ class StoredOutput(LocalOutput):
         self._notes.unlink(missing_ok=True)
         if self.path.is_dir():
             shutil.rmtree(self.path)
-        else:
-            self.path.unlink(missing_ok=True)
+            return
+        self.path.unlink(missing_ok=True)
+        if self.ranges_path is not None:
+            self.ranges_path.unlink(missing_ok=True)
 
     def _stored_files(self) -> list[str]:
         """Names of the files below the URL, from there."""
@@ -373,7 +398,16 @@ class Results:
             self.append(piece)
             written += len(piece)
         # One assignment: if an interrupt comes before it, the new rows do not count.
-        self.saved = dataclasses.replace(self.saved, **progress, result_bytes=written)
+        self.saved = dataclasses.replace(self.saved, **progress, result_bytes=written, part=None)
+
+    def add_part(self, part: Part, *, end: Position, seconds: float) -> None:
+        """Add rows of the next portion, which ends there, before all of it is done; `add` then has them again."""
+        saved = SavedPart(counts=part.counts, end=end, share=part.share)
+        self.saved = dataclasses.replace(self.saved, part=saved, seconds=seconds)
+
+    def kept_part(self) -> Part | None:
+        """The rows of the next portion that an earlier process has kept."""
+        return None
 
     def append(self, data: bytes | memoryview) -> None:
         """Add encoded results, which count when `saved` is replaced."""
@@ -411,6 +445,7 @@ class JobFolder(Results):
         self._lock = lock
         self._output = output
         self._results: int | None = None
+        self._part: int | None = None
         self._published = False
         self._committed = Saved()
         self._committed_at = time.monotonic()
@@ -431,6 +466,7 @@ class JobFolder(Results):
             if os.fstat(self._results).st_size < self.saved.result_bytes:
                 raise damaged(self.path, "results are missing")
             self._cut_results(self._results)
+            self._part = self._files.open(PART_FILE, os.O_RDWR | os.O_CREAT)
 
     def add(self, rows: ResultRows, **progress: Any) -> None:
         super().add(rows, **progress)
@@ -438,10 +474,34 @@ class JobFolder(Results):
 
     def append(self, data: bytes | memoryview) -> None:
         assert self._results is not None, "a complete job appends nothing"
-        view = memoryview(data)
         with disk_errors_explained(self._output.path):
-            while view:
-                view = view[os.write(self._results, view) :]
+            _write_all(self._results, data)
+
+    def add_part(self, part: Part, *, end: Position, seconds: float) -> None:
+        assert self._part is not None, "a complete job has no portion"
+        before = self.saved.part
+        with disk_errors_explained(self._output.path):
+            if before is None and self._committed.part is not None:
+                self._commit()  # the rows of the portion before, which are results now
+            content, start = bytes_of_rows(part.values), 0 if before is None else before.result_bytes
+            os.ftruncate(self._part, start)
+            os.lseek(self._part, start, os.SEEK_SET)
+            _write_all(self._part, content)
+        saved = SavedPart(
+            counts=part.counts,
+            end=end,
+            share=part.share,
+            result_bytes=start + len(content),
+            checksum=zlib.crc32(content, 0 if before is None else before.checksum),
+        )
+        self.saved = dataclasses.replace(self.saved, part=saved, seconds=seconds)
+        self.commit_if_due()
+
+    def kept_part(self) -> Part | None:
+        saved = self.saved.part
+        if saved is None:
+            return None
+        return Part(values=rows_of_bytes(self._files.part(saved)), counts=saved.counts, share=saved.share)
 
     def keep_ranges(self, ranges: Ranges) -> None:
         with disk_errors_explained(self._output.path):
@@ -475,7 +535,17 @@ class JobFolder(Results):
                 self._files.sync()
                 self._files.remove(RESULTS_FILE)
                 self._output.publish(self._files, self.saved, force=force)
+            self._write_ranges(metadata)
             self._files.remove_all()
+
+    def _write_ranges(self, metadata: Mapping[str, str]) -> None:
+        """Write the calibration ranges beside an output that has no metadata."""
+        path = self._output.ranges_path
+        if self.ranges is None or path is None:
+            return
+        with self._files.replacing(STORED_RANGES) as file:
+            write_ranges(file, self.ranges, {name: value for name, value in metadata.items() if name != RANGES_KEY})
+        self._files.move_out(path, STORED_RANGES)
 
     def close(self) -> None:
         """Commit appended rows, if the disk takes them; remove a folder without rows."""
@@ -486,7 +556,9 @@ class JobFolder(Results):
                 self._commit()
         os.close(self._results)
         self._results = None
-        if not self._committed.counts.rows:
+        if self._part is not None:
+            os.close(self._part)
+        if not self._committed.all_counts.rows:
             self._files.remove_all()
 
     def _commit(self) -> None:
@@ -495,6 +567,8 @@ class JobFolder(Results):
         self._require_in_place()
         self._cut_results(self._results)
         os.fsync(self._results)
+        if self.saved.part is not None and self._part is not None:
+            os.fsync(self._part)
         try:
             self._replace(SAVED_FILE, json_from_saved(self.saved))
         except FileNotFoundError:
@@ -520,9 +594,10 @@ class JobFolder(Results):
                 f"{self.path}, where the job keeps its rows, was removed or replaced while it ran.\n"
                 "Put it back, or run the same command again: it starts over."
             )
-        if self._results is not None and not self._files.holds(RESULTS_FILE, self._results):
+        opened = {RESULTS_FILE: self._results, PART_FILE: self._part}
+        for name in (name for name, file in opened.items() if file is not None and not self._files.holds(name, file)):
             raise HdexportError(
-                f"{self.path / RESULTS_FILE}, which the job writes, was removed or replaced while it ran.\n"
+                f"{self.path / name}, which the job writes, was removed or replaced while it ran.\n"
                 "Put it back, or start over with --restart."
             )
         if not self._files.holds(LOCK_FILE, self._lock):
@@ -547,6 +622,8 @@ class StandardOutput:
 
     def finished(self, identity: Identity, *, force: bool, restart: bool) -> None: ...
 
+    def check_ranges(self, *, force: bool) -> None: ...
+
     def kept(self) -> str:
         return ""
 
@@ -557,13 +634,19 @@ class StandardOutput:
 
 
 def _require_same_job(folder: OpenFolder, output: Path, identity: Identity) -> None:
-    rows = folder.saved().counts.rows
+    rows = folder.saved().all_counts.rows
     what = difference(folder.identity(), identity)
     if rows and what is not None and not folder.is_published():
         raise InputError(
             f"{output} has an unfinished job with {rows} rows in {folder.path}; this is another job: {what}.\n"
             "Continue that job by its own command, or discard it and start this one with --restart."
         )
+
+
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def _is_ours(name: str) -> bool:

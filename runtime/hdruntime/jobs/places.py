@@ -16,10 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 from urllib.parse import urlsplit
 
 from hdruntime.errors import HdexportError, InputError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from hdruntime.jobs.arriving import ArrivingInput
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +71,14 @@ class LocalFile:
     """A local file.
 
     As for all places, ``name`` is for messages, ``identity`` is unique, ``path`` shows its format and its partitions,
-    and ``is_local`` means that `version` is cheap. `opened` raises InputError if it is not a file; `opened` and
-    `version` raise OSError if it is unreachable, or errors of a store's client, see `read_errors_explained`.
+    ``is_local`` means that `version` is cheap, and ``is_arriving`` that the place grows while it is read. `opened`
+    raises InputError if it is not a file; `opened` and `version` raise OSError if it is unreachable, or errors of a
+    store's client, see `read_errors_explained`.
     """
 
     file: Path
     is_local = True
+    is_arriving = False
 
     @property
     def name(self) -> str:
@@ -111,6 +116,7 @@ class RemoteFile:
     filesystem: Any
     key: str
     is_local = False
+    is_arriving = False
 
     @property
     def name(self) -> str:
@@ -144,6 +150,7 @@ class StandardInput:
 
     name = identity = path = "-"
     is_local = True
+    is_arriving = False
 
     def __init__(self, directory: Path | None) -> None:
         if sys.stdin is None or sys.stdin.isatty():
@@ -174,7 +181,7 @@ class StandardInput:
         return self._version
 
 
-Place = LocalFile | RemoteFile | StandardInput
+Place: TypeAlias = "LocalFile | RemoteFile | StandardInput | ArrivingInput"
 
 
 def places_at(name: str | Path, *, known: Callable[[str], bool], spool: Path | None) -> Sequence[Place]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 
 from hdruntime.backends.registry import needs_gpu
-from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
+from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError
 from hdruntime.inference.overlapping import made_ahead
 from hdruntime.inference.scheduling import PaddingCount
 from hdruntime.jobs.input_files import Cell
@@ -27,6 +30,9 @@ from hdruntime.text.tokenization import Overflow
 
 if TYPE_CHECKING:
     from hdruntime.session import Session
+
+_PART_SECONDS = 2.0
+"""Time between two parts of a portion, which are kept and reported."""
 
 _MOST_BYTES = 2**26
 """Kept columns of about this size end a portion."""
@@ -101,11 +107,36 @@ class RowOptions(TaskOptions, Reading):
         return chosen_prompt(*prompts_of(task.manifest), name=name, prompt=self.prompt)
 
 
+class Part(NamedTuple):
+    """Rows of a portion that are done before the whole portion is.
+
+    Attributes:
+        values: end of a row -> the task's values of each of its results, for rows that were not in an earlier part.
+        counts: of all rows of the portion that are done.
+        share: of the portion's tokens, 0 to 1.
+    """
+
+    values: Mapping[Position, Sequence[Mapping[str, object]]]
+    counts: RowCounts
+    share: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """Consecutive rows; where a portion ends depends only on the rows."""
+    """Consecutive rows; where a portion ends depends only on the rows.
+
+    Attributes:
+        done: the part that an earlier process of the job has done: its rows are not run again.
+        on_part: takes the next part, about every two seconds, and when an error ends the portion; None where parts are
+            not kept, as in another process.
+    """
 
     rows: list[Row]
+    done: Part | None = None
+    on_part: Callable[[Part], None] | None = None
+
+    def __reduce__(self) -> tuple[Callable[[], Portion], tuple[()]]:
+        return functools.partial(Portion, rows=self.rows, done=self.done), ()
 
     @property
     def end(self) -> Position:
@@ -122,6 +153,14 @@ class PortionResult(NamedTuple):
 
     results: list[dict[str, object]]
     counts: RowCounts
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """Portions that another thread may be waiting for."""
+
+    def stop(self) -> None:
+        """End the waiting, and the portions."""
 
 
 class JobPool(Protocol):
@@ -154,16 +193,17 @@ class LocalPool:
     def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
         """Run every portion; see `JobPool`. Beside a GPU the next portion is read and tokenized meanwhile."""
         encoded = ((portion, self._infer.encode(portion.rows)) for portion in portions)
-        with made_ahead(encoded, is_ahead=self.computes_beside) as ahead:
+        stop = portions.stop if isinstance(portions, Stoppable) else None
+        with made_ahead(encoded, is_ahead=self.computes_beside, stop=stop) as ahead:
             for portion, items in ahead:
-                yield portion, self._infer.run(portion.rows, items)
+                yield portion, self._infer.run(portion, items)
 
 
 class RowInference:
     """Runs rows with a session, and remembers whether the session has ever worked.
 
     Batches are smaller than the options say if their outputs would fill the memory. Rows are sorted by length within a
-    portion, which should have about `portion_characters`; a killed job repeats at most one.
+    portion, which should have about `portion_characters`; a killed job repeats what it did since the last part of one.
     """
 
     def __init__(self, session: Session, task: TextTask, *, options: RowOptions) -> None:
@@ -172,7 +212,8 @@ class RowInference:
             length = session.tokenizer_of(options.max_seq_length).max_len
             options = replace(options, overflow=Overflow.SPLIT, stride=overlap_of(options.overlap, length))
         self._session, self._task = session, task
-        self._inference = TextInference(session, task, options, prompt=prompt)
+        self._inference = TextInference(session, task, options, prompt=prompt, on_batch=self._part_if_due)
+        self._parts: _Parts | None = None
         self._is_cut = options.late_chunking is not None
         self._no_values = dict.fromkeys(field.name for field in task.fields())
         self.portion_characters = self._inference.window_characters
@@ -181,18 +222,31 @@ class RowInference:
         """The tokens of each row that has no error."""
         return self._inference.encode([row for row in rows if row.error is None])
 
-    def run(self, rows: Sequence[Row], items: Sequence[TextItem]) -> PortionResult:
-        """Run rows, of which `encode` gave the items, and compute the task's values.
+    def run(self, portion: Portion, items: Sequence[TextItem]) -> PortionResult:
+        """Run the rows of a portion, of which `encode` gave the items, and compute the task's values.
 
         BackendError if every row failed, and so does one that ran before: the session is broken.
         """
-        before = self._session.padding
-        self._inference.run(items)
         of_rows = iter(items)
-        outcomes = [(row, None if row.error is not None else next(of_rows)) for row in rows]
-        counts = _counts(outcomes, before, self._session.padding)
+        outcomes = [(row, None if row.error is not None else next(of_rows)) for row in portion.rows]
+        parts = _Parts(portion, outcomes, self._session, self._task)
+        # Texts that are streamed together are not told apart: which share a batch depends on those before.
+        self._parts = None if portion.on_part is None or self._inference.lanes else parts
+        try:
+            self._inference.run(items)
+        except BaseException:
+            with contextlib.suppress(HdexportError, OSError):
+                self._part_if_due(seconds=0.0)
+            raise
+        finally:
+            self._parts = None
+        counts = _counts(outcomes, parts.computed())
         results = [result for outcome in outcomes for result in self._results(*outcome)]
         return PortionResult(results=results, counts=counts)
+
+    def _part_if_due(self, *, seconds: float | None = None) -> None:
+        if self._parts is not None:
+            self._parts.hand_over(_PART_SECONDS if seconds is None else seconds)
 
     def _results(self, row: Row, item: TextItem | None) -> Iterator[dict[str, object]]:
         shared = {"id": row.id, **row.kept}
@@ -204,24 +258,79 @@ class RowInference:
             yield {**shared, **self._no_values, "tokens": tokens, "error": error}
             return
         assert item.encoding is not None, "what has an answer has an encoding"
-        for values in self._task.rows(item.answer):
+        for values in item.answer.values if isinstance(item.answer, _Kept) else self._task.rows(item.answer):
             yield {**shared, **values, "tokens": values.get("tokens", len(item.encoding.whole)), "error": None}
 
 
-def cut_portions(rows: Iterable[Row], *, characters: int) -> Iterator[Portion]:
+class _Kept(NamedTuple):
+    """Stands for an answer whose values an earlier process of the job has kept."""
+
+    values: Sequence[Mapping[str, object]]
+
+
+class _Parts:
+    """The parts of a portion that runs."""
+
+    def __init__(
+        self, portion: Portion, outcomes: Sequence[tuple[Row, TextItem | None]], session: Session, task: TextTask
+    ) -> None:
+        self._portion, self._outcomes, self._session, self._task = portion, outcomes, session, task
+        self._before = session.padding
+        self._handed_over: set[Position] = set()
+        self._latest = time.monotonic()
+        kept = {} if portion.done is None else portion.done.values
+        for row, item in outcomes:
+            if item is not None and item.error is None and row.end in kept:
+                item.answer = _Kept(kept[row.end])
+                self._handed_over.add(row.end)
+
+    def computed(self) -> PaddingCount:
+        """Tokens that were run, in this process and in earlier ones."""
+        before, after = self._before, self._session.padding
+        earlier = RowCounts() if self._portion.done is None else self._portion.done.counts
+        return PaddingCount(
+            tokens=after.tokens - before.tokens + earlier.computed_tokens,
+            padded_tokens=after.padded_tokens - before.padded_tokens + earlier.padded_tokens,
+        )
+
+    def hand_over(self, seconds: float) -> None:
+        """Hand over the rows that were done since the last time, if that is so many seconds ago."""
+        if self._portion.on_part is None or time.monotonic() - self._latest < seconds:
+            return
+        done = [(row, item) for row, item in self._outcomes if item is not None and item.answer is not None]
+        fresh = [(row, item) for row, item in done if row.end not in self._handed_over]
+        if fresh:
+            counts = _counts(done, self.computed())
+            items = [item for _, item in self._outcomes if item is not None and item.encoding is not None]
+            tokens = sum(len(item.encoding.whole) for item in items if item.encoding is not None)
+            self._portion.on_part(
+                Part(
+                    values={row.end: self._task.rows(item.answer) for row, item in fresh},
+                    counts=counts,
+                    share=counts.tokens / max(1, tokens),
+                )
+            )
+            self._handed_over.update(row.end for row, _ in fresh)
+        self._latest = time.monotonic()
+
+
+def cut_portions(rows: Iterable[Row | None], *, characters: int) -> Iterator[Portion]:
     """Cut rows into groups that bound memory and are large enough for sorting by length.
 
-    The row that reaches the number of characters is the last of its portion.
+    The row that reaches the number of characters is the last of its portion; None ends a portion, too.
     """
     most = texts_of_window(characters)
     portion: list[Row] = []
     size = kept = 0
     for row in rows:
-        portion.append(row)
-        size += row.characters
-        if row.kept:
-            kept += _bytes_of(row.kept)
-        if len(portion) >= most or size >= characters or kept >= _MOST_BYTES:
+        if row is not None:
+            portion.append(row)
+            size += row.characters
+            if row.kept:
+                kept += _bytes_of(row.kept)
+            if len(portion) < most and size < characters and kept < _MOST_BYTES:
+                continue
+        if portion:
             yield Portion(rows=portion)
             portion, size, kept = [], 0, 0
     if portion:
@@ -242,15 +351,15 @@ def cut_by_bytes(rows: Iterable[Values], *, most: int) -> Iterator[list[Values]]
         yield group
 
 
-def _counts(outcomes: Sequence[tuple[Row, TextItem | None]], before: PaddingCount, after: PaddingCount) -> RowCounts:
+def _counts(outcomes: Sequence[tuple[Row, TextItem | None]], computed: PaddingCount) -> RowCounts:
     items = [item for _, item in outcomes if item is not None]
     wholes = [item.encoding.whole for item in items if item.encoding is not None and item.error is None]
     failed = [(row, _failure(row, item)) for row, item in outcomes if item is None or item.error is not None]
     return RowCounts(
         rows=len(outcomes),
         tokens=sum(map(len, wholes)),
-        computed_tokens=after.tokens - before.tokens,
-        padded_tokens=after.padded_tokens - before.padded_tokens,
+        computed_tokens=computed.tokens,
+        padded_tokens=computed.padded_tokens,
         cut_rows=sum(whole.is_cut for whole in wholes),
         errors=dict(Counter(kind.value for _, (kind, _) in failed)),
         first_error=f"row {failed[0][0].id}: {failed[0][1][1]}" if failed else None,

@@ -86,8 +86,8 @@ class JobProgress(RowCounts):
         tokens_per_second: in this process.
         rows_total: rows of all inputs; None if this is unknown before they are read.
         bytes_read, bytes_total: of the inputs; of Parquet files, in proportion to their rows; of a compressed file,
-            when its end is reached.
-        eta_seconds: time to go, estimated from bytes; None before any are read.
+            when its end is reached; of a standard input that stays open, both are the bytes that were read.
+        eta_seconds: time to go, estimated from bytes; None before any are read, and while the standard input is open.
     """
 
     state: JobState
@@ -101,6 +101,25 @@ class JobProgress(RowCounts):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavedPart:
+    """Rows after the position of `Saved` that are done before the portion that begins there is.
+
+    Attributes:
+        counts: of these rows.
+        end: where the portion ends.
+        share: of the portion's tokens, 0 to 1.
+        result_bytes: length of the file that keeps the rows.
+        checksum: CRC-32 of the file.
+    """
+
+    counts: RowCounts
+    end: Position
+    share: float
+    result_bytes: LargeCount = 0
+    checksum: LargeCount = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Saved:
     """The outcome of a job, so far.
 
@@ -110,6 +129,7 @@ class Saved:
         seconds: time that the rows before the position took.
         result_bytes: length of their results; bytes after that in the file do not count.
         ranges_checksum: CRC-32 of the file with the ranges of quantised vectors; None without ranges.
+        part: rows after the position that are done; None for none.
     """
 
     position: Position = field(default_factory=Position)
@@ -119,6 +139,12 @@ class Saved:
     result_bytes: LargeCount = 0
     complete: bool = False
     ranges_checksum: LargeCount | None = None
+    part: SavedPart | None = None
+
+    @property
+    def all_counts(self) -> RowCounts:
+        """The counts of all rows that are done."""
+        return self.counts if self.part is None else self.counts + self.part.counts
 
 
 def json_from_saved(saved: Saved) -> str:
@@ -150,20 +176,27 @@ class ProgressMeter:
     def progress(self, state: JobState, saved: Saved) -> JobProgress:
         """How far the job is with this much done."""
         seconds = time.monotonic() - self._began
-        bytes_read, bytes_total = self._bytes_before(saved.position), sum(f.version.size_bytes for f in self._files)
+        bytes_read, bytes_total = self._bytes_done(saved), sum(f.version.size_bytes for f in self._files)
         rows = [file.rows for file in self._files]
-        read_here = bytes_read - self._bytes_before(self._resumed.position)
+        is_arriving = any(file.place.is_arriving for file in self._files)
+        read_here = bytes_read - self._bytes_done(self._resumed)
         return JobProgress(
-            **vars(saved.counts),
+            **vars(saved.all_counts),
             state=state,
-            resumed_rows=self._resumed.counts.rows,
+            resumed_rows=self._resumed.all_counts.rows,
             seconds=self._resumed.seconds + seconds,
-            tokens_per_second=(saved.counts.tokens - self._resumed.counts.tokens) / seconds if seconds else 0.0,
+            tokens_per_second=(saved.all_counts.tokens - self._resumed.all_counts.tokens) / seconds if seconds else 0.0,
             rows_total=None if None in rows else sum(filter(None, rows)),
             bytes_read=bytes_read,
-            bytes_total=bytes_total,
-            eta_seconds=seconds * (bytes_total - bytes_read) / read_here if read_here else None,
+            bytes_total=bytes_read if is_arriving else bytes_total,
+            eta_seconds=seconds * (bytes_total - bytes_read) / read_here if read_here and not is_arriving else None,
         )
+
+    def _bytes_done(self, saved: Saved) -> int:
+        before = self._bytes_before(saved.position)
+        if saved.part is None:
+            return before
+        return before + round(saved.part.share * (self._bytes_before(saved.part.end) - before))
 
     def _bytes_before(self, position: Position) -> int:
         whole = sum(file.version.size_bytes for file in self._files[: position.file])

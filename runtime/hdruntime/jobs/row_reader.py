@@ -22,7 +22,7 @@ from hdruntime.jobs.input_files import (
     RowFormat,
     Undecodable,
     cells_of_column,
-    parquet_batches,
+    column_batches,
     read_lines,
     text_of_line,
 )
@@ -91,8 +91,8 @@ def _with_partitions(read: _Read, partitions: Mapping[str, object]) -> _Read:
 def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
     """The value of `Position.checksum` at an offset of the file as it is now."""
     checksum = 0
-    if file.format is RowFormat.PARQUET:
-        for read in itertools.islice(_parquet_values(file, columns, Position()), offset):
+    if file.format.is_columnar:
+        for read in itertools.islice(_columnar_values(file, columns, Position()), offset):
             checksum = read[-1]
         return checksum
     with file.opened() as stream:
@@ -268,14 +268,14 @@ def _csv_error(record: Sequence[Line], problem: csv.Error, file: InputFile, *, i
     return f"{reason}\nClose the mark where its cell ends; write one inside a cell twice."
 
 
-def _parquet_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
+def _columnar_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
     names = [name for name in columns.wanted if name in file.columns and name not in file.partitions]
     keep = columns.keep or ()
     stay = [name for name in names if name in keep and stays_column(file.types[name])]
     others = [name for name in keep if name not in stay]
     in_rows = [name for name in names if name not in stay or name in (columns.id, *columns.content, columns.spans)]
     number, checksum = start.offset, start.checksum
-    for batch in parquet_batches(file, names, start=number):
+    for batch in column_batches(file, names, start=number):
         sums, kept = kept_rows(batch, stay, others)
         read = names if kept is None else in_rows
         lists = [cells_of_column(batch.column(name)) for name in read]
@@ -301,7 +301,8 @@ _READERS = {
     RowFormat.JSONL: _json_values,
     RowFormat.CSV: _csv_values,
     RowFormat.TSV: _csv_values,
-    RowFormat.PARQUET: _parquet_values,
+    RowFormat.PARQUET: _columnar_values,
+    RowFormat.ARROW: _columnar_values,
     RowFormat.TEXT: _text_values,
 }
 

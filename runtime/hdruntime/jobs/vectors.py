@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,14 @@ class VectorOptions:
         truncate_dim: number of leading dimensions that are kept; None for the model's default, mostly all.
         normalize: scale them to length 1, after truncation.
         output_dtype: type of their values, converted last.
+        ranges: file with the calibration ranges of int8 and uint8, see `hdruntime.text.ranges.read_ranges`; None: each
+            dimension's range in the first portion with vectors.
     """
 
     truncate_dim: int | None = None
     normalize: bool = False
     output_dtype: EmbeddingPrecision = EmbeddingPrecision.FLOAT32
+    ranges: Path | None = None
 
     @property
     def is_default(self) -> bool:
@@ -67,8 +71,8 @@ class Vectors:
     """Finishes the vectors of portions, in order.
 
     Args:
-        ranges: [2, dimensions], minimum and maximum per dimension, if rows were done before; None computes them, if the
-            type needs ranges, from the first portion with vectors.
+        ranges: [2, dimensions], minimum and maximum per dimension, if they were given or rows were done before; None
+            computes them, if the type needs ranges, from the first portion with vectors.
         chunked: whether a row of the input has several vectors, one per chunk.
     """
 
@@ -112,7 +116,8 @@ class Vectors:
             if len(matrix) < 2:
                 raise InputError(
                     f"--output-dtype {self._options.output_dtype.value} takes each dimension's range from the job's "
-                    "first portion of rows, which has a single vector.\nUse --output-dtype float16 or binary."
+                    "first portion of rows, which has a single vector.\nGive the ranges of other vectors of the model "
+                    "(--ranges FILE), or use --output-dtype float16 or binary."
                 )
             self.ranges = np.stack([matrix.min(axis=0), matrix.max(axis=0)]).astype(np.float32)
         return self.ranges

@@ -77,6 +77,11 @@ class ResultFormat(str, Enum):
         """Whether the format holds only vectors and arrays of one number per row."""
         return self in (ResultFormat.NPY, ResultFormat.NPZ)
 
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the format has a place for metadata."""
+        return self not in (ResultFormat.JSONL, ResultFormat.NPY)
+
 
 _PART = re.compile(r"part-\d{5,}\.parquet")
 """Names of the files of a directory."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, HdexportError
 from hdruntime.jobs import Job
-from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.ray.cluster import connected, places
 from hdruntime.ray.worker import JobWorker, Loaded

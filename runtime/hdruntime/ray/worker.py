@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import needs_gpu
+from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
 from hdruntime.jobs import JobOptions
-from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.portions import LocalPool, Portion, PortionResult
 from hdruntime.jobs.rows import Row
 from hdruntime.optional import require

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hdruntime.backends.registry import needs_gpu
@@ -84,6 +84,7 @@ class TextInference:
         prompt: before every text; ids include it already.
         tokenizer: with a limit of its own on tokens; None for one of the reading's length.
         on_done: called with 1 for each text that has its answer.
+        on_batch: called after each batch, when its texts have their answers.
 
     Attributes:
         max_seq_length: tokens to which texts and rows of ids are truncated.
@@ -100,7 +101,9 @@ class TextInference:
         prompt: str = "",
         tokenizer: TextTokenizer | None = None,
         on_done: Callable[[int], None] = lambda texts: None,
+        on_batch: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_batch = on_batch
         self._session, self._task, self._reading, self._prompt = session, task, reading, prompt
         self._on_done = on_done
         if tokenizer is None and session.manifest.tokenizer is not None:
@@ -158,7 +161,7 @@ class TextInference:
         )  # fmt: skip
 
     def run(self, items: Sequence[TextItem]) -> None:
-        """Give each item that has an encoding its answer, or its error.
+        """Give each item that has an encoding its answer, or its error; an item that has its answer keeps it.
 
         A BackendError is raised where every text failed, and so does one that ran before: the session is broken.
         """
@@ -238,11 +241,16 @@ class TextInference:
             if item.encoding is not None
             for number, piece in enumerate(item.encoding.pieces)
         ]
+        done = {number for number, piece in enumerate(pieces) if piece.item.answer is not None}
+        if done and self._known_good is None:
+            self._known_good = pieces[min(done)].encoding
         failure: BackendError | None = None
         has_worked = False
-        for batch in self._batches([piece.encoding for piece in pieces]):
+        for batch in self._batches([piece.encoding for piece in pieces], done):
             for index, number in enumerate(batch.rows):
                 piece, error = pieces[number], batch.errors.get(number)
+                if number in done:
+                    continue
                 if error is None:
                     self._known_good = piece.encoding
                     self._take(piece, self._session.outputs_of_row(batch, index, len(piece.encoding)))
@@ -252,6 +260,7 @@ class TextInference:
                     has_worked = True
                 else:
                     failure = failure or error
+            self._on_batch()
         if failure is not None and not has_worked:
             self._require_working_session(failure)
 
@@ -263,6 +272,7 @@ class TextInference:
             try:
                 for _ in self._streamed_items(items, lanes):
                     has_worked = True
+                    self._on_batch()
                 break
             except BackendError as error:
                 items = [item for item in items if item.answer is None and item.error is None]
@@ -299,12 +309,13 @@ class TextInference:
                 self._finish(item, document.finished())
             yield item
 
-    def _batches(self, encodings: list[Encoding]) -> Iterator[BatchResult]:
+    def _batches(self, encodings: list[Encoding], done: Collection[int] = ()) -> Iterator[BatchResult]:
         return self._session.run_batches(
             encodings,
             batch_tokens=self._batch_tokens,
             batch_size=self._reading.batch_size,
             outputs=self._task.outputs,
+            done=done,
         )
 
     def _take(self, piece: _Piece, outputs: Outputs) -> None:

@@ -91,10 +91,17 @@ def several(inputs: object, *, name: str, of: str, example: str) -> Iterable[Any
     return inputs
 
 
-def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -> Choice:
-    """The member of an enumeration that an option names; any other name is refused."""
+def plain_name(value: Any) -> Any:
+    """A name without its enumeration, such as ``SimilarityFunction.DOT_PRODUCT`` of sentence-transformers; any other
+    value is returned as it is."""
+    return value.value if isinstance(value, Enum) and isinstance(value.value, str) else value
+
+
+def checked_choice(choices: type[Choice], value: Enum | str, *, option: str) -> Choice:
+    """The member of an enumeration that an option names, also by a member of another enumeration; any other name is
+    refused."""
     try:
-        return choices(value)
+        return choices(plain_name(value))
     except ValueError:
         valid = ", ".join(repr(choice.value) for choice in choices)
         raise InputError(f"{option} is {value!r}; it must be one of {valid}.") from None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import InputError
+from hdruntime.text.checks import plain_name
 
 
 def prompts_of(manifest: Manifest) -> tuple[dict[str, str], str | None]:
@@ -25,7 +26,7 @@ def chosen_prompt(prompts: Mapping[str, str], default_name: str | None, *, name:
 
     `prompts` and `default_name` are of `prompts_of`. A name that no prompt has is refused.
     """
-    name = default_name if name is None else name
+    name = default_name if name is None else plain_name(name)
     if prompt is not None or name is None:
         return prompt or ""
     if name not in prompts:

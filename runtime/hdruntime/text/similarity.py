@@ -11,6 +11,7 @@ import numpy as np
 from hdruntime.arrays import FloatArray
 from hdruntime.errors import InputError
 from hdruntime.optional import require
+from hdruntime.text.checks import plain_name
 from hdruntime.text.embeddings import normalized
 
 _SCORE_OF_NOTHING = -1e9
@@ -150,6 +151,7 @@ Similarity = Callable[[FloatArray, FloatArray], Any]
 
 
 def _functions(name: str) -> tuple[Similarity, Similarity]:
+    name = plain_name(name)
     try:
         return _FUNCTIONS[name]
     except KeyError:

@@ -23,10 +23,10 @@ from hdexport.support.progress import Progress
 from hdexport.verify import verify_bundle
 from hdexport.verify.grid import Grid
 from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import ExportError, InputError, ModelError
-from hdruntime.jobs.identity import identity_of_bundle
 from support.commands import run_here
 from support.comparators import assert_close
 from support.hugging_face import HuggingFace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 
@@ -90,4 +91,14 @@ def test_what_was_given_is_done_when_an_item_fails_and_a_failure_ends_the_rest()
         list(done_behind(failing, made))
     assert done == [0, 1]
     assert next(made) == 3, "one item more was made, and no other"
+    assert threads() == []
+
+
+def test_a_wait_for_the_next_item_ends_with_the_block() -> None:
+    """As where an interrupt comes while nothing comes on the standard input."""
+    items: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    items.put(1)
+    waits = iter(items.get, None)
+    with made_ahead(waits, is_ahead=True, stop=lambda: items.put(None)) as ahead:
+        assert next(ahead) == 1
     assert threads() == []

@@ -19,11 +19,11 @@ import pyarrow.parquet
 import pytest
 
 from hdexport.support.bundle_writer import seal
+from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, writers
-from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns

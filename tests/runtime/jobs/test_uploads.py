@@ -12,9 +12,10 @@ import pyarrow.parquet
 import pytest
 
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
-from hdruntime.jobs import writers
+from hdruntime.jobs import VectorOptions, writers
 from hdruntime.jobs.output import MANIFEST
 from hdruntime.tasks import text_inference
+from hdruntime.text.embeddings import EmbeddingPrecision
 from support.job_runs import random_texts, run, stop_at, write_rows
 
 
@@ -52,6 +53,19 @@ def test_an_output_at_a_url_is_that_of_a_file(bundle_path: Path, tmp_path: Path,
     # A URL of this machine is a path.
     run(bundle_path, inputs, f"file://{tmp_path}/out.jsonl")
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 10
+    assert list(state.iterdir()) == []
+
+
+def test_the_ranges_of_an_output_without_metadata_are_uploaded_with_it(
+    bundle_path: Path, tmp_path: Path, state: Path, memory: Any
+) -> None:
+    inputs = write_rows(tmp_path / "in.jsonl", random_texts(10))
+    vectors = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
+    run(bundle_path, inputs, tmp_path / "here.jsonl", vectors=vectors)
+    run(bundle_path, inputs, "memory://bucket/out.jsonl", vectors=vectors)
+    assert names(memory, "/bucket") == ["out.jsonl", "out.jsonl.ranges.npz"]
+    here = (tmp_path / "here.jsonl.ranges.npz").read_bytes()
+    assert memory.cat_file("/bucket/out.jsonl.ranges.npz") == here
     assert list(state.iterdir()) == []
 
 

@@ -1,0 +1,26 @@
+"""The identity of a bundle: what its vectors depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+from hdruntime.bundle.checked_json import json_from_dataclass
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.constants import KERNELS_FOLDER
+
+
+def identity_of_bundle(manifest: Manifest) -> str:
+    """A checksum of the bundle's computation: its graphs, weights and tokenizer.
+
+    Engines, their kernels and the record of who built them are left out: they compute the same, and are rebuilt for
+    another machine, which may continue the job.
+    """
+    engine_files = {name for engine in manifest.engines for name in (engine.file, engine.passport)}
+    files = {
+        name: record
+        for name, record in manifest.files.items()
+        if name not in engine_files and not name.startswith(f"{KERNELS_FOLDER}/")
+    }
+    rest = dataclasses.replace(manifest, files=files, engines=(), verification=None, made_by={})
+    return hashlib.sha256(json_from_dataclass(rest).encode()).hexdigest()

@@ -1,0 +1,99 @@
+"""Calibration ranges of int8 and uint8 embeddings, read from a file: each dimension's minimum and maximum."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.errors import InputError
+
+RANGES_ENDING = ".ranges.npz"
+"""Ending that a job appends to the name of an output without metadata, for the file of its ranges."""
+
+RANGES_KEY, BUNDLE_KEY = "hdexport.ranges", "hdexport.bundle"
+"""Keys of an output's metadata."""
+
+_FILES = (
+    "Accepted are a .npy file of float32 [2, dimensions], minima and maxima, and an output of "
+    "`hdexport run --output-dtype int8` or uint8"
+)
+
+
+Ranges = npt.NDArray[np.float32]
+"""[2, dimensions]: each dimension's minimum and maximum."""
+
+
+def read_ranges(path: str | Path, *, bundle: str | None = None) -> Ranges:
+    """Read the ranges of a .npy file, of the file that a job wrote beside its output, or of an output.
+
+    Args:
+        path: the file; for an output of several files, their directory.
+        bundle: the identity of the bundle whose vectors are quantised; None for any.
+
+    Raises:
+        InputError: there is no such file, it holds no ranges, or ranges of another bundle's vectors.
+    """
+    file = Path(path)
+    try:
+        if not file.exists():
+            raise InputError(f"There is no file {file} with ranges.\n{_FILES}.")
+        ranges, origin = _found(file)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"{file} cannot be read as ranges: {error}.\n{_FILES}.") from error
+    if ranges.ndim != 2 or len(ranges) != 2 or not ranges.size:
+        raise InputError(f"The ranges of {file} have the shape {list(ranges.shape)}; it must be [2, dimensions].")
+    if not (np.isfinite(ranges).all() and (ranges[0] <= ranges[1]).all()):
+        raise InputError(
+            f"The ranges of {file} are not finite, or a minimum is larger than its maximum.\n"
+            "The first row has each dimension's minimum, the second row its maximum."
+        )
+    if None not in (origin, bundle) and origin != bundle:
+        raise InputError(
+            f"The ranges of {file} are of another bundle's vectors.\n"
+            "Run that bundle, or, if both bundles give the same vectors, save the ranges alone: "
+            f"numpy.save('ranges.npy', hdruntime.text.ranges.read_ranges({str(file)!r}))"
+        )
+    return ranges
+
+
+def write_ranges(file: BinaryIO, ranges: Ranges, metadata: dict[str, str]) -> None:
+    """Write a .npz file with the arrays ``ranges`` and ``metadata`` (JSON); the same content has the same bytes."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in {"ranges": ranges, "metadata": np.array(json.dumps(metadata))}.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w") as member:
+                np.lib.format.write_array(member, array)
+
+
+def _found(file: Path) -> tuple[Ranges, str | None]:
+    """The ranges, and the identity of the bundle that made the vectors, if the file has it."""
+    if file.is_dir() or file.suffix == ".parquet":
+        import pyarrow.parquet  # which takes long to load, and which the other files go without
+
+        first = file / "part-00000.parquet" if file.is_dir() else file
+        found = pyarrow.parquet.read_schema(first).metadata or {}
+        return _of_metadata({name.decode(): value.decode() for name, value in found.items() if b"hdexport." in name})
+    if file.suffix in (".npy", ".npz"):
+        with file.open("rb") as stream:
+            content: Any = np.load(stream, allow_pickle=False)
+            if isinstance(content, np.lib.npyio.NpzFile):
+                metadata = json.loads(str(content["metadata"])) if "metadata" in content else {}
+                if "ranges" in content:
+                    return content["ranges"].astype(np.float32), metadata.get(BUNDLE_KEY)
+                return _of_metadata(metadata)
+        if np.issubdtype(content.dtype, np.floating):
+            return content.astype(np.float32), None
+    beside = file.with_name(file.name + RANGES_ENDING)
+    if not beside.exists():
+        raise ValueError(f"there is no {beside.name} beside it")
+    return _found(beside)
+
+
+def _of_metadata(metadata: dict[str, str]) -> tuple[Ranges, str | None]:
+    if RANGES_KEY not in metadata:
+        raise ValueError("its metadata has no ranges: its vectors are not int8 or uint8")
+    return np.array(json.loads(metadata[RANGES_KEY]), np.float32), metadata.get(BUNDLE_KEY)
