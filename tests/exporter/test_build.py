@@ -235,7 +235,7 @@ def test_chunks_of_the_feed_forward_layer_freeze_no_length(tiny_bundles) -> None
 def test_sparse_vectors_of_a_vocabulary_no_wider_than_the_states_are_built(tmp_path: Path) -> None:
     """Its logits are not pooled in blocks of tokens: they are no wider than the states."""
     save_tiny_model(tmp_path / "model", "bert", Task.FILL_MASK, vocab_size=24)
-    options = {"task": Task.SPARSE_SIMILARITY, "max_len": 32, "tokenizer": False}
+    options = {"task": Task.SPARSE_SIMILARITY, "max_len": 32, "tokenizer": None}
     manifest = build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", **options))
     assert manifest.outputs[0].shape == ("batch", 24)
     assert manifest.verification["passed"]

@@ -157,7 +157,7 @@ def test_ids_are_those_of_sentence_transformers_at_every_length(saved: Callable[
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_sessions_answer_as_the_encoder(saved: Callable[[str], Path], name: str) -> None:
     bundle = saved(name) / "bundle"
-    with hdruntime.load(bundle) as session, SentenceEncoder(bundle, max_seq_length="bundle") as encoder:
+    with hdruntime.load(bundle) as session, SentenceEncoder(bundle) as encoder:
         assert_close(session.embed(TEXTS, overflow="truncate"), encoder.encode(TEXTS), atol=ATOL)
         if takes_prompts(name):
             vectors = session.embed(TEXTS, overflow="truncate", prompt_name="query")

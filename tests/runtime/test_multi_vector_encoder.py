@@ -15,9 +15,8 @@ import pytest
 
 import hdruntime
 from hdruntime import MultiVectorEncoder
-from hdruntime.bundle.checked_json import json_from_dataclass
 from hdruntime.bundle.manifest import Role
-from hdruntime.bundle.manifest_json import manifest_from_json
+from hdruntime.bundle.manifest_json import json_of_manifest, manifest_from_json
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.jobs import VectorOptions
@@ -213,7 +212,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(saved: Callable[[str], Pa
     }
     for message, changes in wrong.items():
         with pytest.raises(BundleCorruptError, match=message):
-            manifest_from_json(json_from_dataclass(dataclasses.replace(manifest, **changes)))
+            manifest_from_json(json_of_manifest(dataclasses.replace(manifest, **changes)))
 
 
 def test_padding_has_no_vectors(saved: Callable[[str], Path]) -> None:
