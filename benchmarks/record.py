@@ -16,7 +16,7 @@ from hdexport.support.published import published
 
 def now() -> str:
     """The date of a result."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def command_line(module: str) -> str:

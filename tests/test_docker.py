@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from support.pages import ROOT
 from support.tiny_bundle import make_bundle

@@ -102,7 +102,7 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
         for target in targets_named(options.targets):
             progress.step(f"Lowering for {target.title}")
             graphs += target.write(portable, directory, GraphRequest(manifest.dtype, manifest.num_layers))
-        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         made_by = manifest.made_by | {"rebuilt by": options.command, "rebuilt on": date}
         manifest = dataclasses.replace(
             manifest,

@@ -30,7 +30,7 @@ from hdruntime.text.splitting import SplitEncoding, split_encodings
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from hdruntime.gpu.device_arrays import DeviceArray
 

@@ -29,7 +29,7 @@ from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 logger = logging.getLogger(__name__)

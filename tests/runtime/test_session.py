@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -280,7 +279,6 @@ def test_a_graph_that_onnx_runtime_cannot_read_is_an_error(bundle_path: Path) ->
         hdruntime.load(bundle_path)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="ONNX Runtime 1.23, the newest for Python 3.10, loads it")
 def test_a_graph_whose_weights_lie_outside_of_the_bundle_is_not_loaded(bundle_path: Path) -> None:
     import onnx
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hdruntime
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 READING, TOKENIZING, ANSWERS, COMPUTING, WRITING = "reading", "tokenizing", "batches, answers", "computing", "writing"
 LANES = (READING, TOKENIZING, ANSWERS, COMPUTING, WRITING)

@@ -155,7 +155,7 @@ def _made_by(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
     packages = ("hdexport", "torch", "transformers", "onnx", "onnxruntime")
     return {
         "command": options.command,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "source": checkpoint.source,
         "python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in packages},

@@ -236,7 +236,7 @@ def _record(
     """Content of the record beside ``config.json``."""
     return {
         "command": options.command,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "source": checkpoint.source,
         "loss": loss.value,
         "train": options.train.value,

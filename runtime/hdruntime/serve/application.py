@@ -237,7 +237,7 @@ class _Server:
             except asyncio.CancelledError:
                 status = 503
                 return self._error(status, "The server ends before it has the answer.", retry_after=1)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 status = 503
                 return self._error(status, f"No answer within {self._options.timeout_s:g} seconds.", retry_after=1)
             except (KeyboardInterrupt, SystemExit, GeneratorExit):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -54,9 +53,8 @@ class RunningRequests:
         except asyncio.CancelledError:
             if running.reason is None:
                 raise
-            if sys.version_info >= (3, 11):
-                # For a timeout or a task group around the application: this cancellation was none of theirs.
-                task.uncancel()
+            # For a timeout or a task group around the application: this cancellation was none of theirs.
+            task.uncancel()
             raise running.reason from None
         finally:
             self._requests.pop(running, None)
@@ -82,7 +80,7 @@ class RunningRequests:
 
     async def _reason(self, running: _Running) -> Exception | None:
         if running.ends <= time.monotonic():
-            return asyncio.TimeoutError()
+            return TimeoutError()
         try:
             return await self._reason_to_stop(running.request)
         except Exception as error:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from hdexport.graph.targets.registry import targets
 from hdruntime.backends import registry

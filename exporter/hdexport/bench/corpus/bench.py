@@ -182,7 +182,7 @@ class CorpusBench:
         on_run: Callable[[CorpusSeries], None] = lambda series: None,
     ) -> None:
         self._options, self._corpus, self._say, self._on_run = options, corpus, on_step, on_run
-        self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self._date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._plan, self._device = _checked_plan(options)
         self._compiles = compiles
         self._batch_sizes = batch_sizes or _BATCH_SIZES[self._device]

@@ -48,7 +48,7 @@ class Bench:
     def __init__(self, options: BenchOptions, watcher: Watcher, scratch: Path) -> None:
         self._options, self._watcher = options, watcher
         self._plan = plan(options)
-        self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self._date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._records = [
             (planned, _CaseRecord(CaseResult(series=planned.series.name, batch=batch, tokens=tokens, status=Status.OK)))
             for tokens, batch in itertools.product(self._plan.lengths, self._plan.batches)
