@@ -15,10 +15,9 @@ from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError, MissingAttributeError
+from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.inference.inputs import inputs_of_texts
-from hdruntime.replacements import REPLACEMENTS
 from hdruntime.session import load
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Text, TextTask
@@ -82,7 +81,6 @@ class BundleModel:
     Raises:
         BackendError: the backend cannot run here, or not this bundle.
         InputError: the bundle has no tokenizer, or an option does not fit.
-        MissingAttributeError: of a name that sentence-transformers has and bundles lack.
     """
 
     training = False
@@ -144,14 +142,6 @@ class BundleModel:
         """The bundle's ``tokenizers.Tokenizer``, which neither cuts nor pads."""
         return self._tokenizer.whole
 
-    if not TYPE_CHECKING:  # where misspelt names are to be found
-
-        def __getattr__(self, name: str) -> Any:
-            kind = type(self).__name__
-            if name in REPLACEMENTS:
-                raise MissingAttributeError(f"{kind} has no {name}. {REPLACEMENTS[name]}")
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
-
     @property
     def device(self) -> TorchDevice:
         """Where the bundle runs: ``cpu`` or ``cuda:0``, a string with PyTorch's ``type`` and ``index``.
@@ -169,7 +159,10 @@ class BundleModel:
         """
         asked = device if type(device).__name__ == "dtype" else dtype
         if asked is not None:
-            raise InputError(f"{type(self).__name__} cannot become {asked}. {REPLACEMENTS['dtype']}")
+            raise InputError(
+                f"dtype is {asked}; a bundle's dtype is chosen at the build.\n"
+                "Build with --fp16 or --bf16, or load with precision='bfloat16' on a CPU."
+            )
         self._check_device(device)
         return self
 
@@ -192,7 +185,10 @@ class BundleModel:
             InputError: for True.
         """
         if mode:
-            raise InputError(f"{type(self).__name__} cannot train. {REPLACEMENTS['fit']}")
+            raise InputError(
+                "mode is True; a bundle cannot be trained.\n"
+                "Train the checkpoint with sentence-transformers, and build it again: hdexport build CHECKPOINT"
+            )
         return self
 
     @property
@@ -310,7 +306,8 @@ class BundleModel:
     def _check_call(self, batch_size: int | None, device: object, pool: object = None) -> None:
         if pool is not None:
             raise InputError(
-                f"pool is of type {type(pool).__name__}; it must be None. {REPLACEMENTS['encode_multi_process']}"
+                f"pool is of type {type(pool).__name__}; it must be None. One encoder uses all cores.\n"
+                "For several GPUs or machines: hdexport run BUNDLE TEXTS -o EMBEDDINGS --ray"
             )
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for the fastest.")

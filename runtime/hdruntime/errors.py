@@ -15,7 +15,6 @@
     │   ├── BackendUnavailableError the backend, its package or its hardware is not available
     │   ├── NonFiniteOutputError    a result holds NaN or infinity
     │   └── OutOfMemoryError        the batch is too large for the free memory
-    ├── MissingAttributeError       encoders lack a name that sentence-transformers' have
     ├── MissingDependencyError      an optional package is not installed
     ├── ModelError                  a checkpoint cannot be read, or its family is not supported
     ├── ExportError                 a checkpoint cannot be exported as a graph
@@ -38,7 +37,6 @@ __all__ = [
     "HdexportError",
     "InputChangedError",
     "InputError",
-    "MissingAttributeError",
     "MissingDependencyError",
     "ModelError",
     "NonFiniteOutputError",
@@ -98,10 +96,6 @@ class NonFiniteOutputError(BackendError):
 
 class OutOfMemoryError(BackendError):
     """The batch is too large for the free memory; a smaller one may run."""
-
-
-class MissingAttributeError(HdexportError, AttributeError):
-    """Encoders lack an attribute or a method of sentence-transformers; the message says what takes its place."""
 
 
 class MissingDependencyError(HdexportError, ImportError):
