@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -232,7 +233,12 @@ class OpenFolder:
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file, replacing any of that name."""
-        os.replace(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        try:
+            os.replace(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        except OSError as error:
+            if error.errno == errno.EISDIR:
+                raise self._unfit(new, "a directory") from None
+            raise
 
     def move_out(self, target: Path, name: str = FINISHED_FILE) -> None:
         """Move the output, or another file, to a place beside the folder, durably."""
@@ -250,7 +256,7 @@ class OpenFolder:
         os.fsync(self._descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a directory of files, if it exists."""
+        """Remove a file or a directory, if it exists."""
         status = self._status(name)
         if status is None:
             return
@@ -258,13 +264,7 @@ class OpenFolder:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._descriptor)
             return
-        directory = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._descriptor)
-        try:
-            for file in os.listdir(directory):
-                os.unlink(file, dir_fd=directory)
-        finally:
-            os.close(directory)
-        os.rmdir(name, dir_fd=self._descriptor)
+        shutil.rmtree(name, dir_fd=self._descriptor)
 
     def remove_all(self, *, keep: tuple[str, ...] = ()) -> None:
         """Remove our files, and the folder unless it still holds others."""
@@ -277,7 +277,7 @@ class OpenFolder:
                 os.rmdir(self.path.name, dir_fd=self._parent)
 
     def _unfit(self, name: str, what: str) -> HdexportError:
-        said = f"{self.path / name} is {what}; a job does not touch files outside its folder.\n"
+        said = f"{self.path / name} is {what}; a job uses nothing but regular files of its own folder.\n"
         # --restart does not remove the lock.
         return (
             HdexportError(f"{said}Remove it.")

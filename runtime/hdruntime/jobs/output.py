@@ -586,6 +586,7 @@ class JobFolder(Results):
         """Make the output of the results, and note its checksum."""
         assert self._results is not None, "a job whose output is made has none"
         self._require_in_place()
+        self._cut_results(self._results)
         modified = os.fstat(self._results).st_mtime_ns
         self._require_results()
         self._files.remove(FINISHED_FILE)  # of a process that was killed before it noted the checksum
@@ -594,7 +595,7 @@ class JobFolder(Results):
         finally:
             # Another program may have changed them after they were looked at: then an error of Arrow is none of ours.
             if os.fstat(self._results).st_mtime_ns != modified:
-                self._require_results()
+                self._require_results(is_cut=True)
         is_results = self._files.holds(FINISHED_FILE, self._results)
         output = self.saved.results if is_results else self._files.checksum_of_output()
         self.saved = dataclasses.replace(self.saved, output=output)
@@ -643,11 +644,11 @@ class JobFolder(Results):
         self._committed_at = time.monotonic()
         self._commit_seconds = self._committed_at - began
 
-    def _require_results(self) -> None:
-        """Refuse results that are not what this job has written."""
+    def _require_results(self, *, is_cut: bool = False) -> None:
+        """Refuse results that are not what this job has written; once they are cut, more than that as well."""
         assert self._results is not None, "a job whose output is made has none"
         written = self.saved.results
-        if checksum_of(self._results, size_bytes=written.size_bytes) != written:
+        if checksum_of(self._results, size_bytes=None if is_cut else written.size_bytes) != written:
             raise self._damaged_results()
 
     def _require_output(self, written: Checksum) -> None:
