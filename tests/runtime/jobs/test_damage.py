@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -59,6 +60,18 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+class Once:
+    """Acts once, when a job of 34 rows has done 20 of them and is in a state."""
+
+    def __init__(self, act: Callable[[], object], state: str) -> None:
+        self._act, self._state, self.is_done = act, state, False
+
+    def __call__(self, progress: JobProgress) -> None:
+        if progress.state.value == self._state and progress.rows >= 20 and not self.is_done:
+            self.is_done = True
+            self._act()
+
+
 def cases_in(folder: Path) -> list[tuple[str, str]]:
     """The file, and in the directory of an output the first file, with each damage."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
@@ -91,15 +104,21 @@ def outcome(job: Callable[..., JobProgress], tmp_path: Path) -> Iterator[Callabl
         job(f"whole-{name}")
         expected[name] = content_of(tmp_path / f"whole-{name}")
 
-    def outcome_of(name: str, **options: object) -> str:
-        folder, found = job_folder_path(tmp_path / name), "equal"
+    def refusal(name: str, **options: object) -> str:
         try:
             job(name, **options)
         except DamagedJobError as error:
+            return str(error)
+        return ""
+
+    def outcome_of(name: str, **options: object) -> str:
+        folder, found = job_folder_path(tmp_path / name), "equal"
+        said = refusal(name, **options)
+        if said:
             found = "refused"
-            assert str(folder) in str(error)
-            assert "--restart" in str(error).splitlines()[-1]
-            assert "continues" not in str(error)
+            assert str(folder) in said
+            assert "--restart" in said.splitlines()[-1]
+            assert "continues" not in said
             assert not (tmp_path / name).exists()
             job(name, restart=True)
         assert content_of(tmp_path / name) == expected[name]
@@ -122,15 +141,14 @@ def stopped_while_running(job: Callable[..., JobProgress], name: str, monkeypatc
         job(name, on_progress=stop_at(20))
 
 
-def stopped_before_it_is_in_place(
-    job: Callable[..., JobProgress], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def stopped_before_it_is_in_place(job: Callable[..., JobProgress], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(LocalOutput, "publish", stop)
-        job(name)
+        with pytest.raises(KeyboardInterrupt):
+            job(name)
 
 
 @pytest.mark.parametrize("stop", [stopped_while_running, stopped_before_it_is_in_place])
@@ -160,23 +178,15 @@ def test_damage_between_a_kill_and_the_next_command_is_found(
 
 @pytest.mark.parametrize("moment", ["running", "finishing"])
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_damage_while_a_job_runs_is_found(
-    outcome: Callable[..., str], tmp_path: Path, name: str, moment: str
-) -> None:
+def test_damage_while_a_job_runs_is_found(outcome: Callable[..., str], tmp_path: Path, name: str, moment: str) -> None:
     folder = job_folder_path(tmp_path / name)
     found: dict[str, set[str]] = {}
     for file in ("job.json", "progress.json", "ranges.json", "results"):
         for damage, harm in DAMAGES.items():
-
-            def act(progress: JobProgress, file: str = file, harm: Callable[[Path], object] = harm) -> None:
-                if progress.state.value == moment and progress.rows >= 20 and not done:
-                    done.append(file)
-                    harm(folder / file)
-
-            done: list[str] = []
+            once = Once(functools.partial(harm, folder / file), moment)
             with named_case(f"{file} {damage}"):
-                found.setdefault(outcome(name, on_progress=act), set()).add(f"{file}: {damage}")
-                assert done
+                found.setdefault(outcome(name, on_progress=once), set()).add(f"{file}: {damage}")
+                assert once.is_done
     # What is written next leaves a zero there, which the last byte of a record batch is.
     harmless = HARMLESS | ({"results: without the last byte"} if moment == "running" else set())
     assert found["refused"] >= {f"results: {damage}" for damage in DAMAGES} - harmless

@@ -318,7 +318,11 @@ def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp
     [
         ("results", "", "results, which holds 10 rows, is missing or has changed"),
         ("progress.json", "{", "progress.json: "),
-        ("progress.json", json_with_checksum({"counts": {"rows": -3}}), "progress.json: progress.counts.rows should be"),
+        (
+            "progress.json",
+            json_with_checksum({"counts": {"rows": -3}}),
+            "progress.json: progress.counts.rows should be",
+        ),
         ("progress.json", json_with_checksum({}), "progress.json: not what a job saves"),
         ("job.json", "[]", "job.json: not an object"),
         ("job.json", "[" * 10**5, "job.json: too many lists and objects are inside each other"),
