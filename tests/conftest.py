@@ -145,6 +145,7 @@ _SECONDS = {
     "tests/exporter/checkpoint/test_tokenizer_ids.py": 10,
     "tests/exporter/graph/targets/test_engine.py": 10,
     "tests/exporter/verify/test_wrong_graphs.py": 10,
+    "tests/runtime/jobs/test_damage.py": 10,
     "tests/runtime/jobs/test_folder.py": 10,
     "tests/runtime/test_chat_embedders.py": 10,
     "tests/runtime/test_chat_rerankers.py": 10,

@@ -95,8 +95,8 @@ def _in_a_process(call: Callable[[], object]) -> str:
 def _damage_file(bundle: Path, rng: random.Random) -> str:
     files = sorted(path for path in bundle.rglob("*") if path.is_file() and path.name != "manifest.json")
     file = rng.choice(files)
-    kind = rng.choice(sorted(_DAMAGES))
-    _DAMAGES[kind](file, rng)
+    kind = rng.choice(sorted(DAMAGES))
+    DAMAGES[kind](file, rng)
     return f"{kind} of {file.name}"
 
 
@@ -121,7 +121,7 @@ def _replace(make: Callable[[Path], object]) -> Callable[[Path, random.Random], 
     return damage
 
 
-_DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
+DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
     "bit": _flip,
     "end": lambda file, rng: os.truncate(file, rng.randrange(file.stat().st_size)),
     "page": _zero_page,
@@ -136,8 +136,8 @@ _DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
 def _damage_manifest(bundle: Path, rng: random.Random) -> str:
     file = bundle / "manifest.json"
     kind = rng.choice(["bit", "end", "value", "key", "pipe"])
-    if kind in _DAMAGES:
-        _DAMAGES[kind](file, rng)
+    if kind in DAMAGES:
+        DAMAGES[kind](file, rng)
     else:
         values = json.loads(file.read_bytes())
         _change(values, rng, drops_keys=kind == "key")

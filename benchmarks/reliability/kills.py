@@ -4,7 +4,8 @@ Usage: python -m benchmarks.reliability.kills [--jobs 12] [--kills 3] [--rows 15
 
 Each job is `hdexport run` of the same rows, to JSON Lines, Parquet or NumPy in turns, killed (SIGKILL or SIGINT) a
 random time after it starts, and started again, until it ends. Its output must equal an undisturbed job's, byte for
-byte, and no file of the job may stay.
+byte, and no file of the job may stay. Of every other job, a kept file is damaged after the first kill that leaves one:
+the next command continues, and the output is equal all the same, or it refuses the job by name, and --restart helps.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.record import show
+from benchmarks.reliability.damage import DAMAGES
 from benchmarks.reliability.sample import sample_bundle, texts
+from hdruntime.jobs.files import LOCK_FILE, job_folder_path
 
 _ENDINGS = (".jsonl", ".parquet", ".npy")
 
@@ -51,6 +54,7 @@ def main() -> int:
             ending = _ENDINGS[number % len(_ENDINGS)]
             output = folder / "jobs" / f"{number}{ending}"
             output.parent.mkdir(exist_ok=True)
+            damaged = ""
             for _ in range(options.kills):
                 job = _start(bundle, rows, output)
                 try:
@@ -60,20 +64,50 @@ def main() -> int:
                     job.send_signal(rng.choice([signal.SIGKILL, signal.SIGINT]))
                     job.wait()
                     found["kills"] += 1
-            _start(bundle, rows, output).wait()
+                if number % 2 and not damaged:
+                    damaged = damage_kept_file(output, rng)
+                    found["damaged"] += bool(damaged)
+            job = _start(bundle, rows, output)
+            _, said = job.communicate()
+            if job.returncode and damaged:
+                found["refused"] += 1
+                if why := unfit_refusal(said, output):
+                    wrong.append(f"job {number}, {damaged}: {why}")
+                _start(bundle, rows, output, "--restart").wait()
             is_equal = output.is_file() and output.read_bytes() == expected[ending]
             left = [path.name for path in output.parent.iterdir() if path != output]
             found["equal"] += is_equal and not left
             if not is_equal or left:
-                wrong.append(f"job {number}: equal {is_equal}, left {left}")
+                wrong.append(f"job {number}, {damaged or 'not damaged'}: equal {is_equal}, left {left}")
             output.unlink(missing_ok=True)
     show(options.output, module="benchmarks.reliability.kills", jobs=options.jobs, wrong=wrong, **found)
     return 1 if wrong else 0
 
 
-def _start(bundle: Path, rows: Path, output: Path) -> subprocess.Popen[bytes]:
+def damage_kept_file(output: Path, rng: random.Random) -> str:
+    """Damage a file that an unfinished job keeps; says which and how, nothing without such a file."""
+    files = [path for path in sorted(job_folder_path(output).glob("*")) if path.name != LOCK_FILE]
+    files = [path for path in files if path.is_file() and path.stat().st_size]
+    if not files:
+        return ""
+    file, kind = rng.choice(files), rng.choice(sorted(DAMAGES))
+    DAMAGES[kind](file, rng)
+    return f"{kind} of {file.name}"
+
+
+def unfit_refusal(said: str, output: Path) -> str:
+    """What is wrong with the message of a job that refuses damaged files; nothing if it is right."""
+    if "Traceback" in said:
+        return "a traceback"
+    if str(job_folder_path(output)) not in said:
+        return "no folder is named"
+    return "" if "--restart" in said.splitlines()[-1] else "no next step"
+
+
+def _start(bundle: Path, rows: Path, output: Path, *flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "hdexport", "run", str(bundle), str(rows), "-o", str(output), "--threads", "1"]
-    return subprocess.Popen([*command, "--progress", "none"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command += ["--progress", "none", *flags]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 if __name__ == "__main__":

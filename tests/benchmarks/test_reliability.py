@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.reliability import damage
+from benchmarks.reliability import damage, kills
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleError
 from support.tiny_bundle import make_bundle
@@ -59,3 +59,30 @@ def test_an_error_of_another_class_and_other_embeddings_are_found(
     monkeypatch.setattr(damage, "_embedding", lambda bundle: 1 / 0)
     assert damage._in_a_process(lambda: damage._compare(bundle_path, expected)) == "foreign error"
     assert damage._in_a_process(lambda: os.kill(os.getpid(), signal.SIGKILL)) == "crash (-9)"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_kept_file_is_damaged_and_the_lock_is_not(tmp_path: Path, seed: int) -> None:
+    folder, output = tmp_path / ".out.jsonl.job", tmp_path / "out.jsonl"
+    assert kills.damage_kept_file(output, random.Random(seed)) == ""
+    folder.mkdir()
+    for name in ("lock", "results", "progress.json", "part"):
+        (folder / name).write_bytes(b"" if name == "part" else b"kept" * 2000)
+    before = _content(folder)
+    assert kills.damage_kept_file(output, random.Random(seed)).endswith(("of results", "of progress.json"))
+    changed = {name for name in before if _content(folder).get(name) != before[name]}
+    assert len(changed) == 1
+    assert changed <= {"results", "progress.json"}
+
+
+def _content(folder: Path) -> dict[str, bytes | str]:
+    return {path.name: path.read_bytes() if path.is_file() else "no file" for path in folder.iterdir()}
+
+
+def test_a_refusal_names_the_folder_and_the_next_step(tmp_path: Path) -> None:
+    folder, output = tmp_path / ".out.jsonl.job", tmp_path / "out.jsonl"
+    right = f"error: The unfinished job in {folder} is damaged: results has changed.\nStart over with --restart.\n"
+    assert kills.unfit_refusal(right, output) == ""
+    assert kills.unfit_refusal(f"Traceback (most recent call last):\n{right}", output) == "a traceback"
+    assert kills.unfit_refusal(right.replace(str(folder), "it"), output) == "no folder is named"
+    assert kills.unfit_refusal(f"{right}3 rows are kept: the same command continues.\n", output) == "no next step"

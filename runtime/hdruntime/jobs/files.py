@@ -8,9 +8,9 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import socket
 import stat
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.errors import DamagedJobError, HdexportError, OutputExistsError
+from hdruntime.jobs.checksums import Checksum, checksum_of, values_with_checksum
 from hdruntime.jobs.identity import Identity
 from hdruntime.jobs.progress import Saved, SavedPart, saved_from_json
 
@@ -115,35 +116,41 @@ class OpenFolder:
 
     def identity(self) -> Identity:
         """The job of the folder; empty if it has none."""
-        return self._decoded(JOB_FILE, _identity_from_json, {})
+        return self._decoded(JOB_FILE, values_with_checksum, {})
 
     def saved(self) -> Saved:
         """The saved rows; nothing if no row is kept."""
         return self._decoded(SAVED_FILE, saved_from_json, Saved())
 
-    def ranges(self, checksum: int | None) -> npt.NDArray[np.float32] | None:
+    def ranges(self, written: Checksum | None) -> npt.NDArray[np.float32] | None:
         """[2, dimensions], minimum and maximum for quantised vectors; None if no kept row needs them.
 
-        Other ranges would give the remaining rows another scale than the kept ones, so their file must have this
-        CRC-32.
+        Other ranges would give the remaining rows another scale than the kept ones.
         """
-        content = self._decoded(RANGES_FILE, bytes, b"")
-        if checksum is None:
-            return None
-        if zlib.crc32(content) != checksum:
-            raise damaged(self.path, f"{RANGES_FILE} is missing or has changed")
-        return np.array(json.loads(content), np.float32)
+        return None if written is None else np.array(json.loads(self._content(RANGES_FILE, written)), np.float32)
 
     def part(self, saved: SavedPart) -> bytes:
-        """The rows of a portion that runs; an error if they are not those that were saved."""
-        content = self._decoded(PART_FILE, bytes, b"")[: saved.result_bytes]
-        if len(content) < saved.result_bytes or zlib.crc32(content) != saved.checksum:
-            raise damaged(self.path, f"{PART_FILE} is missing or has changed")
+        """The rows of a portion that runs."""
+        return self._content(PART_FILE, saved.file)
+
+    def _content(self, name: str, written: Checksum) -> bytes:
+        """What was written to a file; an error if it is not there any more."""
+        content = self._decoded(name, bytes, b"")[: written.size_bytes]
+        if Checksum().after(content) != written:
+            raise damaged(self.path, f"{name} is missing or has changed")
         return content
+
+    def checksum_of_output(self) -> Checksum:
+        """The checksum of the whole output in the folder."""
+        descriptor = self.open(FINISHED_FILE, os.O_RDONLY, may_be_directory=True)
+        try:
+            return checksum_of(descriptor)
+        finally:
+            os.close(descriptor)
 
     def is_published(self) -> bool:
         """Whether the output of a complete job was moved into place."""
-        return self.saved().complete and not (self.has(RESULTS_FILE) or self.has(FINISHED_FILE))
+        return self.saved().output is not None and not (self.has(RESULTS_FILE) or self.has(FINISHED_FILE))
 
     def has(self, name: str) -> bool:
         """Whether the name exists."""
@@ -176,6 +183,8 @@ class OpenFolder:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise self._unfit(name, "a link") from None
+            if error.errno == errno.EISDIR:
+                raise self._unfit(name, "a directory") from None
             raise
         status = os.fstat(descriptor)
         if may_be_directory and stat.S_ISDIR(status.st_mode):
@@ -224,7 +233,12 @@ class OpenFolder:
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file, replacing any of that name."""
-        os.replace(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        try:
+            os.replace(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        except OSError as error:
+            if error.errno == errno.EISDIR:
+                raise self._unfit(new, "a directory") from None
+            raise
 
     def move_out(self, target: Path, name: str = FINISHED_FILE) -> None:
         """Move the output, or another file, to a place beside the folder, durably."""
@@ -242,7 +256,7 @@ class OpenFolder:
         os.fsync(self._descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a directory of files, if it exists."""
+        """Remove a file or a directory, if it exists."""
         status = self._status(name)
         if status is None:
             return
@@ -250,13 +264,7 @@ class OpenFolder:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._descriptor)
             return
-        directory = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._descriptor)
-        try:
-            for file in os.listdir(directory):
-                os.unlink(file, dir_fd=directory)
-        finally:
-            os.close(directory)
-        os.rmdir(name, dir_fd=self._descriptor)
+        shutil.rmtree(name, dir_fd=self._descriptor)
 
     def remove_all(self, *, keep: tuple[str, ...] = ()) -> None:
         """Remove our files, and the folder unless it still holds others."""
@@ -269,7 +277,7 @@ class OpenFolder:
                 os.rmdir(self.path.name, dir_fd=self._parent)
 
     def _unfit(self, name: str, what: str) -> HdexportError:
-        said = f"{self.path / name} is {what}; a job does not touch files outside its folder.\n"
+        said = f"{self.path / name} is {what}; a job uses nothing but regular files of its own folder.\n"
         # --restart does not remove the lock.
         return (
             HdexportError(f"{said}Remove it.")
@@ -291,13 +299,6 @@ class OpenFolder:
             return default
         except ValueError as error:
             raise damaged(self.path, f"{name}: {error}") from error
-
-
-def _identity_from_json(content: bytes) -> Identity:
-    identity = json.loads(content or "{}")
-    if not isinstance(identity, dict):
-        raise ValueError("not an object")
-    return identity
 
 
 def _in_the_way(path: Path, what: str) -> HdexportError:

@@ -235,7 +235,7 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
         if saved.position.file >= len(job.files):
             raise damaged(folder.path, f"it continues in input {saved.position.file + 1} of {len(job.files)}")
         meter = ProgressMeter(job.files, saved)
-        if not saved.complete:
+        if saved.output is None:
             report(meter.progress(JobState.RUNNING, saved))
             try:
                 _run_portions(job, pool, folder, meter, report)

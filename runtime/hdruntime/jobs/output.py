@@ -11,17 +11,25 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 import os
 import shlex
 import shutil
+import stat
 import sys
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hdruntime.errors import HdexportError, InputError, OutputExistsError
+from hdruntime.errors import DamagedJobError, HdexportError, InputError, OutputExistsError
+from hdruntime.jobs.checksums import (
+    Checksum,
+    checksum_at,
+    checksum_of,
+    json_with_checksum,
+    values_with_checksum,
+)
 from hdruntime.jobs.files import (
     FINISHED_FILE,
     JOB_FILE,
@@ -47,6 +55,8 @@ from hdruntime.jobs.rows import Position
 from hdruntime.jobs.vectors import Ranges
 from hdruntime.jobs.writers import ResultEncoding, ResultFormat, ResultRows, is_part
 from hdruntime.text.ranges import RANGES_ENDING, RANGES_KEY, write_ranges
+
+logger = logging.getLogger(__name__)
 
 STDOUT = Path("-")
 """Stands for the standard output, on which results are JSON Lines."""
@@ -143,15 +153,14 @@ class LocalOutput:
             is_own = done is not None or (
                 folder is not None
                 and not restart
-                and folder.is_published()
-                and self.path.exists()
+                and self._has_output_of(folder)
                 and difference(folder.identity(), identity) is None
             )
         if not is_own:
             self._check_free(force=force)
         if folder is not None and not restart:
             with locked_folder(self.path) as (folder, _):
-                _require_same_job(folder, self.path, identity)
+                self._continues(folder, identity)
         return done
 
     @property
@@ -179,8 +188,8 @@ class LocalOutput:
             if folder is None:
                 return 0
             saved = folder.saved()
-            is_finished = saved.complete and folder.has(FINISHED_FILE)
-            is_there = folder.size_bytes(RESULTS_FILE) >= saved.result_bytes
+            is_finished = saved.output is not None and folder.has(FINISHED_FILE)
+            is_there = folder.size_bytes(RESULTS_FILE) >= saved.results.size_bytes
             return saved.all_counts.rows if is_finished or is_there else 0
 
     @contextlib.contextmanager
@@ -192,22 +201,19 @@ class LocalOutput:
         refused.
         """
         with locked_folder(self.path) as (files, lock):
-            if not restart:
-                _require_same_job(files, self.path, identity)
-            folder = JobFolder(files, lock, self, encoding)
+            fresh = restart or not self._continues(files, identity)
+            folder = JobFolder(files, lock, self, encoding, identity)
             try:
-                # A folder of another job, or of an output that is gone, has nothing to continue from.
-                fresh = restart or difference(files.identity(), identity) is not None
-                folder.begin(identity, fresh=fresh or (files.is_published() and not self.path.exists()))
+                folder.begin(fresh=fresh)
                 yield folder
             finally:
                 folder.close()
 
-    def publish(self, folder: OpenFolder, saved: Saved, *, force: bool) -> None:
+    def publish(self, folder: OpenFolder, identity: Identity, saved: Saved, *, force: bool) -> None:
         """Move the output that a folder holds into place, with a receipt."""
         finished = folder.open(FINISHED_FILE, os.O_RDONLY, may_be_directory=True)
         try:
-            _leave_receipt(finished, folder.identity(), saved)
+            _leave_receipt(finished, identity, saved)
         finally:
             os.close(finished)
         self._check_free(force=force)
@@ -215,6 +221,26 @@ class LocalOutput:
 
     def upload(self) -> None:
         """Bring a complete output to where it belongs; here it is there."""
+
+    def _continues(self, folder: OpenFolder, identity: Identity) -> bool:
+        """Whether a folder has rows or the outcome of this job; an error if it has the rows of another job."""
+        rows = folder.saved().all_counts.rows
+        if not rows:
+            return False
+        what = difference(folder.identity(), identity)
+        if folder.is_published():
+            return what is None and self._has_output_of(folder)
+        if what is not None:
+            raise InputError(
+                f"{self.path} has an unfinished job with {rows} rows in {folder.path}; this is another job: {what}.\n"
+                "Continue that job by its own command, or discard it and start this one with --restart."
+            )
+        return True
+
+    def _has_output_of(self, folder: OpenFolder) -> bool:
+        """Whether the job of a folder was killed after it had moved its output into place, which is still there."""
+        is_there = folder.is_published() and self.path.exists()
+        return is_there and checksum_at(self.path) == folder.saved().output
 
     def _check_free(self, *, force: bool) -> None:
         """Refuse a place that results cannot be written to."""
@@ -286,6 +312,11 @@ class StoredOutput(LocalOutput):
         done = super().finished(identity, force=force, restart=restart)
         if done is None:
             self._check_store(force=force)
+        elif checksum_at(self.path) != done.output:
+            raise DamagedJobError(
+                f"{self.path}, which is to be uploaded to {self.name}, has changed since the job wrote it.\n"
+                "Start over with --restart."
+            )
         return done
 
     def upload(self) -> None:
@@ -310,7 +341,7 @@ class StoredOutput(LocalOutput):
 
     def _upload_directory(self) -> None:
         parts = sorted(self.path.iterdir())
-        done = set(json.loads(self._notes.read_text(encoding="utf-8"))) if self._notes.exists() else set()
+        done = self._uploaded()
         self._filesystem.makedirs(self._key, exist_ok=True)
         if self._filesystem.exists(f"{self._key}/{MANIFEST}"):
             self._filesystem.rm_file(f"{self._key}/{MANIFEST}")
@@ -318,13 +349,24 @@ class StoredOutput(LocalOutput):
             if part.name not in done:
                 self._filesystem.put_file(str(part), f"{self._key}/{part.name}")
                 done.add(part.name)
-                self._notes.write_text(json.dumps(sorted(done)), encoding="utf-8")
+                self._notes.write_text(json_with_checksum({"files": sorted(done)}), encoding="utf-8")
         self._filesystem.invalidate_cache()
         for name in self._stored_files():
             if _is_ours(name) and name not in done:
                 self._filesystem.rm_file(f"{self._key}/{name}")
         sizes = {part.name: part.stat().st_size for part in parts}
         self._filesystem.pipe_file(f"{self._key}/{MANIFEST}", json.dumps({"files": sizes}, indent=2).encode())
+
+    def _uploaded(self) -> set[str]:
+        """Names of the files that are at the URL already; none if the notes about them are missing or damaged."""
+        try:
+            names: Any = values_with_checksum(self._notes.read_bytes())["files"]
+            return set(names)
+        except FileNotFoundError:
+            return set()
+        except ValueError:
+            logger.warning("%s is damaged: all files are uploaded again", self._notes)
+            return set()
 
     def _check_store(self, *, force: bool) -> None:
         """Refuse a URL with an output, unless that may be replaced, or with files that no job wrote."""
@@ -393,12 +435,13 @@ class Results:
 
     def add(self, rows: ResultRows, **progress: Any) -> None:
         """Add the results of rows, and replace what `saved` says with the progress after them."""
-        written = self.saved.result_bytes
-        for piece in itertools.chain(() if written else (self._encoding.begin(),), self._encoding.encode(rows)):
+        written = self.saved.results
+        begin = () if written.size_bytes else (self._encoding.begin(),)
+        for piece in itertools.chain(begin, self._encoding.encode(rows)):
             self.append(piece)
-            written += len(piece)
+            written = written.after(piece)
         # One assignment: if an interrupt comes before it, the new rows do not count.
-        self.saved = dataclasses.replace(self.saved, **progress, result_bytes=written, part=None)
+        self.saved = dataclasses.replace(self.saved, **progress, results=written, part=None)
 
     def add_part(self, part: Part, *, end: Position, seconds: float) -> None:
         """Add rows of the next portion, which ends there, before all of it is done; `add` then has them again."""
@@ -436,14 +479,18 @@ class JobFolder(Results):
     """The folder beside an output that keeps a job's rows, so that a killed job can continue.
 
     The results are one file that only grows. A commit brings it to the disk and then atomically replaces the record of
-    its length and of where reading continues. So the record never describes results that are not on the disk.
+    its length, its checksum and of where reading continues. So the record never describes results that are not on the
+    disk, and results that another program has changed are not continued.
     """
 
-    def __init__(self, files: OpenFolder, lock: int, output: LocalOutput, encoding: ResultEncoding) -> None:
+    def __init__(
+        self, files: OpenFolder, lock: int, output: LocalOutput, encoding: ResultEncoding, identity: Identity
+    ) -> None:
         super().__init__(files.path, encoding)
         self._files = files
         self._lock = lock
         self._output = output
+        self._identity = identity
         self._results: int | None = None
         self._part: int | None = None
         self._published = False
@@ -451,20 +498,27 @@ class JobFolder(Results):
         self._committed_at = time.monotonic()
         self._commit_seconds = 0.0
 
-    def begin(self, identity: Identity, *, fresh: bool) -> None:
+    def begin(self, *, fresh: bool) -> None:
         """Open the committed results, or start without any."""
         with disk_errors_explained(self._output.path):
             if fresh:
                 self._files.remove_all(keep=(LOCK_FILE,))
-                self._replace(JOB_FILE, json.dumps(identity))
-            self.saved = self._committed = self._files.saved()
+                self._replace(JOB_FILE, json_with_checksum(self._identity))
+            saved = self._files.saved()
+            self.ranges = self._files.ranges(saved.ranges)
             self._published = self._files.is_published()
-            self.ranges = self._files.ranges(self.saved.ranges_checksum)
-            if self.saved.complete:
+            if saved.output is not None and self._files.has(RESULTS_FILE):
+                saved = dataclasses.replace(saved, output=None)  # as the results are there, it is made again
+            self.saved = self._committed = saved
+            if saved.output is not None:
+                if not self._published:
+                    self._require_output(saved.output)
                 return
+            if self._files.has(FINISHED_FILE) and not self._files.has(RESULTS_FILE):
+                # Killed between the end of the output, of which the results are a part, and the note about it.
+                self._files.rename(FINISHED_FILE, RESULTS_FILE)
             self._results = self._files.open(RESULTS_FILE, os.O_RDWR | os.O_CREAT)
-            if os.fstat(self._results).st_size < self.saved.result_bytes:
-                raise damaged(self.path, "results are missing")
+            self._require_results()
             self._cut_results(self._results)
             self._part = self._files.open(PART_FILE, os.O_RDWR | os.O_CREAT)
 
@@ -483,17 +537,11 @@ class JobFolder(Results):
         with disk_errors_explained(self._output.path):
             if before is None and self._committed.part is not None:
                 self._commit()  # the rows of the portion before, which are results now
-            content, start = bytes_of_rows(part.values), 0 if before is None else before.result_bytes
-            os.ftruncate(self._part, start)
-            os.lseek(self._part, start, os.SEEK_SET)
+            content, written = bytes_of_rows(part.values), Checksum() if before is None else before.file
+            os.ftruncate(self._part, written.size_bytes)
+            os.lseek(self._part, written.size_bytes, os.SEEK_SET)
             _write_all(self._part, content)
-        saved = SavedPart(
-            counts=part.counts,
-            end=end,
-            share=part.share,
-            result_bytes=start + len(content),
-            checksum=zlib.crc32(content, 0 if before is None else before.checksum),
-        )
+        saved = SavedPart(counts=part.counts, end=end, share=part.share, file=written.after(content))
         self.saved = dataclasses.replace(self.saved, part=saved, seconds=seconds)
         self.commit_if_due()
 
@@ -508,7 +556,7 @@ class JobFolder(Results):
             content = json.dumps(ranges.tolist())
             self._replace(RANGES_FILE, content)
         super().keep_ranges(ranges)
-        self.saved = dataclasses.replace(self.saved, ranges_checksum=zlib.crc32(content.encode()))
+        self.saved = dataclasses.replace(self.saved, ranges=Checksum().after(content.encode()))
 
     def commit_if_due(self) -> None:
         """Commit if enough time has passed since the last commit; HdexportError if the kept rows were removed."""
@@ -519,7 +567,6 @@ class JobFolder(Results):
 
     def complete(self) -> None:
         with disk_errors_explained(self._output.path):
-            self.saved = dataclasses.replace(self.saved, complete=True)
             self._commit()
 
     def publish(self, *, force: bool, metadata: Mapping[str, str]) -> None:
@@ -528,15 +575,34 @@ class JobFolder(Results):
         """
         with disk_errors_explained(self._output.path):
             if not self._published:
-                if not self._files.has(FINISHED_FILE):
-                    self._require_in_place()
-                    self._encoding.finish(self._files, metadata=metadata)
-                # Without either file, the job counts as published, so one is on the disk before the other is removed.
-                self._files.sync()
+                if self.saved.output is None:
+                    self._make_output(metadata)
                 self._files.remove(RESULTS_FILE)
-                self._output.publish(self._files, self.saved, force=force)
+                self._output.publish(self._files, self._identity, self.saved, force=force)
             self._write_ranges(metadata)
             self._files.remove_all()
+
+    def _make_output(self, metadata: Mapping[str, str]) -> None:
+        """Make the output of the results, and note its checksum."""
+        assert self._results is not None, "a job whose output is made has none"
+        self._require_in_place()
+        self._cut_results(self._results)
+        modified = os.fstat(self._results).st_mtime_ns
+        self._require_results()
+        self._files.remove(FINISHED_FILE)  # of a process that was killed before it noted the checksum
+        try:
+            self._encoding.finish(self._files, metadata=metadata)
+        finally:
+            # Another program may have changed them after they were looked at: then an error of Arrow is none of ours.
+            if os.fstat(self._results).st_mtime_ns != modified:
+                self._require_results(is_cut=True)
+        is_results = self._files.holds(FINISHED_FILE, self._results)
+        output = self.saved.results if is_results else self._files.checksum_of_output()
+        self.saved = dataclasses.replace(self.saved, output=output)
+        self._replace(SAVED_FILE, json_from_saved(self.saved))
+        self._committed = self.saved
+        # Without either file, the job counts as published, so one is on the disk before the other is removed.
+        self._files.sync()
 
     def _write_ranges(self, metadata: Mapping[str, str]) -> None:
         """Write the calibration ranges beside an output that has no metadata."""
@@ -578,10 +644,31 @@ class JobFolder(Results):
         self._committed_at = time.monotonic()
         self._commit_seconds = self._committed_at - began
 
+    def _require_results(self, *, is_cut: bool = False) -> None:
+        """Refuse results that are not what this job has written; once they are cut, more than that as well."""
+        assert self._results is not None, "a job whose output is made has none"
+        written = self.saved.results
+        if checksum_of(self._results, size_bytes=None if is_cut else written.size_bytes) != written:
+            raise self._damaged_results()
+
+    def _require_output(self, written: Checksum) -> None:
+        """Refuse an output that is not the one that was made."""
+        with contextlib.suppress(OSError):  # such as of a link among the files of a directory
+            if self._files.checksum_of_output() == written:
+                return
+        raise damaged(self.path, f"{FINISHED_FILE}, the whole output, has changed")
+
+    def _damaged_results(self) -> DamagedJobError:
+        rows = self.saved.counts.rows
+        return damaged(self.path, f"{RESULTS_FILE}, which holds {rows} rows, is missing or has changed")
+
     def _cut_results(self, results: int) -> None:
         """Drop bytes after the last row that counts."""
-        os.ftruncate(results, self.saved.result_bytes)
-        os.lseek(results, self.saved.result_bytes, os.SEEK_SET)
+        size_bytes = self.saved.results.size_bytes
+        if os.fstat(results).st_size < size_bytes:
+            raise self._damaged_results()
+        os.ftruncate(results, size_bytes)
+        os.lseek(results, size_bytes, os.SEEK_SET)
 
     def _replace(self, name: str, text: str) -> None:
         with self._files.replacing(name) as file:
@@ -590,15 +677,15 @@ class JobFolder(Results):
     def _require_in_place(self) -> None:
         """Refuse to rely on files that were removed or replaced since they were opened."""
         if not self._files.is_in_place():
-            raise HdexportError(
+            raise DamagedJobError(
                 f"{self.path}, where the job keeps its rows, was removed or replaced while it ran.\n"
-                "Put it back, or run the same command again: it starts over."
+                "Put it back and run the same command again, or start over with --restart."
             )
         opened = {RESULTS_FILE: self._results, PART_FILE: self._part}
         for name in (name for name, file in opened.items() if file is not None and not self._files.holds(name, file)):
-            raise HdexportError(
+            raise DamagedJobError(
                 f"{self.path / name}, which the job writes, was removed or replaced while it ran.\n"
-                "Put it back, or start over with --restart."
+                "Put it back and run the same command again, or start over with --restart."
             )
         if not self._files.holds(LOCK_FILE, self._lock):
             raise HdexportError(
@@ -631,16 +718,6 @@ class StandardOutput:
         return contextlib.nullcontext(PrintedResults(self.path, encoding))
 
     def upload(self) -> None: ...
-
-
-def _require_same_job(folder: OpenFolder, output: Path, identity: Identity) -> None:
-    rows = folder.saved().all_counts.rows
-    what = difference(folder.identity(), identity)
-    if rows and what is not None and not folder.is_published():
-        raise InputError(
-            f"{output} has an unfinished job with {rows} rows in {folder.path}; this is another job: {what}.\n"
-            "Continue that job by its own command, or discard it and start this one with --restart."
-        )
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -681,6 +758,11 @@ def _receipt(output: Path) -> list[str] | None:
 
 
 def _file_and_job(output: Path | int, identity: Identity) -> list[str]:
+    """What tells whether an output is the job's: size, modification time, those of a directory's files, and the job."""
     status = os.stat(output)
-    job = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    files = []
+    if stat.S_ISDIR(status.st_mode):
+        with os.scandir(output) as entries:
+            files = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries)
+    job = hashlib.sha256(json.dumps([identity, files], sort_keys=True).encode()).hexdigest()
     return [str(status.st_size), str(status.st_mtime_ns), job]

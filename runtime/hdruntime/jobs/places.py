@@ -36,6 +36,9 @@ _SPECIAL = (
     (stat.S_ISBLK, "a device"),
 )
 
+_OTHER_COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z")
+"""Endings of rows that are compressed in a way that a job does not read, where the whole name's format is unknown."""
+
 _BUFFER_BYTES = 2**20
 """Read at a time from a store or from the standard input."""
 
@@ -183,31 +186,44 @@ class StandardInput:
 
 Place: TypeAlias = "LocalFile | RemoteFile | StandardInput | ArrivingInput"
 
+Known = Callable[[str], bool]
+"""Path -> whether its format is known."""
 
-def places_at(name: str | Path, *, known: Callable[[str], bool], spool: Path | None) -> Sequence[Place]:
+
+def places_at(name: str | Path, *, known: Known, spool: Path | None) -> Sequence[Place]:
     """The files of an input, in order: itself, all below a directory, or the matches of a pattern.
 
     Args:
         name: a path, a URL, or ``-`` for the standard input; ``*``, ``?``, ``[`` and ``**`` make it a pattern.
-        known: path -> whether its format is known; other files below a directory are skipped with a warning.
+        known: files of other formats below a directory are skipped with a warning.
         spool: directory for the copy of the standard input.
+
+    Raises:
+        InputError: a folder, a link or another name that belongs to the input cannot be read, or is none of a file.
     """
     text = str(name)
     if text == "-":
         return [StandardInput(spool)]
     with read_errors_explained(text):
-        found, is_one = _remote_files(text) if "://" in text else _local_files(text)
-    if is_one:
-        return found
-    taken = []
-    for place in found:
-        if not known(place.path):
-            logger.warning("%s is skipped: its format is unknown", place.name)
-        elif isinstance(place, LocalFile) and not place.file.is_file():
-            logger.warning("%s is skipped: it is not a file", place.name)
-        else:
-            taken.append(place)
-    return taken
+        found, is_one = (_remote_files if "://" in text else _local_files)(text, known)
+    # A pattern may match a file as well as its directory.
+    return found if is_one else [place for place in dict.fromkeys(found) if _is_of_rows(place, known)]
+
+
+def _is_of_rows(place: LocalFile | RemoteFile, known: Known) -> bool:
+    """Whether a file that was not named itself is to be read."""
+    if known(place.path):
+        if isinstance(place, LocalFile):
+            _require_file(place.file, _status(place.file))
+        return True
+    stem, dot, ending = place.path.lower().rpartition(".")
+    if dot + ending in _OTHER_COMPRESSIONS and known(stem):
+        raise InputError(
+            f"{place.name} holds rows in a compression that a job does not read.\n"
+            "Decompress it; files of lines may have .gz or .zst."
+        )
+    logger.warning("%s is skipped: its format is unknown", place.name)
+    return False
 
 
 @contextlib.contextmanager
@@ -240,35 +256,157 @@ def _require_file(path: Path, status: os.stat_result) -> None:
         )
 
 
-def _local_files(text: str) -> tuple[Sequence[Place], bool]:
+def _local_files(text: str, known: Known) -> tuple[Sequence[LocalFile], bool]:
     """The files, and whether the name is one file's."""
     path = Path(text)
     if path.is_dir():
-        below = sorted(file for file in path.rglob("*") if not _is_hidden(file.relative_to(path)))
-        for file in below:
-            if file.is_symlink() and file.is_dir():
-                logger.warning("%s is skipped: it is a link to a directory", file)
-        return [LocalFile(file) for file in below if not file.is_dir()], False
-    if path.exists():
+        return [LocalFile(file) for file in _files_below(path, known)], False
+    if os.path.lexists(path):
+        _status(path)
         return [LocalFile(path)], True
+    # glob passes over folders that it cannot read.
+    for folders in _folders_of_pattern(text):
+        for folder in glob.glob(os.path.join(folders, ""), recursive=True):
+            _entries(Path(folder))
     matches = sorted(map(Path, glob.glob(text, recursive=True)))
     if not matches:
         raise InputError(f"There is no file or directory {path}.")
-    return [place for match in matches for place in _local_files(str(match))[0]], False
+    return [file for match in matches for file in _local_files(str(match), known)[0]], False
 
 
-def _remote_files(url: str) -> tuple[Sequence[Place], bool]:
+def _files_below(root: Path, known: Known) -> list[Path]:
+    """The files below a directory, sorted; of directories that links lead to, those that no other path leads to."""
+    files: list[Path] = []
+    read: set[tuple[int, int]] = set()
+    # Links come last: of two paths of a directory, the path without a link counts.
+    left, links = [root], list[Path]()
+    while left or links:
+        folder = left.pop() if left else links.pop(0)
+        status = _status(folder)
+        if (status.st_dev, status.st_ino) in read:
+            logger.warning("%s is skipped: its files are inputs already by another path", folder)
+            continue
+        if folder != root and folder.is_symlink() and root.resolve().is_relative_to(folder.resolve()):
+            raise InputError(
+                f"{folder} is a link to {folder.resolve()}, in which the input {root} is.\n"
+                "Remove the link, or name the files and directories beside it."
+            )
+        read.add((status.st_dev, status.st_ino))
+        for entry in _entries(folder):
+            path = folder / entry.name
+            if entry.name.startswith(_HIDDEN):
+                _note_hidden(str(path), known)
+            elif not (stat.S_ISDIR(_status(path).st_mode) if entry.is_symlink() else entry.is_dir()):
+                files.append(path)
+            else:
+                (links if entry.is_symlink() else left).append(path)
+    return sorted(files)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """The entries of a directory, sorted; an InputError that names it if it cannot be read."""
+    try:
+        os.stat(os.path.join(folder, "."))  # names alone may be listed where nothing can be opened
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be read: {error.strerror}.\nMake it readable, or name the inputs that can be read."
+        ) from error
+
+
+def _status(path: Path) -> os.stat_result:
+    """The status of a path that is there; an InputError that names a link which leads nowhere."""
+    try:
+        return path.stat()
+    except OSError as error:
+        if not path.is_symlink():
+            raise
+        raise InputError(
+            f"{path} is a link to {os.readlink(path)}, which cannot be read: {error.strerror}.\n"
+            "Remove the link, or put back what it leads to."
+        ) from error
+
+
+def _folders_of_pattern(pattern: str) -> Iterator[str]:
+    """Patterns of the folders whose entries are compared with a pattern, each after those that it lies in."""
+    parts = pattern.split("/")
+    first = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    for index in range(first, len(parts)):
+        yield "/".join(parts[: index + (parts[index] == "**")]) or ("/" if index else ".")
+
+
+def _note_hidden(name: str, known: Known) -> None:
+    level = logging.WARNING if known(name) else logging.INFO
+    logger.log(level, "%s is skipped: its name begins with %s", name, " or ".join(_HIDDEN))
+
+
+def _remote_files(url: str, known: Known) -> tuple[Sequence[RemoteFile | LocalFile], bool]:
     filesystem, key = filesystem_of(url)
+    if url.startswith("file://"):
+        return _local_files(key, known)
     # In a web address, "?" is not a pattern.
     if glob.has_magic(key) and "http" not in filesystem.protocol:
-        keys = filesystem.glob(key)
+        keys = _matching_keys(filesystem, key, known)
     elif filesystem.isfile(key):
         return [RemoteFile(filesystem, key)], True
     else:
-        keys = [found for found in filesystem.find(key) if not _is_hidden(PurePosixPath(found).relative_to(key))]
+        keys = _keys_below(filesystem, key, known) if filesystem.exists(key) else []
     if not keys:
         raise InputError(f"There is no file or directory {url}.")
     return [RemoteFile(filesystem, key) for key in sorted(keys, key=lambda key: PurePosixPath(key).parts)], False
+
+
+def _matching_keys(filesystem: Any, pattern: str, known: Known) -> list[str]:
+    """The files that a pattern matches, and those below directories that it matches."""
+    for folders in _folders_of_pattern(pattern) if _is_walked(filesystem) else ():
+        for name, info in filesystem.glob(folders, detail=True).items():
+            if info["type"] == "directory":
+                _listed(filesystem, name)
+    keys: list[str] = []
+    for name, info in filesystem.glob(pattern, detail=True).items():
+        keys += _keys_below(filesystem, name, known) if info["type"] == "directory" else [name]
+    return keys
+
+
+def _keys_below(filesystem: Any, root: str, known: Known) -> list[str]:
+    """The files below a directory."""
+    shown, hidden = [], set()
+    for key in _walked(filesystem, root) if _is_walked(filesystem) else filesystem.find(root):
+        parts = PurePosixPath(key).relative_to(root).parts
+        begin = next((index for index, part in enumerate(parts) if part.startswith(_HIDDEN)), None)
+        if begin is None:
+            shown.append(key)
+        else:
+            hidden.add(str(PurePosixPath(root, *parts[: begin + 1])))
+    for name in sorted(hidden):
+        _note_hidden(name, known)
+    return shown
+
+
+def _is_walked(filesystem: Any) -> bool:
+    """Whether fsspec lists one directory after the other, and passes over those that it cannot list."""
+    general = importlib.import_module("fsspec.asyn").AsyncFileSystem
+    find = getattr(type(filesystem), "_find", type(filesystem).find)
+    return find in (general._find, importlib.import_module("fsspec").AbstractFileSystem.find)
+
+
+def _walked(filesystem: Any, folder: str) -> Iterator[str]:
+    """All files below a directory, and directories whose names are hidden."""
+    for name, is_folder in _listed(filesystem, folder):
+        if is_folder and not PurePosixPath(name).name.startswith(_HIDDEN):
+            yield from _walked(filesystem, name)
+        else:
+            yield name
+
+
+def _listed(filesystem: Any, folder: str) -> list[tuple[str, bool]]:
+    """The entries of a directory, and whether each is a directory; an InputError that names it if it cannot be read."""
+    with read_errors_explained(filesystem.unstrip_protocol(folder)):
+        found = [
+            (str(info["name"]).rstrip("/"), info["type"] == "directory") for info in filesystem.ls(folder, detail=True)
+        ]
+    return [entry for entry in found if entry[0] != folder.rstrip("/")]
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:
@@ -284,7 +422,3 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         ) from None
     except ValueError as error:
         raise InputError(f"{url} is not understood: {error}.") from None
-
-
-def _is_hidden(path: Path | PurePosixPath) -> bool:
-    return any(part.startswith(_HIDDEN) for part in path.parts)

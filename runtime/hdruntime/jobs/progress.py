@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hdruntime.bundle.checked_json import LargeCount, from_json
+from hdruntime.bundle.checked_json import LargeCount, from_values
+from hdruntime.jobs.checksums import Checksum, json_with_checksum, values_with_checksum
 from hdruntime.jobs.input_files import InputFile
 from hdruntime.jobs.rows import Position
 
@@ -108,15 +109,13 @@ class SavedPart:
         counts: of these rows.
         end: where the portion ends.
         share: of the portion's tokens, 0 to 1.
-        result_bytes: length of the file that keeps the rows.
-        checksum: CRC-32 of the file.
+        file: what the file that keeps the rows holds.
     """
 
     counts: RowCounts
     end: Position
     share: float
-    result_bytes: LargeCount = 0
-    checksum: LargeCount = 0
+    file: Checksum = field(default_factory=Checksum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,19 +126,20 @@ class Saved:
         position: where reading continues.
         stamp: of the file at the position; see `hdruntime.jobs.input_watch`.
         seconds: time that the rows before the position took.
-        result_bytes: length of their results; bytes after that in the file do not count.
-        ranges_checksum: CRC-32 of the file with the ranges of quantised vectors; None without ranges.
+        results: what the file of their results holds; bytes after that do not count.
+        ranges: what the file of the calibration ranges of quantised vectors holds; None without ranges.
         part: rows after the position that are done; None for none.
+        output: the output of all rows, when it is made.
     """
 
     position: Position = field(default_factory=Position)
     stamp: tuple[int, int] | None = None
     counts: RowCounts = field(default_factory=RowCounts)
     seconds: float = 0.0
-    result_bytes: LargeCount = 0
-    complete: bool = False
-    ranges_checksum: LargeCount | None = None
+    results: Checksum = field(default_factory=Checksum)
+    ranges: Checksum | None = None
     part: SavedPart | None = None
+    output: Checksum | None = None
 
     @property
     def all_counts(self) -> RowCounts:
@@ -148,14 +148,15 @@ class Saved:
 
 
 def json_from_saved(saved: Saved) -> str:
-    """A JSON object."""
-    return json.dumps(dataclasses.asdict(saved))
+    """A JSON object, with its checksum."""
+    return json_with_checksum(dataclasses.asdict(saved))
 
 
 def saved_from_json(text: str | bytes) -> Saved:
     """Read the text of `json_from_saved`; ValueError for any other."""
-    saved = from_json(text, Saved, name="progress")
-    if json.loads(json_from_saved(saved)) != json.loads(text):
+    values = values_with_checksum(text)
+    saved = from_values(values, Saved, name="progress")
+    if json.loads(json.dumps(dataclasses.asdict(saved))) != values:
         raise ValueError("not what a job saves: something is missing, or there is more")
     return saved
 

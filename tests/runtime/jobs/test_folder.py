@@ -20,6 +20,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, writers
 from hdruntime.jobs import output as job_output
+from hdruntime.jobs.checksums import json_with_checksum
 from hdruntime.jobs.files import OpenFolder, job_folder_path
 from hdruntime.jobs.output import LocalOutput
 from hdruntime.jobs.progress import JobProgress
@@ -315,10 +316,16 @@ def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("results", "", "results are missing"),
+        ("results", "", "results, which holds 10 rows, is missing or has changed"),
         ("progress.json", "{", "progress.json: "),
-        ("progress.json", '{"counts": {"rows": -3}}', "progress.json: progress.counts.rows should be `int` >= 0"),
+        (
+            "progress.json",
+            json_with_checksum({"counts": {"rows": -3}}),
+            "progress.json: progress.counts.rows should be",
+        ),
+        ("progress.json", json_with_checksum({}), "progress.json: not what a job saves"),
         ("job.json", "[]", "job.json: not an object"),
+        ("job.json", "[" * 10**5, "job.json: too many lists and objects are inside each other"),
     ],
 )
 def test_a_damaged_folder_is_refused_without_restart(
@@ -355,8 +362,9 @@ def test_ranges_that_are_not_those_of_the_kept_rows_are_refused(
 def test_a_position_beyond_the_inputs_is_refused(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
     path = job_folder_path(unfinished) / "progress.json"
     saved = json.loads(path.read_text())
+    del saved["crc32"]
     saved["position"][0] = 1
-    path.write_text(json.dumps(saved))
+    path.write_text(json_with_checksum(saved))
     with pytest.raises(HdexportError, match=r"is damaged: it continues in input 2 of 1\.\nStart over with --restart"):
         run(bundle_path, tmp_path / "in.jsonl", unfinished)
 
@@ -421,8 +429,8 @@ def test_commits_take_a_bounded_share_of_the_time(
     monkeypatch.setattr(os, "fsync", slow)
     monkeypatch.setattr(job_output, "_COMMIT_SECONDS", 0)
     run(bundle_path, write_rows(tmp_path / "in.jsonl", list(random_texts(300))), tmp_path / "out.jsonl")
-    # job.json; results and note of two commits; the folder; the output's directory.
-    assert len(synced) == 1 + 2 * 2 + 2
+    # job.json; results and note of two commits; the note of the output's checksum; the folder; the output's directory.
+    assert len(synced) == 1 + 2 * 2 + 1 + 2
 
 
 def test_a_file_in_place_of_the_folder_is_refused(bundle_path: Path, tmp_path: Path) -> None:

@@ -325,3 +325,16 @@ def test_a_file_that_gets_its_first_rows_during_a_job_ends_it_but_one_that_goes_
     assert run_words(bundle, [rows, empty, gone], output).resumed_rows == 2000
     output.unlink()
     assert run_words(bundle, [rows, empty, gone], output, on_progress=once(300, gone.unlink)).rows == 2000
+
+
+def test_rows_that_were_not_read_are_read_as_they_are_when_a_job_continues(
+    bundle: Bundle, rows: Path, tmp_path: Path
+) -> None:
+    """A file of the same size and time, with another last row: what was read is compared, as the page says."""
+    with pytest.raises(KeyboardInterrupt):
+        run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=stop_at(300))
+    *lines, last = rows.read_bytes().splitlines(keepends=True)
+    touch(rows, lambda path: path.write_bytes(b"".join([*lines, last.replace(b"long", b"read")])))
+    run_words(bundle, [rows], tmp_path / "whole.jsonl")
+    assert run_words(bundle, [rows], tmp_path / "out.jsonl").resumed_rows >= 300
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
-from hdruntime.errors import HdexportError, InputError, OutputExistsError
+from hdruntime.errors import DamagedJobError, HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import VectorOptions, writers
 from hdruntime.jobs.output import MANIFEST
 from hdruntime.tasks import text_inference
@@ -188,3 +189,45 @@ def test_notes_of_an_output_that_is_gone_skip_no_file(
         memory.rm_file(key)
     run(bundle_path, inputs, url)
     assert names(memory, "/bucket/out") == [MANIFEST, *(f"part-0000{part}.parquet" for part in range(3))]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out"])
+def test_an_output_that_changed_before_its_upload_is_refused(
+    bundle_path: Path, tmp_path: Path, state: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    inputs, url = write_rows(tmp_path / "in.jsonl", random_texts(10)), f"memory://bucket/{name}"
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "put_file", lambda *_, **__: 1 / 0)
+        with pytest.raises(HdexportError, match="ZeroDivisionError"):
+            run(bundle_path, inputs, url)
+    (file,) = state.rglob("out.jsonl" if "." in name else "part-00001.parquet")
+    content, times = bytearray(file.read_bytes()), file.stat()
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(DamagedJobError, match=rf"{name}, which is to be uploaded to {url}, has changed .*\nStart over"):
+        run(bundle_path, inputs, url)
+    assert names(memory, "/bucket") == []
+    assert run(bundle_path, inputs, url, restart=True).resumed_rows == 0
+    assert list(state.iterdir()) == []
+
+
+@pytest.mark.parametrize("notes", ['{"files": ["part-00000.parquet", "part-00001.parquet"]}', "[", ""])
+def test_notes_about_uploaded_files_that_are_damaged_are_not_believed(
+    bundle_path: Path, tmp_path: Path, state: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, notes: str
+) -> None:
+    inputs = write_rows(tmp_path / "in.jsonl", random_texts(10))
+    put, sent = type(memory).put_file, []
+
+    def failing(self: Any, here: str, key: str, **options: Any) -> None:
+        sent.append(1 / (1 - len(sent)))
+        put(self, here, key, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "put_file", failing)
+        with pytest.raises(HdexportError, match="ZeroDivisionError"):
+            run(bundle_path, inputs, "memory://bucket/out")
+    (file,) = state.rglob("uploaded.json")
+    file.write_text(notes)
+    run(bundle_path, inputs, "memory://bucket/out")
+    assert pyarrow.dataset.dataset("/bucket/out", filesystem=memory, format="parquet").count_rows() == 10
