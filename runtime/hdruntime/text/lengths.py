@@ -72,6 +72,9 @@ def checked_length(
     if not isinstance(asked, (int, np.integer)) or isinstance(asked, bool):
         raise InputError(f"{name} is {asked!r}; it must be a number of tokens, 'model' or 'bundle'.")
     if not fewest <= asked <= most:
-        hint = f"\nBuild the bundle again with --max-len {asked}." if asked > most else ""
-        raise InputError(f"{name} is {asked}; this bundle takes {fewest} to {most} tokens.{hint}")
+        longer = f", or build the bundle again with --max-len {asked}" if asked > most else ""
+        raise InputError(
+            f"{name} is {asked}; this bundle takes {fewest} to {most} tokens.\n"
+            f"Give such a number, or leave it out{longer}."
+        )
     return int(asked)
