@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "hdexport/bench/corpus/peers.py": "reasons in a table, beside what was measured",
     "hdruntime/jobs": "tests/runtime/jobs has the messages of jobs",
     "hdruntime/serve": "tests/runtime/test_serve.py has the messages of a server",
+    "The question has no tokens": "the error of a row",
     "The ids lack special tokens": "callers say how to give ids",
 }
 """A path or the beginning of a message -> why it has no step of its own."""

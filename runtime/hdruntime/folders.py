@@ -93,11 +93,12 @@ def special_kind(mode: int) -> str | None:
 
 def require_utf8(path: Path) -> None:
     """Refuse a path whose bytes are not UTF-8: libraries in C++ and Rust take text for a path."""
+    encoded = os.fsencode(path.absolute())  # text of another locale, as Python reads it
     try:
-        str(path.absolute()).encode()
-    except UnicodeEncodeError:
+        encoded.decode()
+    except UnicodeDecodeError:
         raise InputError(
-            f"{os.fsencode(path)!r} is not UTF-8, and tokenizers and ONNX Runtime open no such path.\n"
+            f"{encoded!r} is not UTF-8, and tokenizers and ONNX Runtime open no such path.\n"
             "Give it, and the folders above it, names in UTF-8."
         ) from None
 

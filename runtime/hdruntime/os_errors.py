@@ -33,7 +33,7 @@ def next_step(error: OSError) -> str | None:
         return "Check the name of the host, and the connection."
     if error.errno in _FORBIDDEN:
         path = "PATH" if error.filename is None else shlex.quote(str(error.filename))
-        return f"Check the permissions there and in the folders above it: namei -l {path}"
+        return f"Check the permissions there and in the folders above it: ls -ld {path}"
     return _NEXT_STEPS.get(error.errno or 0)
 
 

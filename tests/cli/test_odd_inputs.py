@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -394,6 +395,16 @@ def test_what_a_command_cannot_read_of_a_folder_is_named_before_the_work(
     assert not output.exists()
 
 
+@pytest.mark.parametrize("bad", ['{"id": null, "text": 5}', "no JSON"])
+def test_a_row_without_an_id_is_named_by_its_number(
+    hdexport: Callable[..., Any], bundle: Path, tmp_path: Path, bad: str
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f'{{"id": "a", "text": "a"}}\n{bad}\n')
+    said = hdexport("run", bundle, rows, "-o", tmp_path / "out.jsonl").stderr
+    assert "The first of them is row number 1, which has no id: " in said
+
+
 def test_the_option_of_a_place_is_advised_where_the_place_is_wrong(
     hdexport: Callable[..., Any], bundle: Path, tmp_path: Path
 ) -> None:
@@ -421,3 +432,17 @@ def test_a_key_comes_from_a_pipe_that_a_program_writes_to(no_work: None, bundle:
         pipe.close()
         words = ["serve", bundle, "--port", 0, "--api-key-file", f"/dev/fd/{read}"]
         assert _outcome(words, tmp_path).code is None
+
+
+def test_a_bundle_that_no_library_can_open_is_refused_by_its_name(
+    hdexport: Callable[..., Any], bundle: Path, tmp_path: Path
+) -> None:
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    odd.symlink_to(bundle)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a"}\n')
+    assert hdexport("run", odd, rows, "-o", tmp_path / "out.jsonl").returncode == 0, "a link to it has another name"
+    shutil.copytree(bundle, tmp_path / "copies" / odd.name)
+    done = hdexport("run", tmp_path / "copies" / odd.name, rows, "-o", tmp_path / "other.jsonl")
+    assert done.returncode == 1
+    assert "is not UTF-8" in done.stderr

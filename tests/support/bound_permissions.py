@@ -23,6 +23,9 @@ class _Set(ctypes.Structure):
 def permissions_bind() -> Iterator[None]:
     """Permissions hold for this thread, and threads and processes that it starts, whoever the user is."""
     libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "capget"):  # not Linux
+        yield
+        return
     header, sets = _Header(_VERSION_3, 0), (_Set * 2)()
     _require_done(libc.capget(ctypes.byref(header), sets))
     before = sets[0].effective

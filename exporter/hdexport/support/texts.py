@@ -79,7 +79,8 @@ def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[Na
 
 
 def _texts_of_file(file: Path, columns: Columns) -> Iterator[NamedText]:
-    if os.path.lexists(file) or not glob.has_magic(str(file)):
+    # Files of a pattern are a job's inputs.
+    if os.path.lexists(file) or not glob.glob(str(file), recursive=True):
         require_readable(file)
     # Lines of a .txt file are rows, as in jobs.
     if _is_document(str(file)) and format_of(str(file)) is None:

@@ -252,7 +252,8 @@ def _integers(value: object, name: str, *, may_be_boolean: bool = False, may_be_
     if array.size and array.dtype.kind not in ("iub" if may_be_boolean else "iu"):
         raise InputError(f"{name} is of type {array.dtype}; it must be integers, for example int64.")
     if array.size and array.dtype == np.uint64 and int(array.max()) > _INT64_MAX:
-        raise InputError(f"{name} holds {int(array.max())}, which int64 cannot hold; give at most {_INT64_MAX}.")
+        largest = int(array.max())
+        raise InputError(f"{name} holds {largest}, which is more than int64 can hold; give at most {_INT64_MAX}.")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 

@@ -86,7 +86,7 @@ def best_answers(
         options: how many answers, and which.
     """
     if 0 not in split.whole.sequence_ids:
-        raise InputError("The question has no tokens.\nGive a question that has words.")
+        raise InputError("The question has no tokens.")
     has_null = split.whole.sequence_ids[0] is None
     if options.handle_impossible_answer and not has_null:
         raise InputError(
