@@ -135,6 +135,6 @@ class TuneOptions:
         """
         for name, value in (("--minutes", self.minutes), ("--lr", self.rate)):
             if value is not None and not 0 < value < float("inf"):
-                raise InputError(f"{name} {value:g} is not a finite number above 0.\nGive one, or leave it out.")
+                raise InputError(f"{name} {value:g} is not a number above 0.\nGive a finite one, or leave it out.")
         if self.steps is not None and self.steps < 1:
             raise InputError(f"--steps {self.steps} is not a whole number, 1 or more.\nGive one, or leave it out.")

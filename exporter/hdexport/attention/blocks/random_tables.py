@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
-from hdruntime.folders import require_readable
+from hdruntime.folders import special_kind
 
 _DRAWN_FROM_TOKENS = 1024
 """Random blocks begin before this token, wherever the query is: the ``last_idx`` of the paper's code."""
@@ -30,7 +30,9 @@ Blocks = npt.NDArray[np.int32]
 def load_arrays(path: Path) -> Any:
     """The array of a ``.npy`` file, or the archive of a ``.npz`` file; for use within `reading`. It is mapped, so that
     a damaged header cannot ask for memory that the file does not fill."""
-    require_readable(path)
+    # Opening a pipe waits for its writer.
+    if (kind := special_kind(path.stat().st_mode)) is not None:
+        raise ValueError(f"it is {kind} and no file")
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
@@ -39,8 +41,6 @@ def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
     """Translates NumPy's errors; `option` names the file in messages, with a space behind it."""
     try:
         yield
-    except InputError:
-        raise
     except Exception as error:
         # For a damaged file NumPy raises errors of zip archives, of Python's tokenizer and a dozen others; for a file
         # that is not NumPy's own, the error says how to run code in it.
