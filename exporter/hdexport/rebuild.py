@@ -25,6 +25,7 @@ from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.staging import staged_directory
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError
+from hdruntime.folders import require_utf8
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -73,6 +74,9 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
     """
     progress = progress or Progress()
     engine_builder = EngineBuilder(options.engines)
+    require_utf8(options.output)
+    if options.int8 is not None:
+        options.int8.check()
     in_place = options.output.resolve() == options.bundle.resolve()
     progress.step("Reading the bundle")
     bundle = open_bundle(options.bundle)

@@ -479,7 +479,8 @@ class BatchSession:
         """Names of requested outputs, by default all but the states that a recurrent model carries."""
         for name in names or ():
             if name not in self._output_names:
-                raise InputError(f"No output {name!r}; this bundle has {', '.join(self._output_names)}.")
+                has = ", ".join(self._output_names)
+                raise InputError(f"No output {name!r}; this bundle has {has}.\nName some of these.")
         return [spec.name for spec in self.manifest.answers] if names is None else list(names)
 
     def _non_finite_error(self, name: str, rows: Sequence[int]) -> NonFiniteOutputError:

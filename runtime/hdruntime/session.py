@@ -15,6 +15,7 @@ from hdruntime.batch_session import BatchSession
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
+from hdruntime.folders import require_utf8
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
@@ -83,6 +84,7 @@ def load(
         )
     precision = checked_choice(Precision, precision, option="precision")
     opened = opened_bundle(bundle, backend, precision)
+    require_utf8(opened.path)
     opened, runner, reason = open_runner(
         opened, backend, threads=threads, precision=precision, device=device, rebuild=rebuild, gpu=gpu
     )
@@ -397,4 +399,7 @@ class Session(BatchSession):
 
     def _check_task(self, task: type[TextTask], *, method: str) -> None:
         if self.manifest.task != task.name:
-            raise InputError(f"session.{method} is for {task.name}, and the bundle's task is {self.manifest.task}.")
+            raise InputError(
+                f"session.{method} is for {task.name}, and the bundle's task is {self.manifest.task}.\n"
+                f"Use a method for {self.manifest.task}, or build a bundle with --task {task.name}."
+            )

@@ -151,7 +151,7 @@ OF_A_MODEL: dict[str, tuple[Change, str]] = {
 OF_SENTENCES: dict[str, tuple[Change, str]] = {
     "poolings that are lists": (merged("1_Pooling/config.json", pooling_mode=[["mean"]]), "the pooling ['mean']"),
     "a linked pooling": (link_to_itself("1_Pooling"), "1_Pooling is a broken link"),
-    "linked settings of it": (link_to_itself("1_Pooling/config.json"), "it is a link that leads to itself"),
+    "linked settings of it": (link_to_itself("1_Pooling/config.json"), "a link in the path leads back to itself"),
     "NUL": (module(2, path="2\0Dense"), "names the folder '2\\x00Dense', which is not one of the checkpoint's own"),
     "a folder elsewhere": (module(2, path="../other"), "names the folder '../other', which is not one of the"),
     "no outputs": (lambda path: save_dense(path, WIDTH, 0), "weight is [0, 32], and the layer has [0, 32]"),
@@ -183,7 +183,7 @@ def test_sentence_modules_that_cannot_be_right_are_refused(
 def test_a_link_to_itself_is_not_a_model(refusal: Callable[..., str], tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert hdexport.cli.main(["build", str(tmp_path / "loop"), "-o", str(tmp_path / "bundle")]) == 1
-    assert "There is no model directory" in capsys.readouterr().err
+    assert "a link in the path leads back to itself" in capsys.readouterr().err
 
 
 def test_a_fault_of_the_machine_is_not_called_a_damaged_download(

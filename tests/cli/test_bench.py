@@ -275,7 +275,7 @@ def test_results_are_replaced_only_by_force(refused: Refused, bundle: Path, tmp_
 REFUSED = [
     ([], "No bundle was given.\nName one"),
     (["BUNDLE", "--lengths", "101"], "take 1 to 100"),
-    (["BUNDLE", "--batch", "0"], "argument --batch: 0 is not a whole number, 1 or more\nSee: hdexport bench --help"),
+    (["BUNDLE", "--batch", "0"], "argument --batch: '0' is not a whole number, 1 or more\nSee: hdexport bench --help"),
     (["BUNDLE", "--peers", "tf"], "'tf' is not a peer; valid are torch"),
     (["BUNDLE", "--time-limit", "-1"], "not a number of seconds"),
     (["--compare", "a.json", "b.json"], "a.json"),

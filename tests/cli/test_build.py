@@ -349,8 +349,8 @@ def test_dense_attention_gets_its_kernel_where_it_is_asked_for(
 
 
 REFUSED = [
-    (["--alpha", "half"], r"argument --alpha: half is neither a number nor auto\nSee: hdexport build --help"),
-    (["--max-len", "0"], r"argument --max-len: 0 is not a whole number, 1 or more\nSee: hdexport build --help"),
+    (["--alpha", "half"], r"argument --alpha: 'half' is neither a number nor auto\nSee: hdexport build --help"),
+    (["--max-len", "0"], r"argument --max-len: '0' is not a whole number, 1 or more\nSee: hdexport build --help"),
     (
         ["--max-len", "4097"],
         r"--max-len 4097 is above 4096: .*64 x 64.*\nUse --max-len 4096 or less, or .* interpolate",

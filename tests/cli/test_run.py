@@ -255,7 +255,7 @@ def test_a_damaged_job_says_how_to_start_over_and_not_that_it_continues(
 REFUSED = [
     (["{bundle}", "{tmp}/empty.jsonl"], "error: No input holds a row: {tmp}/empty.jsonl.\nCheck what"),
     (["{tmp}/none", "{rows}"], "error: There is no bundle at {tmp}/none"),
-    (["{bundle}", "{rows}", "--threads", "0"], "error: argument --threads: 0 is not a whole number, 1 or more"),
+    (["{bundle}", "{rows}", "--threads", "0"], "error: argument --threads: '0' is not a whole number, 1 or more"),
     (["{bundle}", "{rows}", "--stride", "4"], "error: --stride is for texts that are split.\nAdd --overflow split"),
     (["{bundle}", "{rows}", "--overlap", "4"], "error: --overlap is for late chunking.\nAdd --late-chunking tokens:"),
     (

@@ -82,7 +82,7 @@ def test_long_texts_are_cut_without_a_word(encoder: SentenceEncoder) -> None:
 REFUSED_LENGTHS = [
     ("all", r"max_seq_length is 'all'; it must be a number of tokens, 'model' or 'bundle'\."),
     (17, r"max_seq_length is 17; this bundle takes 3 to 16 tokens\.\nBuild .* --max-len 17\.$"),
-    (2, r"max_seq_length is 2; this bundle takes 3 to 16 tokens\.$"),
+    (2, r"max_seq_length is 2; this bundle takes 3 to 16 tokens\.\nGive more, or leave it out\.$"),
 ]
 
 

@@ -13,7 +13,7 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-zA-Z0-9_-]*")
 _NAMED = re.compile(r"\bhdexport (\w+)|\b([Rr]e)?[Bb]uil(?:d\b|t (?=with|by))")
 """A command by its name; rebuilding and building are commands, too."""
 
-_CLAUSE_ENDS = re.compile(r"[,;()]|\.(?:\s|$)|\n|\bor\b")
+_CLAUSE_ENDS = re.compile(r",(?!\w)|[;()]|\.(?:\s|$)|\n|\bor\b")
 _OTHER_PROGRAMS = re.compile(r"\b(?:pip|hf|ray|docker|gunicorn|python|tritonserver) .*")
 
 

@@ -35,6 +35,7 @@ from hdexport.model.task import ENCODER_TASKS, TASKS, infer_task, model_task, un
 from hdexport.support.json_files import shown
 from hdruntime.bundle.manifest import Task, TokenizerSource
 from hdruntime.errors import InputError, ModelError
+from hdruntime.folders import require_utf8, special_kind
 from hdruntime.hub import HubName, hub_name
 
 if TYPE_CHECKING:
@@ -356,6 +357,9 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
     for entry in sorted(path.iterdir()):
         if entry.suffix in _READ and entry.is_symlink() and not entry.exists():
             raise ModelError(f"{entry} is a broken link.\nDownload the model again, or remove the link.")
+        if entry.suffix in _READ and (kind := special_kind(entry.stat().st_mode)) is not None:
+            raise ModelError(f"{entry} is {kind} and no file.\nPut the model's file there, or remove it.")
+    require_utf8(path)
     origin = path.resolve()
     remarks: tuple[str, ...] = ()
     kept: object = None

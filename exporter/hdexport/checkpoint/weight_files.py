@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.support.json_files import read_object, refuse_pointer, shown
-from hdruntime.errors import ModelError
+from hdruntime.errors import HdexportError, InputError, ModelError
+from hdruntime.folders import require_readable
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
@@ -144,5 +145,10 @@ def _unpickled(file: Path, device: str) -> dict[str, torch.Tensor]:
     return dict(loaded)
 
 
-def _unreadable(file: Path, error: Exception) -> ModelError:
+def _unreadable(file: Path, error: Exception) -> HdexportError:
+    # safetensors says of a file without permission that it is missing.
+    try:
+        require_readable(file)
+    except InputError as reason:
+        return reason
     return ModelError(f"{file} cannot be read: {shown(error)}\nDownload the model again.")

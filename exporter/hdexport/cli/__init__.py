@@ -28,6 +28,7 @@ from hdexport.cli.process import (
 from hdexport.support.process_settings import heed_quota
 from hdruntime.errors import HdexportError
 from hdruntime.optional import missing_dependency
+from hdruntime.os_errors import explained
 
 COMMANDS = (
     "build",
@@ -173,5 +174,6 @@ def _message(error: Exception) -> str | None:
         if "No usable temporary directory" in str(error):
             return f"{error.strerror}.\nName a directory that can be written: TMPDIR=DIRECTORY hdexport ..."
         # A disk or a permission, not a mistake in hdexport.
-        return f"{error}\nTo see where it happened, add --debug."
+        place = "" if error.filename is None else f"{error.filename}: "
+        return f"{place}{explained(error, otherwise='To see where it happened, add --debug.')}"
     return short

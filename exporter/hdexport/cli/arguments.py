@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shlex
 import shutil
 import textwrap
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
+from hdruntime.os_errors import explained
 
 if TYPE_CHECKING:
     from hdexport.checkpoint.trust import Trust
@@ -25,6 +27,9 @@ PRECISIONS = tuple(precision.value for precision in Precision)
 
 _BOUNDS = ("min", "opt", "max")
 _SHAPE_OPTIONS = ("profiles", "batch", *(f"{bound}Shapes" for bound in _BOUNDS))
+_LARGEST = 2**53
+"""Largest whole number of an option: more fits neither JSON nor every C library."""
+
 _ENGINE_OPTIONS = (*_SHAPE_OPTIONS, "version_compatible", "sm", "attention_impl")
 
 
@@ -139,7 +144,7 @@ def _alpha(text: str) -> float | None:
     try:
         return None if text == "auto" else float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is neither a number nor auto") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is neither a number nor auto") from None
 
 
 def add_attention_scale_argument(parser: argparse._ActionsContainer) -> None:
@@ -165,7 +170,7 @@ def add_int8_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate",
         metavar="FILE",
-        type=Path,
+        type=local_path,
         help="with --int8: texts like those that will come, a .jsonl, .csv, .tsv, .parquet or .txt file with one text "
         "per row or line, or a folder of them; up to 64 are read (default: English texts that ship with Python)",
     )
@@ -188,7 +193,7 @@ def rope_factor(text: str) -> float:
     except ValueError:
         factor = math.nan
     if not 1 < factor < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not ntk:FACTOR with a FACTOR above 1, such as ntk:4")
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not ntk:FACTOR with a FACTOR above 1, such as ntk:4")
     return factor
 
 
@@ -213,15 +218,46 @@ def _sequence_length(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{error}, model or bundle") from None
 
 
-def whole_number(text: str, *, least: int = 1) -> int:
-    """An option's value as a whole number, `least` or more; for argparse's ``type``."""
+def whole_number(text: str, *, least: int = 1, most: int = _LARGEST) -> int:
+    """An option's value as a whole number from `least` to `most`; for argparse's ``type``."""
     try:
         number = int(text)
     except ValueError:
         number = least - 1
     if number < least:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number, {least} or more")
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number, {least} or more")
+    if number > most:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number from {least} to {most}")
     return number
+
+
+def local_path(text: str) -> Path:
+    """A path on this machine, which need not be there; for argparse's ``type``."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text!r:.300} is a URL; give a path on this machine")
+    return Path(path_or_url(text))
+
+
+def path_or_url(text: str) -> str:
+    """A path, a URL, or a name on the Hugging Face Hub; for argparse's ``type``.
+
+    What no system call takes as a path is refused here, and a path that leads through a link to itself or a folder
+    without permission. Whether a file is there, and which, is for the command to say.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("'' is no path; give one, or leave the option out")
+    if "://" in text:
+        return text
+    try:
+        os.stat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        said = " ".join(explained(error, otherwise="Check the path.").split("\n"))
+        raise argparse.ArgumentTypeError(f"{text!r:.300} cannot be opened: {said}") from None
+    except ValueError as error:  # a byte 0, or characters that are none
+        raise argparse.ArgumentTypeError(f"{text!r:.300} is no path: {error}; give one without it") from None
+    return text
 
 
 def add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
@@ -282,7 +318,7 @@ def engine_options(
 
     previous, impl = previous or EngineOptions(), options.attention_impl
     profiles = previous.profiles
-    if any(getattr(options, name) for name in _SHAPE_OPTIONS):
+    if any(map(_is_given, (getattr(options, name) for name in _SHAPE_OPTIONS))):
         profiles = profiles_from_options(
             max_len,
             profiles=options.profiles,
@@ -301,11 +337,18 @@ def engine_options(
     )
 
 
+def _is_given(value: object) -> bool:
+    """Whether an option has a value; '' is one."""
+    return value not in (None, False, [])
+
+
 def refuse_engine_options(options: argparse.Namespace, *, why: str, kernels: Sequence[str] = ()) -> None:
     """Refuse options that describe an engine where none is built, and say why that is, but for `kernels`, those that
     kernels without an engine have."""
     given = [
-        f"--{name.replace('_', '-')}" for name in _ENGINE_OPTIONS if name not in kernels and getattr(options, name)
+        f"--{name.replace('_', '-')}"
+        for name in _ENGINE_OPTIONS
+        if name not in kernels and _is_given(getattr(options, name))
     ]
     if given:
         raise InputError(

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, trust_of, whole_number
+from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, local_path, path_or_url, trust_of, whole_number
 from hdexport.cli.process import outlive_readers, whole_or_nothing
 from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
@@ -29,7 +29,7 @@ SUMMARY = "measure latency, memory and error across lengths, beside other ways t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "bundles", metavar="BUNDLE", type=Path, nargs="*", help="directories that `hdexport build` made"
+        "bundles", metavar="BUNDLE", type=local_path, nargs="*", help="directories that `hdexport build` made"
     )
     parser.add_argument(
         "--lengths",
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corpus",
         metavar="FILE",
+        type=path_or_url,
         help="in place of lengths, embed a whole corpus: a file or folder of texts (the column text), or the sample "
         "short, mixed or long; beside sentence-transformers and, on a CPU, fastembed at their default and best batch "
         "sizes. DIR receives corpus.json",
@@ -93,11 +94,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "process's memory",
     )
     parser.add_argument(
-        "--model", metavar="MODEL", help="the checkpoint of the bundles (default: as for hdexport verify)"
+        "--model",
+        metavar="MODEL",
+        type=path_or_url,
+        help="the checkpoint of the bundles (default: as for hdexport verify)",
     )
     add_trust_arguments(parser)
     parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, default=Path("bench"), help="directory to write (default: bench)"
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=local_path,
+        default=Path("bench"),
+        help="directory to write (default: bench)",
     )
     parser.add_argument("--png", action="store_true", help="also write each chart as a picture")
     parser.add_argument("--force", action="store_true", help="replace the results that are in DIR")
@@ -105,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         metavar=("A.json", "B.json"),
         nargs=2,
-        type=Path,
+        type=local_path,
         help="measure nothing: print what changed from A to B beyond the noise",
     )
     parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")

@@ -21,6 +21,8 @@ from hdexport.cli.arguments import (
     add_trust_arguments,
     engine_options,
     int8_options,
+    local_path,
+    path_or_url,
     refuse_engine_options,
     rope_factor,
     trust_of,
@@ -44,12 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
+        type=path_or_url,
         nargs="?",
         help="a checkpoint's directory, or organisation/name on the Hugging Face hub (default: the current "
         "directory if it holds a config.json, else the sample model all-MiniLM-L6-v2)",
     )
     parser.add_argument(
-        "-o", "--output", metavar="BUNDLE", help="directory to write (default: ./<model name>-<max_len>-<dtype>)"
+        "-o",
+        "--output",
+        metavar="BUNDLE",
+        type=local_path,
+        help="directory to write (default: ./<model name>-<max_len>-<dtype>)",
     )
     parser.add_argument("--force", action="store_true", help="replace the bundle that is at the output")
     parser.add_argument(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 
 from hdexport.cli.arguments import (
     add_position_arguments,
     add_revision_argument,
     add_trust_arguments,
+    local_path,
+    path_or_url,
     trust_of,
     whole_number,
 )
@@ -24,12 +25,15 @@ SUMMARY = "write a checkpoint with more positions, to be fine-tuned"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="a checkpoint's directory, or organisation/name on the Hugging Face hub"
+        "model",
+        metavar="MODEL",
+        type=path_or_url,
+        help="a checkpoint's directory, or organisation/name on the Hugging Face hub",
     )
     parser.add_argument(
         "--max-len", metavar="TOKENS", type=whole_number, required=True, help="positions of the new checkpoint"
     )
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the directory to write")
+    parser.add_argument("-o", "--output", metavar="DIR", type=local_path, required=True, help="the directory to write")
     parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
     add_revision_argument(parser)
     add_trust_arguments(parser)

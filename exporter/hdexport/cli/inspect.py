@@ -8,9 +8,9 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hdexport.cli.arguments import local_path
 from hdruntime.errors import BundleCorruptError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MADE_BY_KEYS = ("command", "date", "source", "rebuilt by", "rebuilt on")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="directory of the bundle")
+    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="directory of the bundle")
     parser.add_argument(
         "--fix-checksum",
         action="store_true",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 
+from hdexport.cli.arguments import local_path
 from hdexport.cli.process import outlive_readers
 from hdruntime.backends.registry import backend_names
 
@@ -17,11 +17,11 @@ SUMMARY = "package a bundle for a Triton Inference Server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="directory that `hdexport build` made")
+    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="directory that `hdexport build` made")
     parser.add_argument(
         "--triton",
         metavar="DIR",
-        type=Path,
+        type=local_path,
         required=True,
         help="model repository to add the model to; created if missing",
     )

@@ -8,8 +8,8 @@ hdexport run organisation/name. Log in before with `hf auth login`, or set HF_TO
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from hdexport.cli.arguments import local_path
 from hdexport.cli.process import outlive_readers
 from hdruntime.errors import InputError
 
@@ -17,11 +17,11 @@ SUMMARY = "upload a bundle to the Hugging Face Hub, with a model card"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="directory that `hdexport build` made")
+    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="directory that `hdexport build` made")
     parser.add_argument("name", metavar="NAME", help="organisation/name, which @ and a branch may follow")
     parser.add_argument("--private", action="store_true", help="make a repository that only its owners see")
     parser.add_argument(
-        "--bench", metavar="DIR", type=Path, help="put the figures of `hdexport bench -o DIR` into the card"
+        "--bench", metavar="DIR", type=local_path, help="put the figures of `hdexport bench -o DIR` into the card"
     )
     parser.add_argument(
         "--force", action="store_true", help="replace files of the repository, the card among them; others stay"

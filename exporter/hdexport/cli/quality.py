@@ -13,11 +13,12 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import add_precision_argument, whole_number
+from hdexport.cli.arguments import add_precision_argument, local_path, whole_number
 from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
 
@@ -30,11 +31,13 @@ SUMMARY = "measure what long inputs do to retrieval with your own texts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+", help="directories of bundles of one model")
+    parser.add_argument(
+        "bundles", metavar="BUNDLE", type=local_path, nargs="+", help="directories of bundles of one model"
+    )
     parser.add_argument(
         "--texts",
         metavar="FILE",
-        type=Path,
+        type=local_path,
         required=True,
         help="the texts: a .jsonl, .csv, .tsv, .parquet or .txt file, one text per row or line; or a folder of such "
         "files and of .txt, .md and .rst files of one text each",
@@ -62,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_precision_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="also write that object to FILE")
+    parser.add_argument("-o", "--output", metavar="FILE", type=local_path, help="also write that object to FILE")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -72,9 +75,10 @@ def run(options: argparse.Namespace) -> int:
     from hdruntime.backends.precision import Precision
     from hdruntime.whole_files import write_whole
 
-    if options.output is not None and (options.output.is_dir() or not options.output.parent.is_dir()):
-        wrong = "it is a directory" if options.output.is_dir() else "its directory does not exist"
-        raise InputError(f"{options.output} cannot be written: {wrong}.\nName a file in a directory that exists: -o")
+    if options.output is not None and (wrong := _unwritable_reason(options.output)) is not None:
+        raise InputError(
+            f"{options.output} cannot be written: {wrong}.\nName a file in a directory that can be written: -o FILE"
+        )
     bundles = list(dict.fromkeys(options.bundles))
     with StatusLine() as line:
         texts = list(itertools.islice(read_texts(options.texts, column=options.column), options.limit + 1))
@@ -98,6 +102,18 @@ def run(options: argparse.Namespace) -> int:
     if len(texts) > options.limit:
         print(f"Only the first {options.limit} texts were read; for more: --limit N")
     return 0
+
+
+def _unwritable_reason(file: Path) -> str | None:
+    """Why the result cannot be written there when it is measured; None if it can."""
+    if file.is_dir():
+        return "it is a directory"
+    if file.exists() and not file.is_file():
+        return "it is a device or a pipe, which a file would replace"
+    if not file.parent.is_dir():
+        return "its directory does not exist"
+    may_write = os.access(file.parent, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+    return None if may_write else "its directory has no permission for that"
 
 
 def _show(result: QualityResult) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import (
@@ -16,6 +15,7 @@ from hdexport.cli.arguments import (
     add_int8_arguments,
     engine_options,
     int8_options,
+    local_path,
     refuse_engine_options,
 )
 from hdexport.cli.process import outlive_readers, whole_or_nothing
@@ -33,9 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from hdexport.graph.targets.registry import ONNX, graph_targets, target_names, targets
 
     of_graphs = [name for name in graph_targets(targets()) if name != ONNX]
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle's directory")
+    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="the bundle's directory")
     parser.add_argument(
-        "-o", "--output", metavar="OUT", type=Path, help="where to write the new bundle (default: it replaces BUNDLE)"
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=local_path,
+        help="where to write the new bundle (default: it replaces BUNDLE)",
     )
     parser.add_argument("--force", action="store_true", help="replace the bundle that is at OUT")
     parser.add_argument(

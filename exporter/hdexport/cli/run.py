@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import add_max_seq_length_argument, add_precision_argument, whole_number
+from hdexport.cli.arguments import add_max_seq_length_argument, add_precision_argument, path_or_url, whole_number
 from hdexport.cli.process import READER_GONE, exit_code, outlive_readers
 from hdruntime.backends.registry import backend_names, backends
 from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError
@@ -52,11 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "bundle",
         metavar="BUNDLE",
+        type=path_or_url,
         help="directory that `hdexport build` made, or organisation/name[@revision] on the Hugging Face Hub",
     )
     parser.add_argument(
         "inputs",
         metavar="INPUT",
+        type=path_or_url,
         nargs="+",
         help=".jsonl, .ndjson, .json, .csv, .tsv or .txt file (also with .gz or .zst), .parquet or .arrow file, "
         "directory, also one of Dataset.save_to_disk, quoted pattern, URL (s3://, gs://, hf://, https://), or - for "
@@ -66,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="OUT",
+        type=path_or_url,
         required=True,
         help=".jsonl, .parquet, .npy or .npz file, also at a URL (s3://...); a name without an ending for a directory "
         "of Parquet files; or - for JSON Lines on standard output",

@@ -11,27 +11,37 @@ import os
 import sys
 from pathlib import Path
 
-from hdexport.cli.arguments import add_max_seq_length_argument, add_precision_argument, whole_number
+from hdexport.cli.arguments import (
+    add_max_seq_length_argument,
+    add_precision_argument,
+    local_path,
+    path_or_url,
+    whole_number,
+)
 from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
+from hdruntime.os_errors import reason_of
+from hdruntime.whole_files import read_bounded
 
 SUMMARY = "serve a bundle over HTTP: OpenAI's embeddings, rerank, classes"
 
 _KEY = "HDEXPORT_API_KEY"
+_MOST_KEY_BYTES = 2**16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "bundle",
         metavar="BUNDLE",
+        type=path_or_url,
         help="directory that `hdexport build` made, or organisation/name[@revision] on the Hugging Face Hub",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1, this machine alone)")
-    parser.add_argument("--port", metavar="N", type=int, default=8000, help="port, 0 for a free one (default: 8000)")
+    parser.add_argument("--port", metavar="N", type=_port, default=8000, help="port, 0 for a free one (default: 8000)")
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
-        type=Path,
+        type=local_path,
         help=f"file with the key that requests carry, Authorization: Bearer KEY (default: {_KEY}, else none)",
     )
     backend = parser.add_argument_group("backend")
@@ -129,12 +139,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _port(text: str) -> int:
+    return whole_number(text, least=0, most=65535)
+
+
 def _api_key(file: Path | None) -> str | None:
     if file is None:
         return os.environ.get(_KEY)
     try:
-        return file.read_text(encoding="utf-8").strip()
+        return read_bounded(file, most_bytes=_MOST_KEY_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
+        said = reason_of(error) if isinstance(error, OSError) else str(error)
         raise InputError(
-            f"--api-key-file {file} cannot be read: {error}.\nName a file with one line, the key."
+            f"--api-key-file {file} cannot be read: {said}.\nName a file with one line, the key."
         ) from None

@@ -17,6 +17,8 @@ from hdexport.cli.arguments import (
     add_revision_argument,
     add_tokenizer_argument,
     add_trust_arguments,
+    local_path,
+    path_or_url,
     trust_of,
     whole_number,
 )
@@ -27,12 +29,15 @@ SUMMARY = "learn longer positions from long texts without labels"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="a checkpoint's directory, or organisation/name on the Hugging Face hub"
+        "model",
+        metavar="MODEL",
+        type=path_or_url,
+        help="a checkpoint's directory, or organisation/name on the Hugging Face hub",
     )
     parser.add_argument(
         "--texts",
         metavar="PATH",
-        type=Path,
+        type=local_path,
         required=True,
         help="a .jsonl, .csv, .tsv, .parquet or .txt file (a text per line), or a folder of such files, in which each "
         ".txt, .md and .rst file is one text; .gz and .zst, too",
@@ -52,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longer texts are cut into pieces (default: three times the checkpoint's positions); time grows faster "
         "than this, and rows past it learn only what all new rows share",
     )
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the directory to write")
+    parser.add_argument("-o", "--output", metavar="DIR", type=local_path, required=True, help="the directory to write")
     parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
     parser.add_argument("--restart", action="store_true", help="discard what an unfinished run has kept")
     add_revision_argument(parser)

@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, trust_of, whole_number
+from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, local_path, path_or_url, trust_of, whole_number
 from hdexport.cli.process import outlive_readers
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import backend_names, computing_in
@@ -25,10 +25,11 @@ SUMMARY = "compare a bundle with PyTorch at many lengths"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle's directory")
+    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="the bundle's directory")
     parser.add_argument(
         "--model",
         metavar="MODEL",
+        type=path_or_url,
         help="the checkpoint it was built from (default: the commit on the hub that the bundle names, or the directory "
         "of the name that it gives, here or beside the bundle)",
     )

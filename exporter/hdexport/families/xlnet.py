@@ -156,7 +156,8 @@ def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
         summary = model.sequence_summary.summary_type
         if summary not in _SUMMARIES:
             raise ModelError(
-                f"config.json has summary_type {summary!r}; classifiers of {', '.join(_SUMMARIES)} can be built."
+                f"config.json has summary_type {summary!r}; classifiers of {', '.join(_SUMMARIES)} can be built.\n"
+                "Build vectors of its tokens instead: --task feature-extraction"
             )
         model.forward = functools.partial(_classify, model)
 

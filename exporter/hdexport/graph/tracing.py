@@ -89,7 +89,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> Trace:
             "A family can compute that step otherwise (CONTRIBUTING.md, Add a model family)."
         ) from error
     if program is None:
-        raise ExportError("PyTorch's exporter returned no graph.")
+        raise ExportError("PyTorch's exporter returned no graph.\nTry a newer one: pip install -U torch")
     assert program.exported_program is not None
     ids = [spec.role for spec in module.inputs].index(Role.IDS)
     branches = lengths_of_branches(program.exported_program, ids, max_len=max_len)

@@ -15,6 +15,7 @@ from hdexport.quantize import Int8Options
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import AttentionScale, Dtype, Scheme, Task, TokenizerSource
 from hdruntime.errors import InputError
+from hdruntime.folders import require_utf8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +80,11 @@ class BuildOptions:
     command: str = ""
 
     def check(self) -> None:
-        """Refuse a type of weights, a tokenizer and numbers of tokens that no bundle has.
+        """Refuse a type of weights, a tokenizer and numbers of tokens that no bundle has, and texts that cannot be read.
 
         Raises:
-            InputError: the type or the tokenizer is unknown, or a number is out of range.
+            InputError: the type or the tokenizer is unknown, a number is out of range, or the calibration's texts
+                cannot be read.
         """
         if self.precision not in get_args(Dtype):
             raise InputError(f"precision is {self.precision!r}.\nChoose from: {', '.join(get_args(Dtype))}.")
@@ -95,6 +97,9 @@ class BuildOptions:
                 f"--ffn-chunk is {self.ffn_chunk}; a chunk has 1 to {LONGEST} tokens.\n"
                 "Give a number such as 256, or leave it out: feed-forward networks then compute all tokens at once."
             )
+        require_utf8(self.output)
+        if self.int8 is not None:
+            self.int8.check()
         # A graph for one token could not be told from a graph for any number of them.
         if self.recurrence is not None and not 2 <= self.recurrence <= LONGEST:
             raise InputError(

@@ -114,4 +114,5 @@ _MODEL_DIRECTORY = DirectoryKind(
     is_one=_is_ours,
     foreign_files=_foreign_files,
     elsewhere="choose another name with --name",
+    other_parent="name another directory with --triton",
 )

@@ -16,3 +16,13 @@ class Int8Options:
     """
 
     calibrate: Path | None = None
+
+    def check(self) -> None:
+        """Refuse texts that cannot be read, before the work that comes ahead of the calibration.
+
+        Raises:
+            InputError: there is no such file or folder, or something in it cannot be read.
+        """
+        from hdexport.quantize.texts import check_source
+
+        check_source(self.calibrate)

@@ -183,6 +183,12 @@ class CalibrationTexts(NamedTuple):
     behind_padding: Sequence[tuple[int, IntArray]] = ()
 
 
+def check_source(file: Path | None) -> None:
+    """Refuse a file or folder without texts that can be read; for a check before long work."""
+    if file is not None:
+        _read(file)
+
+
 def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
     """Up to 64 texts of up to 512 tokens, short ones, and long ones where the model takes longer texts. `file` has the
     texts; None takes English texts that ship with Python, or random ids where there is no tokenizer for them."""
@@ -196,8 +202,7 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
             "Add its tokenizer.json, or leave --calibrate out: random ids are used then."
         )
     else:
-        read = itertools.islice(read_texts(file, option="--calibrate"), _TEXTS)
-        texts, source = [text.text for text in read], file.name
+        texts, source = _read(file), file.name
     calibrated, checked = _parted(texts)
     ids = [*_long_and_short(bundle, calibrated), *_joined(bundle, calibrated)[:1]]
     rare = [
@@ -288,6 +293,10 @@ def _behind_padding(bundle: Bundle, texts: Sequence[IntArray]) -> list[tuple[int
     long = min(longest, _LONG_TOKENS)
     before = dict.fromkeys([*(padding for padding, _ in places), long // 2 - 1, long - 1])
     return few + [(padding, texts[0][:1]) for padding in before if padding > 0]
+
+
+def _read(file: Path) -> list[str]:
+    return [text.text for text in itertools.islice(read_texts(file, option="--calibrate"), _TEXTS)]
 
 
 def _joined(bundle: Bundle, texts: Sequence[str]) -> list[IntArray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import shlex
 from collections.abc import Sequence
@@ -11,9 +10,12 @@ from typing import Any, TypeVar
 
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
 from hdruntime.errors import ModelError
+from hdruntime.os_errors import explained
 
 _LONGEST_SHOWN = 300
 """Characters of a value from a file in a message: the file may hold a word of megabytes."""
+
+_AGAIN = "Download the model again."
 
 Settings = TypeVar("Settings")
 
@@ -30,7 +32,9 @@ def read_json(path: Path) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         refuse_pointer(path)
         # A ValueError comes from invalid JSON or UTF-8, a path with a NUL, or a number of thousands of digits.
-        raise ModelError(f"{shown(path)} cannot be read: {_reason(error)}\nDownload the model again.") from error
+        if isinstance(error, OSError):
+            raise ModelError(f"{shown(path)} cannot be read: {explained(error, otherwise=_AGAIN)}") from error
+        raise ModelError(f"{shown(path)} cannot be read: {_reason(error)}\n{_AGAIN}") from error
 
 
 def read_object(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
@@ -83,8 +87,6 @@ def refuse_pointer(file: Path) -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "its values are nested too deeply."
-    if isinstance(error, OSError):
-        return "it is a link that leads to itself." if error.errno == errno.ELOOP else f"{error.strerror}."
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
         return str(error)
     return "it holds a number of thousands of digits." if "digits" in str(error) else str(error)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import codecs
+import glob
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from hdruntime.errors import InputError
+from hdruntime.folders import files_below, require_readable
 from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, RowFormat, format_of
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.kept_columns import kept_value
-from hdruntime.jobs.places import LocalFile, places_at, read_errors_explained
+from hdruntime.jobs.places import LocalFile, read_errors_explained
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import ID, Columns
 from hdruntime.jobs.saved_datasets import without_notes
@@ -25,6 +28,9 @@ _DOCUMENTS = (".txt", ".md", ".rst")
 """Endings of files of a folder that are one text each."""
 
 _COMPRESSIONS = (".gz", ".zst")
+
+_MOST_NAMES = 3
+"""Names of files that are not read in a warning."""
 
 
 class NamedText(NamedTuple):
@@ -56,7 +62,11 @@ def read_texts(source: Path, *, column: str | None = None, option: str = "--text
 
 
 def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[NamedText]:
-    places = places_at(folder, known=lambda path: _is_document(path) or format_of(path) is not None, spool=None)
+    known, unknown = files_below(folder, is_known=lambda path: _is_document(str(path)) or bool(format_of(str(path))))
+    if unknown:
+        shown = ", ".join(map(str, unknown[:_MOST_NAMES])) + (", ..." if len(unknown) > _MOST_NAMES else "")
+        logger.warning("%d files below %s are not read: no texts have their endings: %s", len(unknown), folder, shown)
+    places = list(map(LocalFile, known))
     if not places:
         raise InputError(
             f"{folder} holds no texts: no .txt, .md, .rst, .jsonl, .csv, .tsv, .parquet or .arrow file.\n"
@@ -71,6 +81,9 @@ def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[Na
 
 
 def _texts_of_file(file: Path, columns: Columns) -> Iterator[NamedText]:
+    # Files of a pattern are a job's inputs.
+    if os.path.lexists(file) or not glob.glob(str(file), recursive=True):
+        require_readable(file)
     # Lines of a .txt file are rows, as in jobs.
     if _is_document(str(file)) and format_of(str(file)) is None:
         yield NamedText(file.name, _document(LocalFile(file)))

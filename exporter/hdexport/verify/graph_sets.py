@@ -144,7 +144,8 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, leave_out: Callable[[str], N
             command = f"hdexport verify BUNDLE --backend {ways[0].backend.value}"
             leave_out(f"{name}: not checked: {why.removesuffix('.')} ({command})")
     if asked is not None and not found:
-        raise BackendUnavailableError(reasons[0] if reasons else f"{bundle.path} has nothing for {asked.value}.")
+        nothing = f"{bundle.path} has nothing for {asked.value}.\nLeave out --backend to verify what it has."
+        raise BackendUnavailableError(reasons[0] if reasons else nothing)
     return found
 
 

@@ -15,7 +15,7 @@ from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendUnavailableError, BundleCorruptError, OutOfMemoryError
+from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, OutOfMemoryError
 
 
 class BundleRunner(abc.ABC):
@@ -56,6 +56,14 @@ class BundleRunner(abc.ABC):
         `inputs` are without them; `carried` has the value of each by the input's name, of the runner's own type; `left`
         has, by the name of an output, the value that it is written to.
         """
+
+
+def failed(library: str, said: object, batch: int, tokens: int) -> BackendError:
+    """The error for a batch that a library cannot compute."""
+    return BackendError(
+        f"{library} failed on a batch of {batch} x {tokens} tokens: {said}\n"
+        "Compare the bundle with its checkpoint (hdexport verify BUNDLE), or choose another backend."
+    )
 
 
 def out_of_memory(library: str, said: object, batch: int, tokens: int) -> OutOfMemoryError:

@@ -96,9 +96,9 @@ def with_checksum(text: str | bytes) -> str:
     try:
         values = values_of_json(text)
     except MalformedJsonError as error:
-        raise BundleCorruptError(f"The manifest is not valid JSON: {error}.") from None
+        raise BundleCorruptError(f"The manifest is not valid JSON: {error}.\n{_COPY_AGAIN}") from None
     if not isinstance(values, dict):
-        raise BundleCorruptError(f"The manifest should be an object, not {values!r:.60}.")
+        raise BundleCorruptError(f"The manifest should be an object, not {values!r:.60}.\n{_COPY_AGAIN}")
     values = {**values, CHECKSUM_KEY: checksum_of(values)}
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 

@@ -16,6 +16,7 @@ from hdruntime.bundle.manifest import FileRecord, Manifest
 from hdruntime.bundle.manifest_json import manifest_from_json
 from hdruntime.constants import CONFIG_FILE, MANIFEST_FILE
 from hdruntime.errors import BundleCorruptError, BundleError, BundleNotFoundError
+from hdruntime.os_errors import explained
 
 _COPY_AGAIN = "Rebuild or copy the bundle again."
 
@@ -132,7 +133,7 @@ def manifest_text(path: Path) -> bytes:
         reason = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise BundleNotFoundError(f"There is no bundle at {path}: it {reason}.\n{_BUILD_ONE}") from None
     except OSError as error:
-        raise BundleError(f"The bundle {path} cannot be read: {error}.") from error
+        raise BundleError(f"The bundle {path} cannot be read: {explained(error, otherwise=_COPY_AGAIN)}") from error
     if len(text) > _MOST_MANIFEST_BYTES:
         raise BundleCorruptError(
             f"{path / MANIFEST_FILE} has more than {_MOST_MANIFEST_BYTES} bytes, which no manifest has.\n{_COPY_AGAIN}"
@@ -200,7 +201,9 @@ def _check_content(directory: Path, relative: str, record: FileRecord) -> None:
 
 
 def _unreadable(directory: Path, relative: str, error: OSError) -> BundleError:
-    return BundleError(f"The file {relative} of the bundle {directory} cannot be read: {error}.")
+    return BundleError(
+        f"The file {relative} of the bundle {directory} cannot be read: {explained(error, otherwise=_COPY_AGAIN)}"
+    )
 
 
 def _changed(directory: Path, relative: str, expected: str, actual: str) -> BundleCorruptError:

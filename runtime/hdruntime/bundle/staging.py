@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import secrets
@@ -15,12 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdruntime.errors import HdexportError, OutputExistsError
+from hdruntime.os_errors import next_step, reason_of
 
 logger = logging.getLogger(__name__)
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 """renameat2(2), Linux 3.15: exchange two paths in one step, so that neither name is ever missing."""
+
+_LONG_NAME_BYTES, _PART_OF_NAME = 200, 40
+"""Siblings of a longer name have so many of its characters: a name has at most 255 bytes, and a character four."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -38,6 +43,7 @@ class DirectoryKind:
         is_one: whether an existing directory is one.
         foreign_files: the files in one that do not belong to it, which replacing it would delete.
         elsewhere: how to choose another place, for messages.
+        other_parent: how to choose another directory to write in, where `elsewhere` does not; None where it does.
     """
 
     name: str
@@ -45,6 +51,7 @@ class DirectoryKind:
     is_one: Callable[[Path], bool]
     foreign_files: Callable[[Path], list[str]]
     elsewhere: str = "choose another place with -o"
+    other_parent: str | None = None
 
 
 @contextlib.contextmanager
@@ -126,7 +133,8 @@ def _full_disk_explained(destination: Path, kind: DirectoryKind) -> Iterator[Non
         if error.errno not in _NO_SPACE and not unexplained:
             raise
         raise HdexportError(
-            f"The disk is full: {error}; {destination} was not written.\nFree some space there, or {kind.elsewhere}."
+            f"The disk is full: {error}; {destination} was not written.\n"
+            f"Free some space there, or {kind.other_parent or kind.elsewhere}."
         ) from error
 
 
@@ -148,15 +156,26 @@ def _make(directory: Path, kind: DirectoryKind, *, parents: bool = False, exist_
     try:
         directory.mkdir(parents=parents, exist_ok=exist_ok)
     except OSError as error:
+        reason = "it is a file" if isinstance(error, FileExistsError) else reason_of(error)
+        steps = [step for step in (next_step(error), f"{kind.other_parent or kind.elsewhere}.") if step is not None]
+        said = "\nOr ".join(steps)
         raise HdexportError(
-            f"The directory {directory} cannot be created: {error.strerror}.\n{kind.elsewhere.capitalize()}."
+            f"The directory {directory} cannot be created: {reason}.\n{said[0].upper()}{said[1:]}"
         ) from error
 
 
 def _sibling(destination: Path, kind: str) -> Path:
     # The process id helps a person who finds the directory; the random part separates threads, and
     # containers that share a volume and all run as process 1.
-    return destination.with_name(f".{destination.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
+    return destination.with_name(f"{_prefix(destination, kind)}{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _prefix(destination: Path, kind: str) -> str:
+    """The name of a sibling up to the process id, of less than 255 bytes for every name."""
+    name = destination.name
+    if len(os.fsencode(name)) > _LONG_NAME_BYTES:
+        name = f"{name[:_PART_OF_NAME]}~{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
+    return f".{name}.{kind}-"
 
 
 def _remove_stale(destination: Path) -> None:
@@ -165,7 +184,7 @@ def _remove_stale(destination: Path) -> None:
     if destination.exists():
         # A process killed between the two renames of the fallback leaves the only copy under this name.
         kinds.append("replaced")
-    prefixes = tuple(f".{destination.name}.{kind}-" for kind in kinds)
+    prefixes = tuple(_prefix(destination, kind) for kind in kinds)
     for path in destination.parent.iterdir():
         if path.name.startswith(prefixes) and path.is_dir() and not path.is_symlink() and _is_abandoned(path):
             logger.info("removing %s, left by a build that was killed", path)
@@ -192,7 +211,10 @@ def _move_into_place(partial: Path, destination: Path, kind: DirectoryKind, *, f
             partial.rename(destination)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise OutputExistsError(f"{destination} was created by another process in the meantime.") from error
+                raise OutputExistsError(
+                    f"{destination} was created by another process in the meantime.\n"
+                    f"Look at it, and replace it with --force or {kind.elsewhere}."
+                ) from error
             raise
         return
     # The destination may have appeared or changed while the block ran.

@@ -91,7 +91,7 @@ class DeviceArray:
         if dl_device not in (None, self.__dlpack_device__()) or copy:
             raise BufferError("a DeviceArray is handed over where it is and not copied; use to_numpy() for the CPU")
         if stream == 0 or (stream is not None and stream < -1):
-            raise InputError(f"stream is {stream}; DLPack has -1, 1, 2 and handles of streams.")
+            raise InputError(f"stream is {stream}; give -1, 1, 2 or the handle of a stream, as DLPack has them.")
         if stream != -1:
             with self._device.current():
                 self._device.call("cuStreamWaitEvent", stream or _LEGACY_STREAM, self._ready, 0)

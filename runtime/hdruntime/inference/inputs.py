@@ -212,7 +212,7 @@ def _floats(value: object, spec: InputSpec) -> FloatArray:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{spec.name} cannot be read as an array {_shown(spec)}: {error}.") from error
+        raise InputError(f"{spec.name} cannot be read: {error}; give an array {_shown(spec)}.") from error
     if array.dtype.kind != "f":
         raise InputError(f"{spec.name} is of type {array.dtype}; it must be float32.")
     if array.ndim != len(spec.shape):
@@ -245,14 +245,15 @@ def _integers(value: object, name: str, *, may_be_boolean: bool = False, may_be_
         raise InputError(f"{name} has shape {list(array.shape)}: the batch is empty; give at least one row.")
     if array.size and array.dtype == object:
         # NumPy's type for integers beyond 64 bits; no other list of numbers becomes this type.
-        raise InputError(f"{name} holds values that are not integers of at most 64 bits.")
+        raise InputError(f"{name} holds values that are not integers of at most 64 bits; give an array of int64.")
     if may_be_float and array.dtype.kind == "f" and np.isin(array, (0, 1)).all():
         # As XLNet's mask is in Hugging Face.
         array = array.astype(np.int64)
     if array.size and array.dtype.kind not in ("iub" if may_be_boolean else "iu"):
         raise InputError(f"{name} is of type {array.dtype}; it must be integers, for example int64.")
     if array.size and array.dtype == np.uint64 and int(array.max()) > _INT64_MAX:
-        raise InputError(f"{name} holds {int(array.max())}, which is more than int64 can hold ({_INT64_MAX}).")
+        largest = int(array.max())
+        raise InputError(f"{name} holds {largest}, which is more than int64 can hold; give at most {_INT64_MAX}.")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 

@@ -362,9 +362,14 @@ def _counts(outcomes: Sequence[tuple[Row, TextItem | None]], computed: PaddingCo
         padded_tokens=computed.padded_tokens,
         cut_rows=sum(whole.is_cut for whole in wholes),
         errors=dict(Counter(kind.value for _, (kind, _) in failed)),
-        first_error=f"row {failed[0][0].id}: {failed[0][1][1]}" if failed else None,
+        first_error=f"{_named(failed[0][0])}: {failed[0][1][1]}" if failed else None,
         dropped_columns=sorted({name for row, _ in outcomes for name in row.dropped}),
     )
+
+
+def _named(row: Row) -> str:
+    """The row by its id, or by its number from 0 where the id is null or could not be read."""
+    return f"row number {row.end.row - 1}, which has no id" if row.id is None else f"row {row.id}"
 
 
 def _failure(row: Row, item: TextItem | None) -> tuple[ErrorKind, str | None]:

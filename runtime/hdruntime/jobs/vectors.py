@@ -137,8 +137,9 @@ def _refused(rows: list[dict[str, Any]], *, inputs: int) -> RowCounts:
         }
     if not rows:
         return RowCounts()
+    name = "a row without an id" if rows[0]["id"] is None else f"row {rows[0]['id']}"
     return RowCounts(
         tokens=-sum(row["tokens"] for row in rows),
         errors={ErrorKind.INPUT.value: inputs},
-        first_error=f"row {rows[0]['id']}: {rows[0]['error']}",
+        first_error=f"{name}: {rows[0]['error']}",
     )

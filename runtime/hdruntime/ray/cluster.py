@@ -90,7 +90,9 @@ def _connect(ray: Any, address: str) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         if address == _LOCAL:
-            raise BackendUnavailableError(f"Ray cannot start on this machine: {error}") from error
+            raise BackendUnavailableError(
+                f"Ray cannot start on this machine: {error}\nRun without it: leave out --ray."
+            ) from error
         raise BackendUnavailableError(
             f"There is no Ray cluster to join at {address}: {error}\n"
             "Start one: ray start --head; or leave the address out for a cluster of this machine alone."

@@ -175,7 +175,7 @@ class Embedding(TextTask):
     async def _chunks_of(self, call: Call, chunks: list[str], body: EmbeddingsBody) -> Answered:
         """The inputs as chunks of one text, with a space between them."""
         if any(not isinstance(chunk, str) or not chunk for chunk in chunks):
-            raise InputError("late_chunking reads texts that are not empty: the chunks of one document.")
+            raise InputError("late_chunking reads texts that are not empty: give the chunks of one document.")
         self._chunks = self._chunks or ChunkEmbeddings(self.manifest, None)
         ends = np.cumsum([len(chunk) + 1 for chunk in chunks]).tolist()
         spans = [(end - 1 - len(chunk), end - 1) for chunk, end in zip(chunks, ends, strict=True)]
@@ -227,7 +227,7 @@ def _texts_or_ids(call: Call, body: EmbeddingsBody) -> list[Text]:
             return [Text(text=each) for each in listed]
         if all(_is_ids(each) for each in listed):
             return _texts_of_ids(call, body, listed)
-    raise InputError("input is neither a text, nor a list of texts, of ids, or of lists of ids.")
+    raise InputError("input is neither a text, nor a list of texts, of ids, or of lists of ids. Send one of these.")
 
 
 def _texts_of_ids(call: Call, body: EmbeddingsBody, listed: list[list[int]]) -> list[Text]:

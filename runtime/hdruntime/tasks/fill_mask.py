@@ -41,7 +41,10 @@ class MaskFillings(TextTask, FillMaskFormat):
         super().__init__(bundle.manifest)
         info = bundle.manifest.tokenizer
         if info is None or info.mask_token_id is None:
-            raise InputError(f"The tokenizer of {bundle.path} has no mask token, so there is nothing to fill.")
+            raise InputError(
+                f"The tokenizer of {bundle.path} has no mask token, so there is nothing to fill.\n"
+                "Use a bundle of a checkpoint whose tokenizer has one."
+            )
         self._mask_token_id, self._tokenizer = info.mask_token_id, read_tokenizer(bundle.file(info.file))
 
     @classmethod

@@ -126,7 +126,7 @@ def read_large_body(content: bytes | bytearray, kind: type[Content], *, max_text
 
 def too_many_texts(texts: int | str, max_texts: int) -> InputError:
     """The error of a request with more texts than it may have, or none."""
-    return InputError(f"There are {texts} texts in the request; 1 to {max_texts} fit.")
+    return InputError(f"There are {texts} texts in the request; 1 to {max_texts} fit. Send several requests.")
 
 
 def _read(kind: type[Content], values: Callable[[], dict[str, Any]]) -> Content:

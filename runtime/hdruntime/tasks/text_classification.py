@@ -267,7 +267,7 @@ def _columns(logits: Sequence[FloatArray]) -> FloatArray:
 def _document(given: str | dict[str, Any]) -> str:
     text = given if isinstance(given, str) else given.get("text")
     if not isinstance(text, str):
-        raise InputError('A document is a text, or an object with one: {"text": "..."}.')
+        raise InputError('A document is a text, or an object with one: {"text": "..."}. Send one of these.')
     return text
 
 
@@ -282,7 +282,9 @@ def _texts_or_pairs(given: object) -> list[Text]:
             isinstance(each, list) and len(each) in (1, 2) and all(isinstance(t, str) for t in each) for each in listed
         ):
             return [Text(text=each[0], text_pair=each[1] if len(each) > 1 else None) for each in listed]
-    raise InputError('inputs is neither a text nor a list of texts and pairs of texts: ["...", ["...", "..."]].')
+    raise InputError(
+        'inputs is neither a text nor a list of texts and pairs of texts: ["...", ["...", "..."]]. Send one of these.'
+    )
 
 
 def _activation_of(bundle: Bundle) -> Activation:

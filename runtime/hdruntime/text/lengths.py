@@ -72,6 +72,6 @@ def checked_length(
     if not isinstance(asked, (int, np.integer)) or isinstance(asked, bool):
         raise InputError(f"{name} is {asked!r}; it must be a number of tokens, 'model' or 'bundle'.")
     if not fewest <= asked <= most:
-        hint = f"\nBuild the bundle again with --max-len {asked}." if asked > most else ""
-        raise InputError(f"{name} is {asked}; this bundle takes {fewest} to {most} tokens.{hint}")
+        hint = f"Build the bundle again with --max-len {asked}." if asked > most else "Give more, or leave it out."
+        raise InputError(f"{name} is {asked}; this bundle takes {fewest} to {most} tokens.\n{hint}")
     return int(asked)

@@ -676,5 +676,7 @@ def _unicode_texts(inputs: object, name: str) -> list[str]:
         try:
             _ = text.isascii() or text.encode()
         except UnicodeEncodeError as error:
-            raise InputError(f"{name}[{index}] is not valid Unicode: {error}.") from None
+            raise InputError(
+                f"{name}[{index}] is not valid Unicode: {error}.\nLeave out its lone surrogates."
+            ) from None
     return texts

@@ -168,6 +168,12 @@ def test_an_invalid_length_is_refused_with_an_example(text: str) -> None:
         parse_lengths(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 5000, "1:9999999999:+1", f"1:{2**70}:x2"])
+def test_lengths_that_would_fill_the_memory_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"\n.*--lengths 128,512,4096"):
+        parse_lengths(text)
+
+
 @pytest.mark.parametrize(
     ("max_len", "lengths"),
     [(1, (1,)), (100, (12, 24, 48, 96, 100)), (513, (512, 513)), (5000, (512, 1024, 2048, 4096, 5000))],

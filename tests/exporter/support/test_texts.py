@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +29,16 @@ def test_files_of_a_folder_are_one_text_each(tmp_path):
         NamedText("rows.jsonl:1", "a row"),
         NamedText("rows.jsonl:3", "another"),
     ]
+
+
+def test_files_of_other_endings_are_named_and_not_read(tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("words")
+    (tmp_path / "page.docx").write_bytes(b"PK")
+    os.mkfifo(tmp_path / "pipe.log")
+    assert list(read_texts(tmp_path)) == [NamedText("a.txt", "words")]
+    assert f"2 files below {tmp_path} are not read: no texts have their endings" in caplog.text
+    assert "page.docx" in caplog.text
+    assert "pipe.log" in caplog.text
 
 
 @pytest.mark.parametrize("ending", ["jsonl.gz", "tsv", "parquet"])

@@ -178,7 +178,7 @@ def test_what_appears_during_the_build_is_not_replaced(tmp_path: Path, manifest:
 
 def test_a_file_in_the_place_of_a_parent_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused_before_the_block(tmp_path / "file" / "bundle", HdexportError, "File exists.\nChoose another place")
+    refused_before_the_block(tmp_path / "file" / "bundle", HdexportError, "it is a file.\nChoose another place")
 
 
 def test_a_link_at_the_destination_is_followed(bundle_path: Path, manifest: Manifest) -> None:

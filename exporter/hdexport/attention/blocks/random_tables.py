@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
+from hdruntime.folders import special_kind
 
 _DRAWN_FROM_TOKENS = 1024
 """Random blocks begin before this token, wherever the query is: the ``last_idx`` of the paper's code."""
@@ -29,6 +30,9 @@ Blocks = npt.NDArray[np.int32]
 def load_arrays(path: Path) -> Any:
     """The array of a ``.npy`` file, or the archive of a ``.npz`` file; for use within `reading`. It is mapped, so that
     a damaged header cannot ask for memory that the file does not fill."""
+    # Opening a pipe waits for its writer.
+    if (kind := special_kind(path.stat().st_mode)) is not None:
+        raise ValueError(f"it is {kind} and no file")
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 

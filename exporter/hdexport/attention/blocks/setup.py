@@ -393,7 +393,8 @@ def _read_embeddings(file: Path, shape: tuple[int, ...]) -> FloatArray:
         found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "an archive"
         raise InputError(
             f"--global-embeddings {file} holds {found}; this model takes float32 {list(shape)}: "
-            "[global tokens, width], the input of its layers for each global token."
+            "[global tokens, width], the input of its layers for each global token.\n"
+            "Write such an array: numpy.save(file, rows)."
         )
     if not np.isfinite(values).all():
         raise InputError(f"--global-embeddings {file} holds NaN or infinity.\nTrain, or write, it again.")

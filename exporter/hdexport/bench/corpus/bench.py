@@ -408,7 +408,7 @@ def _checked_plan(options: BenchOptions) -> tuple[Plan, str]:
     if len({planned.subject.checkpoint for planned in found.series}) > 1:
         raise InputError("--corpus compares bundles of one checkpoint.\nMeasure the others in a run of their own.")
     if options.peers:
-        raise InputError(f"With --corpus, --peers is all or none: {CORPUS_PEERS}.")
+        raise InputError(f"With --corpus, --peers is all or none: {CORPUS_PEERS}.\nLeave it out, or give --peers none.")
     ours = [planned for planned in found.series if not planned.series.is_peer]
     runnable = {planned.device for planned in ours if planned.is_available}
     device = options.device or ("cuda" if "cuda" in runnable else "cpu")

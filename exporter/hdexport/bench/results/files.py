@@ -10,9 +10,12 @@ from pathlib import Path
 from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult, CaseResult, Series
 from hdruntime.bundle.checked_json import JsonMismatchError, from_json, json_from_dataclass
 from hdruntime.errors import InputError
-from hdruntime.whole_files import write_whole
+from hdruntime.os_errors import explained
+from hdruntime.whole_files import read_bounded, write_whole
 
 JSON_FILE = "bench.json"
+
+_MOST_BYTES = 2**30
 
 _MEASURE_AGAIN = "measure again with: hdexport bench BUNDLE -o DIR"
 
@@ -92,11 +95,12 @@ class _AnySchema:
 
 def _text(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bounded(path, most_bytes=_MOST_BYTES)
     except FileNotFoundError:
         raise InputError(f"There is no {path}.\nGive a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.\nCheck its permissions.") from error
+        other = f"Give a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}"
+        raise InputError(f"{path} cannot be read: {explained(error, otherwise=other)}") from error
 
 
 def _require_known_series(path: Path, result: BenchResult) -> None:

@@ -28,6 +28,11 @@ _FIRST = 512
 _STEPS_BELOW_FIRST = 3
 """A model of at most `_FIRST` tokens is measured from an eighth of its longest text."""
 
+_MOST_DIGITS, _MOST_LENGTHS = 12, 1000
+"""Of a number of ``--lengths``, and lengths of one range."""
+
+_LENGTHS = "Give numbers like --lengths 128,512,4096, or a range like --lengths 512:8192:x2 or 512:2048:+512."
+
 _RANGE = re.compile(r"(\d+):(\d+):(x|\+)(\d+)")
 
 
@@ -127,7 +132,7 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
         series += _peer_series(_longest(group), subject, peers, device, is_only=len(groups) == 1)
     if not any(planned.is_available for planned in series):
         reasons = [f"{planned.series.name}: {planned.series.unavailable}" for planned in series]
-        raise InputError("\n".join(["None of these can run here:", *reasons]))
+        raise InputError("\n".join(["None of these can run here:", *reasons, "See: hdexport doctor"]))
     return Plan(
         series=tuple(series),
         lengths=lengths,
@@ -141,6 +146,12 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     """Lengths in tokens, ascending and distinct, from numbers (``128,512``) and ranges whose ends are both measured
     (``512:8192:x2`` doubles, ``512:2048:+512`` adds), separated by commas."""
     lengths: set[int] = set()
+    # Longer numbers are no lengths, and Python reads no number of thousands of digits.
+    if any(len(digits) > _MOST_DIGITS for digits in re.findall(r"\d+", text)):
+        raise InputError(
+            f"--lengths {text:.60} has a number of more than {_MOST_DIGITS} digits; no bundle takes so many tokens.\n"
+            f"{_LENGTHS}"
+        )
     for part in text.split(","):
         lengths.update(_lengths_of(part.strip(), text))
     return tuple(sorted(lengths))
@@ -155,7 +166,10 @@ def default_lengths(max_len: int) -> tuple[int, ...]:
 def _known(names: Sequence[str] | None, known: list[str], option: str, what: str) -> list[str]:
     for name in names or ():
         if name not in known:
-            raise InputError(f"{option}: {name!r} is not a {what}; valid are {', '.join(known)}.")
+            raise InputError(
+                f"{option}: {name!r:.60} is not a {what}; valid are {', '.join(known)}.\n"
+                f"Name some of them, with commas, or leave {option} out."
+            )
     return known if names is None else [name for name in known if name in names]
 
 
@@ -301,11 +315,13 @@ def _lengths_of(part: str, text: str) -> tuple[int, ...]:
     if match:
         first, last, step = int(match[1]), int(match[2]), int(match[4])
         if 0 < first <= last and step > (match[3] == "x"):
+            if match[3] == "+" and (last - first) // step > _MOST_LENGTHS:
+                raise InputError(
+                    f"--lengths {text:.60}: {part!r:.60} is more than {_MOST_LENGTHS} lengths.\n"
+                    f"Give a larger step. {_LENGTHS}"
+                )
             return _multiplied(first, last, step) if match[3] == "x" else (*range(first, last, step), last)
-    raise InputError(
-        f"--lengths {text}: {part!r} is not a length in tokens.\n"
-        "Give numbers like --lengths 128,512,4096, or a range like --lengths 512:8192:x2 or 512:2048:+512."
-    )
+    raise InputError(f"--lengths {text:.60}: {part!r:.60} is not a length in tokens.\n{_LENGTHS}")
 
 
 def _multiplied(first: int, last: int, factor: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ artefacts, ceilings."""
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -139,7 +140,10 @@ class Preparation:
         call = partial(write_inputs, subject, self._folder_of(subject), self._shapes(subject))
         outcome, _ = run_function(call, time_limit_s=_TIME_LIMIT_S)
         if outcome.status is not Status.OK:
-            raise BackendError(f"The inputs for {subject.bundle} could not be made: {outcome.reason}")
+            raise BackendError(
+                f"The inputs for {subject.bundle} could not be made: {outcome.reason}\n"
+                f"Look at the bundle: hdexport inspect {shlex.quote(str(subject.bundle))}"
+            )
 
     def _make_expected(self, subject: MeasuredModel) -> None:
         failures: dict[str, list[str]] = {}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hdruntime.backends.bundle_runner import out_of_memory
+from hdruntime.backends.bundle_runner import failed, out_of_memory
 from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
@@ -93,7 +93,7 @@ def run_error(error: Exception, batch: int, tokens: int) -> BackendError:
     """Our error for a failed run of a batch."""
     if _is_out_of_memory(error):
         return out_of_memory("ONNX Runtime", error, batch, tokens)
-    return BackendError(f"ONNX Runtime failed on a batch of {batch} x {tokens} tokens: {error}")
+    return failed("ONNX Runtime", error, batch, tokens)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hdruntime.arrays import Inputs, Outputs
-from hdruntime.backends.bundle_runner import chosen_graph, out_of_memory
+from hdruntime.backends.bundle_runner import chosen_graph, failed, out_of_memory
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork, start_threads
 from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
@@ -257,7 +257,7 @@ def _run_error(error: Exception, batch: int, tokens: int) -> BackendError:
     """Our error for a failed run of a batch."""
     if _is_out_of_memory(error):
         return out_of_memory("OpenVINO", _said(error), batch, tokens)
-    return BackendError(f"OpenVINO failed on a batch of {batch} x {tokens} tokens: {_said(error)}")
+    return failed("OpenVINO", _said(error), batch, tokens)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -204,7 +204,10 @@ def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, i
     if tensor.get_dimension_name(axis) != "memory":
         return shape.tokens
     if shape.memory is None:
-        raise EngineError(f"The input {tensor.name} has an axis memory, and the profile has no size for it.")
+        raise EngineError(
+            f"The input {tensor.name} has an axis memory, and the profile has no size for it.\n"
+            "Give shapes of that input with --minShapes, --optShapes and --maxShapes, or use --profiles."
+        )
     return shape.memory
 
 
