@@ -457,7 +457,10 @@ class TextTokenizer:
         sentence-transformers."""
         if isinstance(template, TextTemplate):
             if pairs is not None:
-                raise InputError("This bundle reads texts, and no pairs: its chat template has a place for one text.")
+                raise InputError(
+                    "This bundle reads texts, and no pairs: its chat template has a place for one text.\n"
+                    "Leave out the second texts."
+                )
             written = [template.write(text, prompt=prompt) for text in texts]
         elif pairs is None:
             raise InputError(
