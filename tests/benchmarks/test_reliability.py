@@ -28,6 +28,8 @@ PROGRAMS = {
     "threads": ["--texts", "300", "--seconds", "20"],
     "kills": ["--jobs", "3", "--rows", "400"],
     "fuzz": ["--requests", "300"],
+    "overload": ["--seconds", "3"],
+    "clients": ["--seconds", "2"],
 }
 
 

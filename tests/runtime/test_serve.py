@@ -31,7 +31,8 @@ import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.serve import ServeOptions, application, serve
-from hdruntime.serve.queue import QueueFullError, TextQueue
+from hdruntime.serve.admission import OverloadedError
+from hdruntime.serve.queue import TextQueue
 from hdruntime.serve.server import bound_sockets
 from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
@@ -320,7 +321,8 @@ def test_clients_that_go_take_their_texts_with_them(sample_bundle: Path, parser:
             each.sendall(sent)
         for each in gone[::3]:
             each.close()
-        answer = client.post("/v1/embeddings", json={"input": "a"})
+        # Another client, for whom there is time.
+        answer = client.post("/v1/embeddings", json={"input": "a"}, headers={"X-Forwarded-For": "192.0.2.1"})
         assert answer.status_code == 200
         np.testing.assert_allclose(answer.json()["data"][0]["embedding"], session.embed(["a"])[0], atol=1e-6)
         for _ in range(200):
@@ -333,7 +335,7 @@ def test_clients_that_go_take_their_texts_with_them(sample_bundle: Path, parser:
         else:
             raise AssertionError(metrics)
         answered = sum(
-            map(float, re.findall(r'_requests_total{route="/v1/embeddings",status="(?:200|499)"} (\S+)', metrics))
+            map(float, re.findall(r'_requests_total{route="/v1/embeddings",status="(?:200|429|499)"} (\S+)', metrics))
         )
         assert answered == 5, "each that was sent whole, and one that stayed"
         for each in gone:
@@ -396,6 +398,9 @@ SLOW = " " * 2**12
 class Inference:
     """A `TextInference` whose texts are numbers of tokens, and which waits to be let go."""
 
+    most_tokens = 1
+    """Nothing follows from a text's characters."""
+
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
         self.go, self.has_read = threading.Event(), threading.Event()
@@ -412,10 +417,10 @@ class Inference:
             for text in texts
         ]
 
-    def run(self, items: list[Any]) -> None:
+    def run_pieces(self, pieces: list[Any]) -> None:
         assert self.go.wait(20)
-        self.batches.append([int(item.text.text) for item in items])
-        self.in_work -= len(items)
+        self.batches.append([len(piece.encoding) for piece in pieces])
+        self.in_work -= len(pieces)
         if self.fails is not None:
             raise self.fails
 
@@ -454,18 +459,19 @@ async def until(holds: Callable[[], bool]) -> None:
 
 def test_clients_take_turns_and_lengths_share_no_batch_with_others() -> None:
     async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
-        first = ask("one", 10)
-        await until(lambda: not queue.tokens and len(asyncio.all_tasks()) > 1)
-        asked = [ask("one", 30, 31, 32, 30), ask("two", 90), ask("two", 29), ask("three", 17)]
-        await until(lambda: queue.tokens == 30 + 31 + 32 + 30 + 90 + 29 + 17)
+        first = ask("one", 500)
+        await until(lambda: inference.in_work == 1 and not queue.tokens)
+        asked = [ask("one", 300, 310, 320, 300), ask("two", 900), ask("two", 290), ask("three", 270)]
+        await until(lambda: queue.tokens == 300 + 310 + 320 + 300 + 900 + 290 + 270)
         inference.go.set()
         await asyncio.gather(first, *asked)
 
-    batches = in_queue(story).batches
-    assert batches[0] == [10]
-    # The oldest first, the other clients' texts of about that length with it, and 100 tokens are enough.
-    assert batches[1] == [30, 29, 17, 31]
-    assert sorted(batches[2:]) == [[32, 30], [90]]
+    batches = in_queue(story, batch_tokens=1000, most_tokens=10_000).batches
+    assert batches[0] == [500]
+    # The client whose turn it is first, the other clients' texts of about that length with its own, and 1000 tokens
+    # are enough.
+    assert batches[1] == [300, 290, 270, 310]
+    assert sorted(batches[2:]) == [[320, 300], [900]]
 
 
 def test_texts_wait_a_moment_for_others_and_no_longer_when_a_batch_is_full() -> None:
@@ -483,10 +489,10 @@ def test_texts_wait_a_moment_for_others_and_no_longer_when_a_batch_is_full() -> 
 def test_a_full_queue_refuses_and_a_call_that_is_cancelled_leaves_it() -> None:
     async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
         first = ask("one", 10)
-        await until(lambda: not queue.tokens and len(asyncio.all_tasks()) > 1)
-        waiting = ask("one", 500, 480)
+        await until(lambda: inference.in_work == 1 and not queue.tokens)
+        waiting = ask("other", 500, 480)
         await until(lambda: queue.tokens == 980)
-        with pytest.raises(QueueFullError, match="Too many tokens wait"):
+        with pytest.raises(OverloadedError, match="Too many tokens wait"):
             await ask("two", 30)
         waiting.cancel()
         inference.go.set()

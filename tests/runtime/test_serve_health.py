@@ -204,10 +204,10 @@ def test_a_queue_that_has_ended_is_neither_alive_nor_ready_and_requests_say_so(
         told = Told(bundle)
         assert vector_of(await told.embed("read")) == pytest.approx(READ)
 
-        def broken(*given: Any) -> Any:
+        def broken(*given: Any, **options: Any) -> Any:
             raise RuntimeError("a fault of the queue")
 
-        monkeypatch.setattr("hdruntime.serve.queue.TextQueue._taken", broken)
+        monkeypatch.setattr("hdruntime.serve.turns.Turns.take", broken)
         lost = asyncio.create_task(told.embed("read"))
         while (await told.ask("/health"))[0] == 200:
             await asyncio.sleep(0)

@@ -82,7 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "their end, or split them into chunks; for clients that cannot send the key (default: error; for rerank, end)",
     )
     limits.add_argument(
-        "--timeout", metavar="S", type=float, default=120.0, help="seconds until a request is given up (default: 120)"
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=120.0,
+        help="seconds that an answer may take; a request that cannot have its answer in time is refused with 429 "
+        "(default: 120)",
     )
     around = parser.add_argument_group("proxies and browsers")
     around.add_argument(
@@ -90,7 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=float,
         default=120.0,
-        help="seconds until an idle connection is closed; more than the proxy's (default: 120)",
+        help="seconds until a connection is closed that idles, or that has not sent the whole head of a request; more "
+        "than the proxy's (default: 120)",
     )
     around.add_argument(
         "--forwarded-allow-ips",

@@ -18,11 +18,13 @@ import msgspec
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.optional import require
+from hdruntime.serve.admission import OverloadedError, RequestTooLargeError
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
-from hdruntime.serve.queue import QueueFullError, TextQueue
-from hdruntime.serve.running import RunningRequests
+from hdruntime.serve.queue import TextQueue
+from hdruntime.serve.running import RunningRequests, seconds_left
 from hdruntime.serve.tei import TeiInterface
+from hdruntime.serve.turns import client_of
 from hdruntime.session import Session
 from hdruntime.tasks.of_bundle import served_task
 from hdruntime.tasks.reading import Reading
@@ -222,9 +224,12 @@ class _Server:
             except _RequestError as error:
                 status = error.status
                 return self._error(error.status, str(error), retry_after=error.retry_after)
-            except QueueFullError as error:
+            except OverloadedError as error:
                 status = 429
-                return self._error(status, str(error), retry_after=1)
+                return self._error(status, str(error), retry_after=error.retry_after)
+            except RequestTooLargeError as error:
+                status = 413
+                return self._error(status, str(error))
             except InputError as error:
                 status = 400
                 return self._error(status, str(error))
@@ -366,7 +371,11 @@ class _Server:
             self._running.add_done_callback(_log_fault)
         client = call.request.client
         items = await self.queue.answer(
-            inference, task, texts, client="" if client is None else f"{client.host}:{client.port}"
+            inference,
+            task,
+            texts,
+            client="" if client is None else client_of(client.host),
+            within_s=seconds_left(call.request),
         )
         for number, item in enumerate(items):
             if isinstance(item.error, InputError):

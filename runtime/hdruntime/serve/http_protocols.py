@@ -7,24 +7,42 @@ RFC 9110, section 7.8: a server may ignore ``Upgrade``. Java's HttpClient, and a
 from __future__ import annotations
 
 import asyncio
+import http
 import importlib.util
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from hdruntime.serve.connections import HEAD_BYTES, LimitedConnection
+
 _ORIGIN = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
 """What a request to a proxy has before its path; a server accepts it, too (RFC 9112, section 3.2.2)."""
+
+
+def head_bytes(target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """The size of a request's head, about: parsers do not tell the spaces and the method."""
+    return len(target) + sum(len(name) + len(value) + len(b": \r\n") for name, value in headers)
 
 
 class _Connection(h11.Connection):
     """Reads the requests that httptools reads: HTTP/1.1 or 1.0, of a path."""
 
+    has_long_head = False
+
     def next_event(self) -> Any:
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.has_long_head = error.error_status_hint == http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            raise
         if not isinstance(event, h11.Request):
             return event
+        if head_bytes(event.target, event.headers.raw_items()) > HEAD_BYTES:
+            self.has_long_head = True
+            raise h11.RemoteProtocolError("the head is too long")
         if event.http_version not in (b"1.0", b"1.1"):
             raise h11.RemoteProtocolError(f"HTTP/{event.http_version.decode()} is not supported")
         if event.target.startswith(b"/") or event.target == b"*":
@@ -36,12 +54,24 @@ class _Connection(h11.Connection):
         return h11.Request(method=event.method, target=target, headers=headers, http_version=event.http_version)
 
 
-class H11WithoutUpgrade(H11Protocol):
+class H11WithoutUpgrade(LimitedConnection, H11Protocol):
     """uvicorn's protocol with the parser h11, which reads the body of a request with an offer by itself."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.conn = _Connection(h11.SERVER)
+        self.conn = self._read = _Connection(h11.SERVER, HEAD_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a part of the connection's data."""
+        super().data_received(data)
+        self.note_request()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request, or has too long a head."""
+        if self._read.has_long_head:
+            self.refuse_head()
+        else:
+            super().send_400_response(msg)
 
     def _should_upgrade(self) -> bool:
         # uvicorn's method also logs two warnings for each such request.

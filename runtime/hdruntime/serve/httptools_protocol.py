@@ -5,10 +5,13 @@ from __future__ import annotations
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from hdruntime.serve.connections import HEAD_BYTES, LimitedConnection
+from hdruntime.serve.http_protocols import head_bytes
+
 _UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 
 
-class HttpToolsWithoutUpgrade(HttpToolsProtocol):
+class HttpToolsWithoutUpgrade(LimitedConnection, HttpToolsProtocol):
     """Parses a request that offers another protocol a second time, without the offer.
 
     httptools ends such a request at its head: the body, and all requests after it, would belong to the other protocol
@@ -16,8 +19,21 @@ class HttpToolsWithoutUpgrade(HttpToolsProtocol):
     goes on.
     """
 
+    # Heads that are whole, whether a body follows the last one, and bytes of a head that is not whole.
+    _heads, _has_body, _unfinished, _has_long_head = 0, False, 0, False
+
     def data_received(self, data: bytes) -> None:
         """Parse a part of the connection's data."""
+        heads, had_body = self._heads, self._has_body
+        self._parse(data)
+        # The parser says nothing of a header before it is whole.
+        is_head = heads == self._heads and not had_body
+        self._unfinished = self._unfinished + len(data) if is_head else 0
+        if self._unfinished > HEAD_BYTES and not self.transport.is_closing():
+            self.refuse_head()
+        self.note_request()
+
+    def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         rest = memoryview(data)
         try:
@@ -29,17 +45,25 @@ class HttpToolsWithoutUpgrade(HttpToolsProtocol):
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 self.parser.feed_data(written)
         except httptools.HttpParserError:
+            if self._has_long_head:
+                self.refuse_head()
+                return
             message = "Invalid HTTP request received."
             self.logger.warning(message)
             self.send_400_response(message)
 
     def on_headers_complete(self) -> None:
-        """Begin the request, unless it is parsed a second time."""
+        """Begin the request, unless it is parsed a second time, or its head is too long."""
+        self._heads, self._has_body = self._heads + 1, True
+        self._has_long_head = head_bytes(self.url, self.headers) > HEAD_BYTES
+        if self._has_long_head:
+            raise ValueError("the head is too long")
         if not self.parser.should_upgrade():
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """End the body, unless the request is parsed a second time."""
+        self._has_body = False
         if not self.parser.should_upgrade():
             super().on_message_complete()
 

@@ -35,7 +35,8 @@ class ServeOptions:
         truncate: the treatment of texts of too many tokens where a request does not say it; a request's own key has
             precedence. None: the default of the route's interface, which is ``end`` for rerank and ``error`` for all
             others. ``split`` refuses long lists of ids, which cannot be split.
-        timeout_s: after which a request that has no answer leaves the queue, and a body that has not come is refused.
+        timeout_s: seconds in which a request is answered; a request that cannot be is refused with 429, and one whose
+            body has not come gets 503.
         cors_origins: of pages whose scripts may read answers, ``https://example.com``; ``*`` for all.
         root_path: before every path, ``/prefix``, for a proxy that passes it on; paths without it are answered, too.
     """

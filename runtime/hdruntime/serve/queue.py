@@ -1,18 +1,20 @@
-"""Texts that wait for a session: batches of similar lengths, the oldest first, clients in turns."""
+"""Texts that wait for a session: tokenized a window at a time, and run in batches of similar lengths."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from hdruntime.errors import HdexportError
 from hdruntime.inference.batching import grouped
+from hdruntime.serve.admission import LEFT, Admission, work_of
+from hdruntime.serve.turns import BatchClass, Request, Turns, Waiting, Window, length_class
 from hdruntime.tasks.task import Text, TextTask
-from hdruntime.tasks.text_inference import TextInference, TextItem
+from hdruntime.tasks.text_inference import Piece, TextInference, TextItem, pieces_of
 
 _WINDOW_CHARACTERS = 2**17
 """Characters of a call that are tokenized at a time; a longer text goes alone."""
@@ -29,38 +31,39 @@ _SHORT_TEXT_THREADS = 2
 TOKENIZER_THREADS = _SHORT_TEXT_THREADS + 1
 """Threads that tokenize texts; one of them tokenizes long texts."""
 
-_Class = tuple[TextTask, int]
-"""The texts' task, and the power of two that their tokens do not exceed: texts of a batch share both."""
+_FIRST_BATCHES = 2
+"""Batches of a client that wait at most before the first one has shown how long they take."""
 
+_BATCH_SECONDS = 0.25
+"""A batch is of texts that take about so long: the next client waits for it."""
 
-class QueueFullError(HdexportError):
-    """The texts of a request do not fit beside those that wait."""
-
-
-@dataclass(eq=False)
-class _Request:
-    """A window of the texts of one call: `answered` is done when no text is `missing` an answer."""
-
-    answered: asyncio.Future[None]
-    missing: int
+_SHORT_TOKENS = 256
+"""A batch of at most so many tokens may run beside another one, of other clients."""
 
 
 @dataclass(eq=False)
-class _Waiting:
-    item: TextItem
-    inference: TextInference
-    tokens: int
-    request: _Request
-    arrived: float = field(default_factory=time.monotonic)
+class _Lane:
+    """A thread that runs one batch at a time, and the batch that runs."""
+
+    thread: ThreadPoolExecutor
+    batch: Sequence[Waiting] = ()
+
+    @property
+    def requests(self) -> set[Request]:
+        return {each.request for each in self.batch}
+
+    @property
+    def clients(self) -> set[str]:
+        return {each.request.client for each in self.batch}
 
 
 class TextQueue:
-    """Runs the texts of many calls in batches, in one thread, and tokenizes them in others.
+    """Runs the texts of many calls in batches, and tokenizes them in other threads.
 
-    A batch has texts of one task whose lengths differ by less than a factor of two: a short text waits neither for a
-    long one in its batch nor for its padding. The batch begins with the text that waits longest, and takes texts of all
-    clients in turns. A text waits at most `max_wait_s` for others; `on_batch` takes the texts and the tokens of each
-    batch.
+    A batch has chunks of one task whose lengths differ by less than a factor of two: a short text waits neither for a
+    long one in its batch nor for its padding. Clients take turns, see `Turns`; the one whose turn it is decides the
+    class of the batch. While a batch runs, another thread runs short texts of clients that are not in it. A text waits
+    at most `max_wait_s` for others; `on_batch` takes the texts and the tokens of each batch.
     """
 
     def __init__(
@@ -70,54 +73,76 @@ class TextQueue:
         most_tokens: int,
         max_wait_s: float,
         on_batch: Callable[[int, int], None] = lambda texts, tokens: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._batch_tokens, self._most_tokens, self._max_wait_s = batch_tokens, most_tokens, max_wait_s
-        self._on_batch = on_batch
-        self._classes: dict[_Class, OrderedDict[str, deque[_Waiting]]] = {}
-        self._tokens_of: dict[_Class, int] = {}
+        self._on_batch, self._clock = on_batch, clock
+        self._turns, self._admission = Turns(), Admission(first_tokens=_FIRST_BATCHES * batch_tokens, clock=clock)
         # The class whose batch is filled now; None while the queue waits for a text.
-        self._filling: _Class | None = None
-        self._changed = asyncio.Event()
+        self._filling: BatchClass | None = None
+        self._changed, self._has_short, self._has_run = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._short_texts = ThreadPoolExecutor(max_workers=_SHORT_TEXT_THREADS, thread_name_prefix="tokenizer")
         self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer-of-long-texts")
-        self._running = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session")
+        self._main = _Lane(ThreadPoolExecutor(max_workers=1, thread_name_prefix="session"))
+        self._beside = _Lane(ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-of-short-texts"))
 
     @property
     def tokens(self) -> int:
         """Tokens that wait."""
-        return sum(self._tokens_of.values())
+        return self._turns.tokens
 
     async def answer(
-        self, inference: TextInference, task: TextTask, texts: Sequence[Text], *, client: str
+        self,
+        inference: TextInference,
+        task: TextTask,
+        texts: Sequence[Text],
+        *,
+        client: str,
+        within_s: float = math.inf,
     ) -> list[TextItem]:
         """The texts with their answers, or those up to an error. A call that is cancelled leaves the queue.
 
-        Of a large call some texts are tokenized at a time, while those before them run. A QueueFullError says that too
-        many tokens wait.
+        Of a large call some texts are tokenized at a time, while those before them run. An OverloadedError says that
+        the answer would not be there within `within_s`, or that too many tokens wait; a RequestTooLargeError, that it
+        never would.
         """
         sizes = [text.characters for text in texts]
+        deadline = self._clock() + within_s
+        estimated = self._admission.estimated(sizes, most=inference.most_tokens)
+        while self._admission.waits_for_rate(client, work_of(estimated)):
+            self._has_run.clear()
+            await self._has_run.wait()
+        request = self._admission.accept(client, work_of(estimated), within_s=deadline - self._clock())
         items: list[TextItem] = []
-        requests: list[_Request] = []
+        windows: list[Window] = []
         try:
             for window in grouped(sizes, most=len(texts), most_in_all=_WINDOW_CHARACTERS):
                 # The window before may wait or run meanwhile, and no other.
-                await _all_answered(requests[:-1])
+                await _all_answered(windows[:-1])
                 tokenized = await self._tokenized(inference, texts[window], sum(sizes[window]))
                 items += tokenized
                 if any(item.error for item in tokenized):
                     return items
-                tokens = sum(map(_tokens_of, tokenized))
-                is_full = bool(self.tokens) and self.tokens + tokens > self._most_tokens
-                if is_full and not requests:
-                    raise QueueFullError("Too many tokens wait for an answer. Try again later.")
+                self._admission.done(request, work_of(estimated[window]))
+                pieces = pieces_of(tokenized)
+                tokens = sum(len(piece.encoding) for piece in pieces)
+                self._admission.note_tokenized(characters=sum(sizes[window]), tokens=tokens)
+                # As with the time, see `Admission`.
+                left = LEFT * self._turns.tokens_of_client(client)
+                is_full = bool(self.tokens) and self.tokens + tokens + left > self._most_tokens
+                if is_full and not windows:
+                    raise self._admission.overloaded("Too many tokens wait for an answer.")
                 if is_full:
-                    await _all_answered(requests)
-                requests.append(self._enqueued(tokenized, inference, task, client))
-            await _all_answered(requests)
+                    await _all_answered(windows)
+                windows.append(self._enqueued(pieces, inference, task, request))
+            await _all_answered(windows)
             return items
         finally:
-            for request in requests:
-                request.answered.cancel()
+            for each in windows:
+                each.answered.cancel()
+            self._turns.remove(request)
+            self._admission.leave(request)
+            self._has_run.set()
 
     async def _tokenized(self, inference: TextInference, texts: Sequence[Text], characters: int) -> list[TextItem]:
         if characters <= _FEW_CHARACTERS:
@@ -125,64 +150,100 @@ class TextQueue:
         pool = self._short_texts if characters <= _SHORT_CHARACTERS else self._long_texts
         return await asyncio.get_running_loop().run_in_executor(pool, inference.encode, texts)
 
-    def _enqueued(self, items: Sequence[TextItem], inference: TextInference, task: TextTask, client: str) -> _Request:
-        request = _Request(asyncio.get_running_loop().create_future(), len(items))
-        for item in items:
-            assert item.encoding is not None
-            tokens = _tokens_of(item)
-            longest = max(map(len, item.encoding.pieces), default=1)
-            key = (task, max(1, longest - 1).bit_length())
-            self._classes.setdefault(key, OrderedDict()).setdefault(client, deque()).append(
-                _Waiting(item, inference, tokens, request)
-            )
-            self._tokens_of[key] = self._tokens_of.get(key, 0) + tokens
-        if self._filling is None or self._tokens_of[self._filling] >= self._batch_tokens:
+    def _enqueued(self, pieces: Sequence[Piece], inference: TextInference, task: TextTask, request: Request) -> Window:
+        window = Window(asyncio.get_running_loop().create_future(), len(pieces))
+        now = self._clock()
+        for piece in pieces:
+            tokens = len(piece.encoding)
+            waiting = Waiting(
+                piece=piece, inference=inference, request=request, window=window, tokens=tokens, arrived=now,
+                batch_class=(task, length_class(tokens)),
+            )  # fmt: skip
+            self._turns.add(waiting)
+        self._admission.add(request, work_of(len(piece.encoding) for piece in pieces))
+        if self._filling is None or self._turns.tokens_of(self._filling) >= self._batch_tokens:
             self._changed.set()
-        return request
+        self._has_short.set()
+        return window
 
     async def run(self) -> None:
         """Run batches until cancelled."""
-        loop = asyncio.get_running_loop()
+        lanes = [asyncio.ensure_future(self._run_in_turns()), asyncio.ensure_future(self._run_beside())]
+        try:
+            await asyncio.gather(*lanes)
+        finally:
+            for lane in lanes:
+                lane.cancel()
+
+    async def _run_in_turns(self) -> None:
         while True:
-            key = self._oldest()
-            if key is None:
+            beside = self._beside.requests
+            late = self._admission.late(without=beside)
+            if late is not None:
+                most = self._tokens_of_batch(max(length for _, length in late.waiting))
+                await self._run(self._turns.take_of(late, batch_tokens=most), self._main)
+                continue
+            lead = self._turns.first(without=beside)
+            if lead is None:
                 self._changed.clear()
                 await self._changed.wait()
-                continue
-            await self._filled(key)
-            batch = self._taken(key)
-            if not batch:
-                continue
-            try:
-                await loop.run_in_executor(self._running, batch[0].inference.run, [each.item for each in batch])
-            except Exception as error:
-                for each in batch:
-                    if not each.request.answered.done():
-                        each.request.answered.set_exception(error)
-                continue
-            self._on_batch(len(batch), sum(each.tokens for each in batch))
-            for each in batch:
-                each.request.missing -= 1
-                if not each.request.missing and not each.request.answered.done():
-                    each.request.answered.set_result(None)
+            elif not await self._waits_for_others(lead):
+                most = self._tokens_of_batch(lead.batch_class[1])
+                await self._run(self._turns.take(lead, batch_tokens=most, without=beside), self._main)
+
+    async def _run_beside(self) -> None:
+        """Run short texts of other clients while a batch runs."""
+        while True:
+            await self._has_short.wait()
+            self._has_short.clear()
+            while busy := self._main.clients:
+                lead = self._turns.first(without=busy, longest=length_class(_SHORT_TOKENS))
+                if lead is None:
+                    break
+                await self._run(self._turns.take(lead, batch_tokens=_SHORT_TOKENS, without=busy), self._beside)
+                self._changed.set()
+
+    async def _run(self, batch: Sequence[Waiting], lane: _Lane) -> None:
+        lane.batch, began, error = batch, self._clock(), None
+        self._has_short.set()
+        try:
+            pieces = [each.piece for each in batch]
+            await asyncio.get_running_loop().run_in_executor(lane.thread, batch[0].inference.run_pieces, pieces)
+        except Exception as failure:
+            error = failure
+        finally:
+            lane.batch = ()
+        length, tokens_of = batch[0].batch_class[1], Counter[Request]()
+        for each in batch:
+            tokens_of[each.request] += each.tokens
+        for request, tokens in tokens_of.items():
+            self._admission.done(request, Counter({length: tokens}))
+        if error is None:
+            # Also where another batch ran beside it, as none may run the next time.
+            self._admission.rate.add(length, tokens=tokens_of.total(), seconds=self._clock() - began)
+            self._on_batch(len(batch), tokens_of.total())
+        self._has_run.set()
+        for each in batch:
+            each.window.tell(error)
 
     def close(self) -> None:
         """End the threads, after the batch that runs."""
         self._short_texts.shutdown(cancel_futures=True)
         self._long_texts.shutdown(cancel_futures=True)
-        self._running.shutdown(cancel_futures=True)
+        self._main.thread.shutdown(cancel_futures=True)
+        self._beside.thread.shutdown(cancel_futures=True)
 
-    def _oldest(self) -> _Class | None:
-        """The class of the text that waits longest."""
-        heads = {key: min(each[0].arrived for each in clients.values()) for key, clients in self._classes.items()}
-        return min(heads, key=heads.__getitem__, default=None)
+    def _tokens_of_batch(self, length: int) -> int:
+        """Tokens after which a batch of a length class is full."""
+        seconds = self._admission.rate.seconds(Counter({length: self._batch_tokens}))
+        return int(self._batch_tokens * min(1.0, _BATCH_SECONDS / seconds)) if seconds else self._batch_tokens
 
-    async def _filled(self, key: _Class) -> None:
-        """Wait until a batch is full, or its first text has waited long enough."""
-        left = min(each[0].arrived for each in self._classes[key].values()) + self._max_wait_s - time.monotonic()
-        if left <= 0 or self._tokens_of[key] >= self._batch_tokens:
-            return
-        self._filling = key
+    async def _waits_for_others(self, lead: Waiting) -> bool:
+        """Wait a moment for texts that share the lead's batch; False where that is over, or a batch is full."""
+        left = lead.arrived + self._max_wait_s - self._clock()
+        if left <= 0 or self._turns.tokens_of(lead.batch_class) >= self._batch_tokens:
+            return False
+        self._filling = lead.batch_class
         self._changed.clear()
         waited = asyncio.get_running_loop().call_later(left, self._changed.set)
         try:
@@ -190,29 +251,9 @@ class TextQueue:
         finally:
             waited.cancel()
             self._filling = None
-
-    def _taken(self, key: _Class) -> list[_Waiting]:
-        """A batch of texts, taken out of the queue; texts of calls that were cancelled are taken out, too."""
-        clients, batch, tokens = self._classes[key], list[_Waiting](), 0
-        while clients and (not batch or tokens < self._batch_tokens):
-            client, waiting = clients.popitem(last=False)
-            first = waiting.popleft()
-            self._tokens_of[key] -= first.tokens
-            if waiting:
-                # The last in turn from now on.
-                clients[client] = waiting
-            if not first.request.answered.done():
-                batch.append(first)
-                tokens += first.tokens
-        if not clients:
-            del self._classes[key], self._tokens_of[key]
-        return batch
+        return True
 
 
-async def _all_answered(requests: Sequence[_Request]) -> None:
-    for request in requests:
-        await request.answered
-
-
-def _tokens_of(item: TextItem) -> int:
-    return 0 if item.encoding is None else sum(map(len, item.encoding.pieces))
+async def _all_answered(windows: Sequence[Window]) -> None:
+    for window in windows:
+        await window.answered

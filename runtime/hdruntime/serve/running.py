@@ -16,6 +16,16 @@ _LOOK_SECONDS = 0.5
 """How long a request may run on whose client is gone."""
 
 
+_ENDS = "hdexport.ends"
+"""The key of the time, in a request's scope, at which its time is over."""
+
+
+def seconds_left(request: Request) -> float:
+    """The time that a request has until it is ended."""
+    ends: float = request.scope[_ENDS]
+    return ends - time.monotonic()
+
+
 @dataclass(eq=False, slots=True)
 class _Running:
     """A request, and the task that answers it; `reason` is the error that it ends with instead."""
@@ -45,6 +55,7 @@ class RunningRequests:
         task = asyncio.current_task()
         assert task is not None, "HTTP servers answer in tasks"
         running = _Running(request, task, time.monotonic() + self._timeout_s)
+        request.scope[_ENDS] = running.ends
         self._requests[running] = None
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())

@@ -16,6 +16,7 @@ from hdruntime.errors import HdexportError, InputError
 from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
 from hdruntime.serve.application import application
+from hdruntime.serve.connections import ListeningSocket
 from hdruntime.serve.options import ServeOptions
 from hdruntime.session import load
 from hdruntime.text.lengths import MaxSeqLength
@@ -49,7 +50,8 @@ def serve(
         port: of it; 0 for a free one.
         backend, threads, precision, max_seq_length: as of `hdruntime.load`.
         options: limits.
-        keep_alive_s: after which an idle connection is closed; a proxy must close its own sooner.
+        keep_alive_s: seconds until a connection is closed that idles, or that has not sent the whole head of a request;
+            a proxy must close its own sooner.
         forwarded_allow_ips: addresses and networks of proxies whose ``X-Forwarded-For`` is believed, with commas; ``*``
             for all; None for ``FORWARDED_ALLOW_IPS``, else this machine alone.
         on_ready: takes a line that says where the server listens, and what runs the bundle, before it answers.
@@ -119,7 +121,7 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
             for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
                 # With its protocol: asyncio sends small writes at once (TCP_NODELAY) on sockets that say that they are
                 # TCP; the second part of an answer would wait for the client's delayed acknowledgement, 40 ms.
-                bound = exits.enter_context(socket.socket(family, kind, protocol))
+                bound = exits.enter_context(ListeningSocket(family, kind, protocol))
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

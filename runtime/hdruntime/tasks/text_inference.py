@@ -70,7 +70,9 @@ class TextItem:
     missing: int = 0
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
+    """A chunk of a text in progress: the only one of a text that fits, or one of several."""
+
     item: TextItem
     number: int
     encoding: Encoding
@@ -136,6 +138,11 @@ class TextInference:
         self._known_good: Encoding | None = None
 
     @property
+    def most_tokens(self) -> float:
+        """Most tokens of a text with its chunks; infinity where texts are split."""
+        return math.inf if self._reading.overflow is Overflow.SPLIT else self.max_seq_length
+
+    @property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of the texts; an InputError where the bundle has none."""
         return self._tokenizer or self._session.tokenizer
@@ -167,7 +174,7 @@ class TextInference:
         """
         encoded = [item for item in items if item.encoding is not None]
         if self._streamed is None:
-            self._run_pieces(encoded)
+            self.run_pieces(pieces_of(encoded))
         else:
             self._stream(encoded)
 
@@ -234,13 +241,11 @@ class TextInference:
             check_text_lengths([len(ids)], most, longest=self._session.max_len)
         return dataclasses.replace(Encoding.of_ids(ids), is_cut=is_cut)
 
-    def _run_pieces(self, items: Sequence[TextItem]) -> None:
-        pieces = [
-            _Piece(item, number, piece)
-            for item in items
-            if item.encoding is not None
-            for number, piece in enumerate(item.encoding.pieces)
-        ]
+    def run_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Run chunks, the last of which gives its text the answer; errors are raised as by `run`.
+
+        The chunks of a text may run in several calls, one after the other, and those of other texts in other threads.
+        """
         done = {number for number, piece in enumerate(pieces) if piece.item.answer is not None}
         if done and self._known_good is None:
             self._known_good = pieces[min(done)].encoding
@@ -318,7 +323,7 @@ class TextInference:
             done=done,
         )
 
-    def _take(self, piece: _Piece, outputs: Outputs) -> None:
+    def _take(self, piece: Piece, outputs: Outputs) -> None:
         """Add a piece's outputs to its text; the last piece completes the answer."""
         item = piece.item
         item.missing -= 1
@@ -343,6 +348,16 @@ class TextInference:
         """Raise the failure where a text that ran before fails, too, or no text ever ran."""
         if self._known_good is None or any(batch.errors for batch in self._batches([self._known_good])):
             raise failure
+
+
+def pieces_of(items: Sequence[TextItem]) -> list[Piece]:
+    """The chunks of texts that have encodings."""
+    return [
+        Piece(item, number, piece)
+        for item in items
+        if item.encoding is not None
+        for number, piece in enumerate(item.encoding.pieces)
+    ]
 
 
 def answers_of(

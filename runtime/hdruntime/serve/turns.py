@@ -1,0 +1,291 @@
+"""Chunks of texts that wait for a session, and the order in which they run: clients in turns, then their requests."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import heapq
+import ipaddress
+import itertools
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from hdruntime.tasks.task import TextTask
+from hdruntime.tasks.text_inference import Piece, TextInference
+
+_SHARE = 2
+"""A client whose turn it is shares a batch with at most so many times its own tokens of each other client: a short
+text waits for no batch that another client alone would fill."""
+
+BatchClass = tuple[TextTask, int]
+"""The task of chunks, and the power of two that their tokens do not exceed: the chunks of a batch share both."""
+
+
+@functools.lru_cache(4096)
+def client_of(host: str) -> str:
+    """The client that an address belongs to: an IPv4 address, or the network of 64 bits that a host of IPv6 has.
+
+    A host that opens many connections is one client, and so is one that takes many addresses of its own network.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        # A socket of Unix, or a proxy's own word.
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def length_class(tokens: int) -> int:
+    """The power of two that a number of tokens does not exceed."""
+    return max(1, tokens - 1).bit_length()
+
+
+@dataclass(eq=False)
+class Request:
+    """A request that was accepted, of which chunks wait or will wait.
+
+    Attributes:
+        client: the client, see `client_of`.
+        deadline: the time of the monotonic clock by which the request is answered.
+        work: length class -> tokens that have no outputs yet.
+        waiting: chunks that wait, by the class of their batch.
+        turn: tokens after which it is this request's turn among those of its client.
+    """
+
+    client: str
+    deadline: float
+    work: Counter[int] = field(default_factory=Counter)
+    waiting: dict[BatchClass, deque[Waiting]] = field(default_factory=dict)
+    turn: float = 0.0
+
+
+@dataclass(eq=False)
+class Window:
+    """Texts of a request that wait together: `answered` is done when no chunk is `missing` its outputs."""
+
+    answered: asyncio.Future[None]
+    missing: int
+
+    def tell(self, error: Exception | None) -> None:
+        """Say that a chunk has run, or failed."""
+        self.missing -= 1
+        if self.answered.done():
+            return
+        if error is not None:
+            self.answered.set_exception(error)
+        elif not self.missing:
+            self.answered.set_result(None)
+
+
+@dataclass(eq=False, kw_only=True)
+class Waiting:
+    """A chunk that waits: what runs it, and the request and the window of texts that it belongs to."""
+
+    piece: Piece
+    inference: TextInference
+    request: Request
+    window: Window
+    batch_class: BatchClass
+    tokens: int
+    arrived: float
+    order: int = 0
+
+
+@dataclass(eq=False)
+class _Client:
+    """A client's requests with chunks that wait; `turn` is as a request's, and `now` the turn of the last one."""
+
+    turn: float
+    now: float = 0.0
+    tokens: int = 0
+    requests: dict[Request, None] = field(default_factory=dict)
+
+
+Entry = TypeVar("Entry")
+
+
+class _Line(Generic[Entry]):
+    """Entries by their turns; of two with equal turns, the one that came first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Entry]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def first(self) -> int:
+        """The order of the first entry."""
+        return self._heap[0][1]
+
+    def add(self, turn: float, order: int, entry: Entry) -> None:
+        heapq.heappush(self._heap, (turn, order, entry))
+
+    def next(self) -> Entry:
+        return heapq.heappop(self._heap)[2]
+
+
+class Turns:
+    """The chunks that wait. Turns are counted in tokens: of two clients that always have chunks waiting, each gets the
+    same number of tokens, whatever the number of their requests and the length of their texts.
+
+    A client that comes anew gets the next turn, and so does a new request among those of its client. Start-time fair
+    queueing (Goyal, Vin and Cheng, 1996), of clients and again of the requests of each.
+    """
+
+    def __init__(self) -> None:
+        self._clients: dict[str, _Client] = {}
+        self._tokens: Counter[BatchClass] = Counter()
+        self._now = 0.0
+        self._orders = itertools.count()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that wait."""
+        return self._tokens.total()
+
+    def tokens_of(self, batch_class: BatchClass) -> int:
+        """Tokens that wait and could share a batch."""
+        return self._tokens[batch_class]
+
+    def tokens_of_client(self, client: str) -> int:
+        """Tokens of a client that wait."""
+        found = self._clients.get(client)
+        return 0 if found is None else found.tokens
+
+    def add(self, waiting: Waiting) -> None:
+        """Let a chunk wait, behind the others of its request."""
+        request = waiting.request
+        client = self._clients.get(request.client)
+        if client is None:
+            client = self._clients[request.client] = _Client(self._now)
+        if request not in client.requests:
+            client.requests[request] = None
+            request.turn = client.now
+        waiting.order = next(self._orders)
+        request.waiting.setdefault(waiting.batch_class, deque()).append(waiting)
+        self._tokens[waiting.batch_class] += waiting.tokens
+        client.tokens += waiting.tokens
+
+    def remove(self, request: Request) -> None:
+        """Let no chunk of a request wait any more."""
+        for batch_class, chunks in request.waiting.items():
+            tokens = sum(each.tokens for each in chunks)
+            self._tokens[batch_class] -= tokens
+            self._clients[request.client].tokens -= tokens
+        request.waiting.clear()
+        self._forget(request)
+
+    def first(self, *, without: Collection[object] = (), longest: int | None = None) -> Waiting | None:
+        """The chunk whose turn it is.
+
+        Args:
+            without: clients and requests that have no turn now.
+            longest: length class of the longest chunk that is meant; None for all.
+        """
+        clients: _Line[_Line[Waiting]] = _Line()
+        for name, client in self._clients.items():
+            if name in without:
+                continue
+            requests: _Line[Waiting] = _Line()
+            for request in client.requests:
+                if request not in without and (head := _oldest(request, longest)) is not None:
+                    requests.add(request.turn, head.order, head)
+            if requests:
+                clients.add(client.turn, requests.first, requests)
+        return clients.next().next() if clients else None
+
+    def take_of(self, request: Request, *, batch_tokens: int) -> list[Waiting]:
+        """Take a batch of chunks of one request, which wait longest: others would make it later."""
+        batch, tokens = list[Waiting](), 0
+        _, batch_class = min((chunks[0].order, each) for each, chunks in request.waiting.items())
+        while tokens < batch_tokens and batch_class in request.waiting:
+            batch.append(request.waiting[batch_class][0])
+            tokens += batch[-1].tokens
+            self._take(batch[-1])
+        return batch
+
+    def take(self, lead: Waiting, *, batch_tokens: int, without: Collection[object] = ()) -> list[Waiting]:
+        """Take a batch: the lead, and chunks that may share its batch, in turns.
+
+        Args:
+            lead: the first chunk.
+            batch_tokens: tokens after which the batch is full.
+            without: as of `first`.
+        """
+        batch_class, batch, tokens = lead.batch_class, [lead], lead.tokens
+        leads = lead.request.client
+        self._now = max(self._now, self._clients[leads].turn)
+        self._take(lead)
+        shares = Counter({leads: tokens})
+        lines = self._lines(batch_class, without)
+        line: _Line[str] = _Line()
+        for name, requests in lines.items():
+            line.add(self._clients[name].turn, requests.first, name)
+        while line and tokens < batch_tokens:
+            name = line.next()
+            if leads not in lines and name != leads and shares[name] >= _SHARE * shares[leads]:
+                continue
+            requests = lines[name]
+            request, client = requests.next(), self._clients[name]
+            waiting = request.waiting[batch_class][0]
+            self._take(waiting)
+            batch.append(waiting)
+            tokens += waiting.tokens
+            shares[name] += waiting.tokens
+            if batch_class in request.waiting:
+                requests.add(request.turn, request.waiting[batch_class][0].order, request)
+            if requests:
+                line.add(client.turn, requests.first, name)
+            else:
+                del lines[name]
+        return batch
+
+    def _lines(self, batch_class: BatchClass, without: Collection[object]) -> dict[str, _Line[Request]]:
+        """Clients -> their requests with chunks of a class."""
+        lines: dict[str, _Line[Request]] = {}
+        for name, client in self._clients.items():
+            if name in without:
+                continue
+            requests: _Line[Request] = _Line()
+            for request in client.requests:
+                if batch_class in request.waiting and request not in without:
+                    requests.add(request.turn, request.waiting[batch_class][0].order, request)
+            if requests:
+                lines[name] = requests
+        return lines
+
+    def _take(self, waiting: Waiting) -> None:
+        request, batch_class = waiting.request, waiting.batch_class
+        chunks = request.waiting[batch_class]
+        assert chunks[0] is waiting, "chunks of a class run in order"
+        chunks.popleft()
+        if not chunks:
+            del request.waiting[batch_class]
+        self._tokens[batch_class] -= waiting.tokens
+        client = self._clients[request.client]
+        client.now = max(client.now, request.turn)
+        client.tokens -= waiting.tokens
+        client.turn += waiting.tokens
+        request.turn += waiting.tokens
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        """Keep no request and no client without chunks that wait."""
+        client = self._clients.get(request.client)
+        if client is None or request.waiting:
+            return
+        client.requests.pop(request, None)
+        if not client.requests:
+            del self._clients[request.client]
+
+
+def _oldest(request: Request, longest: int | None) -> Waiting | None:
+    heads = (chunks[0] for (_, length), chunks in request.waiting.items() if longest is None or length <= longest)
+    return min(heads, key=lambda head: head.order, default=None)
