@@ -231,7 +231,7 @@ def test_at_any_rate_of_requests_what_is_accepted_is_answered_and_that_is_what_t
                 await ask(client, *tokens)
             except OverloadedError:
                 ends["refused"] += 1
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 ends["late"] += 1
             else:
                 ends["answered"] += 1
@@ -357,7 +357,7 @@ def test_a_machine_that_gets_slower_is_late_for_few_and_accepts_less() -> None:
                 await ask("client", *[100] * 5)
             except OverloadedError:
                 ends["refused"] += 1
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 ends["late"] += 1
             else:
                 ends["answered"] += 1
