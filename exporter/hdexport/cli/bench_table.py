@@ -24,7 +24,7 @@ _WIDE = 110
 """Minimum width of a terminal for all columns."""
 
 _COLUMNS = ("p50", "p95", "ratio", "tokens/s", "memory", "max error", "outputs")
-_NARROW_COLUMNS = ("p50", "ratio", "memory", "max error", "outputs")
+_SMALL_COLUMNS = ("p50", "ratio", "memory", "max error", "outputs")
 
 _STYLES = {CaseState.OK: "", CaseState.WRONG: "red"}
 """Colours of rows; rows in other states are yellow."""
@@ -109,8 +109,8 @@ def case_line(case: CaseResult) -> str:
 
 
 def summary_parts(result: BenchResult, *, width: int) -> Iterator[RenderableType]:
-    """One table per batch size, the meaning of its columns, and the notes. A narrow terminal has fewer columns."""
-    names = _COLUMNS if width >= _WIDE else _NARROW_COLUMNS
+    """One table per batch size, the meaning of its columns, and the notes. A small terminal shows fewer columns."""
+    names = _COLUMNS if width >= _WIDE else _SMALL_COLUMNS
     for batch in result.batches:
         yield _cases_table(result, batch, names)
     if result.first_series is not None:

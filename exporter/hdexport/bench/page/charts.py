@@ -229,8 +229,8 @@ def _domain(values: Sequence[float]) -> tuple[tuple[float, float], float | None]
     """Ends of a logarithmic axis, and the value that stands for 0: a whole decade below the smallest value."""
     positive = [value for value in values if value > 0]
     low, high = min(positive, default=1.0), max(positive, default=1.0)
-    widening = max(1.0, math.sqrt(_MIN_SPAN * low / high))
-    low, high = low / widening, high * widening
+    margin = max(1.0, math.sqrt(_MIN_SPAN * low / high))
+    low, high = low / margin, high * margin
     zero = 10.0 ** (math.floor(math.log10(low)) - 1) if len(positive) < len(values) else None
     return (zero or low, high), zero
 

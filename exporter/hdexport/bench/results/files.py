@@ -36,10 +36,10 @@ def read_result(path: Path) -> BenchResult:
             f"Give a {JSON_FILE} or its directory, or {_MEASURE_AGAIN}"
         ) from None
     if version != SCHEMA_VERSION:
-        remedy = "update hdexport" if version > SCHEMA_VERSION else _MEASURE_AGAIN
+        hint = "update hdexport" if version > SCHEMA_VERSION else _MEASURE_AGAIN
         raise InputError(
             f"{path} has schema version {version}; this hdexport reads version {SCHEMA_VERSION}.\n"
-            f"{remedy[0].upper()}{remedy[1:]}."
+            f"{hint[0].upper()}{hint[1:]}."
         )
     try:
         result = from_json(text, BenchResult, name="bench")
