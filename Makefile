@@ -99,7 +99,8 @@ ONNXRUNTIMES := 1.24.4 1.25.1 1.26.0 1.27.0 1.28.0 1.29.0 1.30.0 1.32.0
 $(VENV)/onnxruntimes/%: $(INSTALLED)
 	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --target $@ onnxruntime==$* || mkdir -p $@
 
-# A peer of `hdexport bench --corpus`, in a folder of its own, as it wants an older huggingface-hub than transformers.
+# A baseline of `python -m benchmarks.corpus`, in a directory of its own: it needs an older huggingface-hub than
+# transformers.
 FASTEMBED := $(VENV)/fastembed
 
 $(FASTEMBED): $(INSTALLED)

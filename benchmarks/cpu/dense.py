@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.cpu.models import HUGGING_FACE, build_bundle, load_bundle, run_of_torch, save_checkpoint
 from benchmarks.cpu.targets import Figure, Run, Target, figures_of, run_cases
-from hdexport.bench.peers.peer import Texts
+from hdexport.bench.baselines.baseline import Texts
 from hdruntime.bundle.reader import open_bundle
 
 CASES = ("torch-sdpa", "plain-export", "bundle-float32", "bundle-float16")
@@ -84,7 +84,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 
 def write_plain_export(path: Path, tokens: int, *, source: Path | None = None) -> None:
     """The model of `torch_model`, exported as PyTorch's documentation shows."""
-    from hdexport.bench.peers.onnx_plain import export_plainly
+    from hdexport.bench.baselines.onnx_plain import export_plainly
     from hdexport.model.graph_module import GraphModule, graph_inputs
     from hdruntime.bundle.manifest import Task
 

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 import hdruntime
+from benchmarks.corpus import embed_script
+from benchmarks.corpus.bench import SAMPLES, texts_of
 from benchmarks.record import show
-from hdexport.bench.corpus import embed_script
-from hdexport.bench.corpus.bench import SAMPLES, texts_of
+from hdexport.bench.baselines.baseline import checkpoint_folder
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import run_process
-from hdexport.bench.peers.peer import checkpoint_folder
 from hdexport.bench.run.plan import BenchOptions, plan
 
 _LEAST_COSINE = {"F32": 0.99999, "Q8_0": 0.998}
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    planned = plan(BenchOptions(bundles=(options.bundle,), peers=(), backends=("onnxruntime",)))
+    planned = plan(BenchOptions(bundles=(options.bundle,), baselines=(), backends=("onnxruntime",)))
     manifest = planned.series[0].bundle.manifest
     texts = texts_of(options.corpus)
     found: dict[str, list[Any]] = {"bundle": [], **{name: [] for name in _LEAST_COSINE}}
@@ -51,7 +51,7 @@ def main() -> None:
         request = {"texts": str(file), "threads": planned.threads, "max_len": manifest.max_len}
         request |= {"bundle": str(options.bundle), "backend": "onnxruntime", "precision": "auto"}
         request |= {"warm_up_texts": 8, "least_seconds": 0.0}
-        request["model"] = str(checkpoint_folder(planned.series[0].subject, scratch))
+        request["model"] = str(checkpoint_folder(planned.series[0].model, scratch))
         for _ in range(options.rounds):
             for name, outcomes in found.items():
                 asked = scratch / f"{name}.json"

@@ -124,9 +124,9 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _comparison(options: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.baselines import BASELINES
     from hdexport.attention.kinds import attention_from_spec
-    from hdexport.bench.peers import PEERS
-    from hdexport.bench.peers.peer import MeasuredModel
+    from hdexport.bench.baselines.baseline import MeasuredModel
     from hdexport.checkpoint import default_model
 
     source, _ = default_model()
@@ -140,7 +140,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
         return {"cases": _random_cases(), "targets": flat_targets(), **about}
     build_bundle(options.models, source=source, max_len=options.tokens, targets=("openvino",))
     subject = MeasuredModel(bundle=options.models / BUNDLE, checkpoint=str(source))
-    PEERS["openvino"].prepare(subject, options.models, device="cpu")
+    BASELINES["openvino"].prepare(subject, options.models, device="cpu")
     write_plain_export(options.models / "plain.onnx", options.tokens)
     return {"cases": _KEEPERS, "targets": targets(), "tokens": options.tokens}
 

@@ -37,7 +37,7 @@ BUNDLES = {
 """Case -> its bundle, and the backend and precision that it is loaded with."""
 
 OPENVINO = ("openvino", "openvino-default", "openvino-int8")
-"""Peers of `hdexport bench`."""
+"""Baselines of `hdexport bench`."""
 
 TORCH, ONNXRUNTIME_INT8 = "torch-sdpa", "onnxruntime-dynamic-int8"
 MODELS = (*BUNDLES, *OPENVINO, ONNXRUNTIME_INT8, TORCH)
@@ -144,8 +144,8 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
-    from hdexport.bench.peers import PEERS
-    from hdexport.bench.peers.peer import MeasuredModel
+    from benchmarks.baselines import BASELINES
+    from hdexport.bench.baselines.baseline import MeasuredModel
     from hdexport.checkpoint import default_model
 
     source, _ = default_model()
@@ -160,9 +160,9 @@ def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
             folder, source=source, name=precision, max_len=longest, precision=precision, targets=("openvino",), **more
         )
     subject = MeasuredModel(bundle=folder / "float32", checkpoint=str(source))
-    for peer in OPENVINO:
-        if peer in models:
-            PEERS[peer].prepare(subject, folder, device="cpu")
+    for baseline in OPENVINO:
+        if baseline in models:
+            BASELINES[baseline].prepare(subject, folder, device="cpu")
     if ONNXRUNTIME_INT8 in models:
         write_plain_export(folder / "plain.onnx", longest)
         quantize_dynamic(folder / "plain.onnx", folder / "int8.onnx")
@@ -170,7 +170,7 @@ def _make_models(folder: Path, models: Sequence[str], *, longest: int) -> None:
 
 def _write_texts(folder: Path, lengths: Sequence[int]) -> None:
     """The timed texts, and the texts whose vectors are compared, with PyTorch's vectors."""
-    from hdexport.bench.peers.peer import Texts
+    from hdexport.bench.baselines.baseline import Texts
     from hdruntime.bundle.reader import open_bundle
 
     bundle = open_bundle(folder / "float32")
@@ -199,8 +199,8 @@ def _load(model: str, folder: Path, longest: int) -> Run:
 
 
 def load_openvino(folder: Path, model: str) -> Run:
-    """The file that the peer `model` of `hdexport bench` made, in float32 for `openvino`, else as OpenVINO runs it."""
-    from hdexport.bench.peers.openvino import MODEL_FILE
+    """The file of the baseline `model`, in float32 for `openvino`, else as OpenVINO runs it by default."""
+    from benchmarks.baselines.openvino import MODEL_FILE
     from hdruntime.optional import require
 
     settings = {"INFERENCE_PRECISION_HINT": "f32"} if model == "openvino" else {}

@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from benchmarks.cpu.targets import Figure, Target, child_arguments, output_of, run_cases
 from benchmarks.texts import HELP, tokenizer_of
+from hdexport.bench.baselines.baseline import Texts
 from hdexport.bench.measure.calls import timed, with_growth
-from hdexport.bench.peers.peer import Texts
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.process_limits import chosen_threads
 

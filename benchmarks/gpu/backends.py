@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.gpu import end_to_end
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS
+from hdexport.bench.baselines.baseline import Texts
 from hdexport.bench.measure.calls import latency_of, time_runs, warm_up
-from hdexport.bench.peers.peer import Texts
 from hdexport.checkpoint.checkpoint import sample_path
 from hdexport.support.memory import GpuMemoryWatch
 from hdexport.verify.comparison import compare
@@ -288,7 +288,7 @@ def _time_call(job: Job, call: Callable[[], Any], shape: tuple[int, int], **abou
     try:
         with watch:
             call()
-            times = time_runs(call, least_runs=_LEAST_RUNS, least_seconds=job.least_s(_LEAST_SECONDS))
+            times = time_runs(call, min_runs=_LEAST_RUNS, min_seconds=job.least_s(_LEAST_SECONDS))
             watch.look()
     except OutOfMemoryError as error:
         job.write(**about, status="OOM", reason=str(error)[:300], batch=rows, tokens=tokens)
@@ -344,7 +344,7 @@ def _run_lengths(job: Job, bundle: Bundle, session: Any, about: dict[str, Any]) 
                 wrong.append(tokens)
             call = functools.partial(session, **feeds)
             is_stable = True if job.times_nothing else warm_up(call)
-            times = time_runs(call, least_runs=_LEAST_RUNS, least_seconds=job.least_s(_LEAST_SECONDS))
+            times = time_runs(call, min_runs=_LEAST_RUNS, min_seconds=job.least_s(_LEAST_SECONDS))
             latency = latency_of([times], is_stable=is_stable)
             job.write(
                 **about,

@@ -1,4 +1,4 @@
-"""The steps that embed whole corpora: `hdexport bench --corpus`, and the whole job beside a script of ten lines."""
+"""The steps that embed whole corpora: `python -m benchmarks.corpus`, and the whole job beside a script of ten lines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.corpus.bench import CorpusBench, CorpusSeries, texts_of
+from benchmarks.corpus.gpu_watch import GpuWatch
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.texts import HELP
-from hdexport.bench.corpus.bench import CorpusBench, CorpusSeries, texts_of
-from hdexport.bench.measure.gpu_watch import GpuWatch
 from hdexport.bench.measure.processes import run_process
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.plan import BenchOptions
@@ -101,7 +101,7 @@ def embed_corpus(job: Job, corpus: str, *, rounds: int = 1, compiles: bool = Fal
         result = bench.result()
     for series in result.series:
         _write_series(job, corpus, bench, series)
-    if not any(series.seconds for series in result.series if not series.is_peer):
+    if not any(series.seconds for series in result.series if not series.is_baseline):
         raise StepFailedError("no bundle embedded the corpus")
 
 

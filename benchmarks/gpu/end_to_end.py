@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.gpu.job import Job, StepFailedError
 from benchmarks.gpu.kernels import LENGTHS
 from benchmarks.gpu.models import Sizes, expected, prepare, sizes_of
+from benchmarks.roofline.ceilings import times_ms
 from hdexport.bench.measure.calls import latency_of, time_runs
-from hdexport.bench.measure.ceilings import times_ms
 from hdexport.support.memory import GpuMemoryWatch, says_out_of_memory
 from hdexport.verify.comparison import Comparison, compare
 
@@ -91,7 +91,7 @@ def _timed(call: Callable[[], object], watch: GpuMemoryWatch, job: Job) -> dict[
         call()
     with watch:
         peaks = _peaks(call, job.device)
-        times = time_runs(call, least_runs=least_runs, least_seconds=least_s)
+        times = time_runs(call, min_runs=least_runs, min_seconds=least_s)
         watch.look()
     latency = latency_of([times], is_stable=True)
     figures = {"p50_ms": latency.p50_ms, "p95_ms": latency.p95_ms, "min_ms": latency.min_ms, "runs": latency.runs}

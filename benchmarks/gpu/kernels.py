@@ -24,8 +24,7 @@ from typing import Any
 from benchmarks.gpu.cases import DTYPES, FAMILIES, HIDDEN_SIZE, Case
 from benchmarks.gpu.job import Job, StepFailedError
 from benchmarks.gpu.peers import PEERS
-from hdexport.bench.measure.ceilings import measured_ceilings, times_ms
-from hdexport.bench.results.result import Ceilings
+from benchmarks.roofline.ceilings import Ceilings, measured_ceilings, times_ms
 from hdplugins import Operator
 from hdplugins.attention.kernel_launch import launch
 from hdplugins.attention.plugin_face import face_of

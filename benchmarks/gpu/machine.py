@@ -6,8 +6,8 @@ import importlib.metadata
 from dataclasses import asdict
 
 from benchmarks.gpu.job import Job
+from benchmarks.roofline.ceilings import measured_ceilings
 from hdexport.bench.measure.calls import environment
-from hdexport.bench.measure.ceilings import measured_ceilings
 
 _DTYPES = ("float16", "bfloat16", "tf32", "float32")
 

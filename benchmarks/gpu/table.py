@@ -187,9 +187,9 @@ def corpus_verdicts(rows: Sequence[Row]) -> Iterator[str]:
     rates: dict[tuple[str, str], float] = {}
     for row in rows:
         if row["seconds"]:
-            kind = ("default" if row["is_default"] else "best") if row["is_peer"] else "ours"
+            kind = ("default" if row["is_default"] else "best") if row["is_baseline"] else "ours"
             # The best size is one at which no peer is faster, and may be the default.
-            for key in {(row["corpus"], kind), *([(row["corpus"], "best")] if row["is_peer"] else [])}:
+            for key in {(row["corpus"], kind), *([(row["corpus"], "best")] if row["is_baseline"] else [])}:
                 rates[key] = max(rates.get(key, 0.0), _texts_per_second(row))
     for corpus, size, wanted in _CORPUS_TARGETS:
         if (corpus, "ours") in rates and (corpus, size) in rates:
@@ -199,7 +199,7 @@ def corpus_verdicts(rows: Sequence[Row]) -> Iterator[str]:
                 f"{_verdict(ratio >= wanted)}"
             )
     for row in rows:
-        if row["corpus"] in _BUSY_CORPORA and not row["is_peer"] and row["gpu_busy_share"]:
+        if row["corpus"] in _BUSY_CORPORA and not row["is_baseline"] and row["gpu_busy_share"]:
             share = statistics.median(row["gpu_busy_share"])
             yield (
                 f"{row['corpus']} corpus: the GPU computes {share:.0%} of the time, target {_BUSY_TARGET:.0%}: "

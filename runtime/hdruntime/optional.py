@@ -47,7 +47,6 @@ _EXTRA_OF_PACKAGE = {
     "ray": "ray",
     "safetensors": "export",
     "sentence_transformers": "export",
-    "scipy": "bench",
     "starlette": "serve",
     "tensorrt": "tensorrt",
     "tensorrt_lean": "lean",

@@ -16,6 +16,8 @@ import pytest
 from benchmarks.cpu import targets
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
+from support.bench_workshop import shallow, workshop  # noqa: F401 fixtures
+from tests.exporter.conftest import tiny_bundles  # noqa: F401 fixture
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.corpus.bench import CorpusSeries
 from benchmarks.gpu import corpus, suite
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.table import lines_of
 from fakes.simulated_nvml import IDLE_BYTES, SimulatedNvml
-from hdexport.bench.corpus.bench import CorpusSeries
 from hdexport.bench.measure.processes import ProcessOutcome
 from hdexport.bench.results.result import Status
 from hdruntime.errors import InputError
@@ -28,12 +28,12 @@ from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 OURS = CorpusSeries(
-    name="corpus-bert-base (onnxruntime_cuda)", is_peer=False, seconds=(1.0, 1.0), tokens=900_000,
+    name="corpus-bert-base (onnxruntime_cuda)", is_baseline=False, seconds=(1.0, 1.0), tokens=900_000,
     computed_tokens=910_000, peak_bytes=3 * 10**9, gpu_busy_share=(0.9, 0.8), gpu_peak_bytes=5 * 10**9,
 )  # fmt: skip
-DEFAULT = dataclasses.replace(OURS, name="sentence-transformers", is_peer=True, batch_size=32, seconds=(2.5, 2.5))
+DEFAULT = dataclasses.replace(OURS, name="sentence-transformers", is_baseline=True, batch_size=32, seconds=(2.5, 2.5))
 BEST = dataclasses.replace(DEFAULT, batch_size=256, is_default=False, seconds=(1.25, 1.25))
-ABSENT = CorpusSeries(name="compiled", is_peer=True, unavailable="torch.compile took more than 60 s")
+ABSENT = CorpusSeries(name="compiled", is_baseline=True, unavailable="torch.compile took more than 60 s")
 
 
 @pytest.fixture
@@ -214,10 +214,10 @@ def test_a_rehearsal_embeds_a_corpus_and_runs_the_job(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert {row["step"]: row["status"] for row in rows if row["case"] == "step"} == dict.fromkeys(steps, "ok")
     last = {row["title"]: row for row in rows if row["case"] == "corpus"}
-    ours, peer, *_ = last.values()
+    ours, baseline, *_ = last.values()
     assert "(onnxruntime)" in ours["name"]
-    assert peer["name"] == "sentence-transformers, PyTorch, float32"
-    assert all(row["seconds"] and not row["gpu_busy_share"] and not row["gpu_peak_bytes"] for row in (ours, peer))
+    assert baseline["name"] == "sentence-transformers, PyTorch, float32"
+    assert all(row["seconds"] and not row["gpu_busy_share"] and not row["gpu_peak_bytes"] for row in (ours, baseline))
     # Weights are of half precision in the bundle, and of float32 in the checkpoint.
     assert ours["max_abs_error"] < 1e-2
     assert [row["status"] for row in rows if row["case"] == "corpus job"] == ["ok", "ok"]

@@ -20,7 +20,7 @@ from benchmarks.gpu.cases.window import WindowCase
 from benchmarks.gpu.job import Job, StepFailedError
 from benchmarks.gpu.peers import PEERS
 from benchmarks.gpu.picture import picture
-from hdexport.bench.results.result import Ceilings
+from benchmarks.roofline.ceilings import Ceilings
 
 ROOT = Path(__file__).parents[2]
 

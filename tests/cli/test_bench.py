@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -20,34 +18,30 @@ import onnx_ir as ir
 import psutil
 import pytest
 
+from hdexport.bench.baselines import BASELINES
 from hdexport.bench.measure.processes import ProcessOutcome
-from hdexport.bench.results.result import BenchResult, Ceilings, Status
+from hdexport.bench.results.result import BenchResult, Status
 from hdexport.bench.run import preparation, rounds
-from hdexport.bench.run.preparation import Preparation
+from hdexport.cli.bench import BASELINE_NAMES
 from hdexport.support.bundle_writer import seal, write_manifest
 from hdruntime.bundle.reader import open_bundle
 from support.commands import HDEXPORT, Command, Refused
 from support.waiting import wait_until
 
 TOKENS = 65
-TORCH, OURS, WRONG, OPTIMUM = "torch", "tiny (onnxruntime)", "wrong (onnxruntime)", "optimum"
-EVERYWHERE = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-"""A PATH without optimum-cli."""
-
-WITHOUT_CEILINGS = """
+TORCH, OURS, WRONG, COMPILED = "torch", "tiny (onnxruntime)", "wrong (onnxruntime)", "torch-compile"
+IN_ONE_PROCESS = """
 import sys
 from hdexport.bench.measure.processes import ProcessOutcome
 from hdexport.bench.results.result import Status
 from hdexport.bench.page import html
 from hdexport.bench.run import preparation
 from hdexport.cli import main
-html._script = str  # a page that draws nothing
-preparation.Preparation.measure_ceilings = lambda preparation: None
+html.charts = lambda result, batch: {}
 preparation.run_function = lambda call, *, time_limit_s: (ProcessOutcome(status=Status.OK), call())
 sys.exit(main(sys.argv[1:]))
 """
-"""The command without the limits of the machine, processes that prepare, and the libraries of a page, most of the work
-of a run that measures next to nothing."""
+"""The command without processes that prepare and without charts, most of the work of a run that measures little."""
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +69,10 @@ def wrong_bundle(lone_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
-    """Prepare in this process, which has PyTorch; time cases for 0.1 s; try batches of 1 and 2; draw no pictures.
+    """Prepare in this process, which has PyTorch; time cases for 0.1 s; draw no charts.
 
-    The limits of the machine are given. What is left out has tests of its own in tests/exporter/bench.
+    What is left out has tests of its own in tests/exporter/bench.
     """
-    ceilings = Ceilings(device="cpu", dtype="float32", matmul_flops_per_s=1e12, copy_bytes_per_s=1e11)
-
-    def take_limits(preparation: Preparation) -> None:
-        preparation._ceilings["cpu", "float32"] = ceilings
 
     def draw(folder: Path, result: BenchResult) -> None:
         (folder / "latency.png").write_bytes(b"\x89PNG")
@@ -91,11 +81,9 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
         return ProcessOutcome(status=Status.OK), call()
 
     patch.setattr(preparation, "run_function", run_here)
-    patch.setattr(rounds, "_LEAST_SECONDS", 0.1)
-    patch.setattr(rounds, "largest_batch", functools.partial(rounds.largest_batch, most_texts=2))
-    patch.setattr(Preparation, "measure_ceilings", take_limits)
+    patch.setattr(rounds, "_MIN_SECONDS", 0.1)
     patch.setattr("hdexport.bench.page.charts.write_pngs", draw)
-    patch.setattr("hdexport.bench.page.html._script", str)
+    patch.setattr("hdexport.bench.page.html.charts", lambda result, batch: {})
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +97,12 @@ def measured(
     """The directory of a whole run, which finds the checkpoint only by its option, and what it printed."""
     folder = tmp_path_factory.mktemp("bench") / "results"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", EVERYWHERE)
+        patch.setenv("CXX", "no-such-compiler")
         shorten(patch)
         done = hdexport(
             "bench", lone_bundle, wrong_bundle, "--model", checkpoint, "--lengths", TOKENS,
-            "--batch", "3", "--peers", "torch,optimum", "--rounds", "1", "--time-limit", "60", "--threads", "1",
-            "--memory-budget", "150MB", "--png", "-o", folder,
+            "--batch", "3", "--baselines", "torch,torch-compile", "--rounds", "1", "--time-limit", "60",
+            "--threads", "1", "--png", "-o", folder,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
@@ -135,7 +123,6 @@ def test_every_series_is_measured_and_only_the_wrong_one_is_wrong(measured: tupl
         assert len(latency["rounds_p50_ms"]) == 1
         assert case["tokens_per_s"] == pytest.approx(3 * case["tokens"] / latency["p50_ms"] * 1e3)
         assert case["memory"]["rss_bytes"] > case["memory"]["growth_bytes"] >= 0
-        assert 0 < case["roofline"]["fraction"] < 1
         assert case["error"]["passed"] == (case["series"] != WRONG)
         assert (case["error"]["max_abs_error"] > 1e-3) == (case["series"] == WRONG)
         assert case["series"] == WRONG or case["error"]["max_abs_error"] < 1e-4
@@ -148,60 +135,21 @@ def test_the_recorded_command_is_the_one_that_ran_and_names_no_folder(measured: 
 
 
 @pytest.mark.slow
-def test_the_largest_batch_of_a_budget_is_found(measured: tuple[Path, str]) -> None:
-    searched = json.loads((measured[0] / "bench.json").read_text())["largest_batches"]
-    assert {(found["series"], found["tokens"]) for found in searched} == {
-        (series, TOKENS) for series in (TORCH, OURS, WRONG)
-    }
-    for found in searched:
-        assert found["budget_bytes"] == 150 * 10**6
-        if found["series"] == TORCH:  # PyTorch alone takes more
-            assert (found["batch"], found["is_limit"]) == (0, True)
-        else:
-            assert found["batch"] > 1
-            assert not found["is_limit"]
-            assert found["peak_bytes"] <= 150 * 10**6
-
-
-@pytest.mark.slow
-def test_table_csv_and_page_hold_every_case_and_what_is_missing(measured: tuple[Path, str]) -> None:
+def test_table_and_page_have_every_case_and_what_is_missing(measured: tuple[Path, str]) -> None:
     folder, printed = measured
-    with (folder / "bench.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {(row["series"], row["tokens"]) for row in rows if row["status"] == "ok"} == {
-        (series, str(TOKENS)) for series in (TORCH, OURS, WRONG)
-    }
-    assert list(dict.fromkeys(row["series"] for row in rows)) == [OURS, WRONG, TORCH, OPTIMUM]
-    assert "pipx install" in re.sub(r"\s+", " ", printed)
+    result = json.loads((folder / "bench.json").read_text())
+    assert [series["name"] for series in result["series"]] == [OURS, WRONG, TORCH, COMPILED]
     page = (folder / "bench.html").read_text()
-    assert OURS in page
-    assert "pipx install" in page
-    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in folder.glob("*.png"))
-    assert list(folder.glob("*latency*.png"))
-    assert all(name in printed for name in (OURS, TORCH, str(TOKENS), str(folder / "bench.html")))
-
-
-@pytest.mark.slow
-def test_a_slower_run_is_compared(measured: tuple[Path, str], hdexport: Command, tmp_path: Path) -> None:
-    """What counts as a change: tests/exporter/bench/test_compare.py."""
-    before, after = tmp_path / "before.json", tmp_path / "after.json"
-    result = json.loads((measured[0] / "bench.json").read_text())
-    for file, times in ((before, 1), (after, 3)):
-        for case in result["cases"]:
-            p50_ms = case["latency"]["p50_ms"] * (times if case["series"] == OURS else 1)
-            # The noise of a busy machine is not what is tested here.
-            case["latency"].update(p50_ms=p50_ms, rounds_p50_ms=[p50_ms, 1.01 * p50_ms])
-        file.write_text(json.dumps(result))
-    printed = hdexport("bench", "--compare", before, after)
-    assert printed.returncode == 0, printed.stderr
-    assert OURS in printed.stdout
-    compared = json.loads(hdexport("bench", "--compare", before, after, "--json").stdout)
-    assert {(change["case"][0], change["kind"]) for change in compared["changes"]} == {(OURS, "latency")}
+    for text in (re.sub(r"\s+", " ", printed), page):
+        assert all(name in text for name in (OURS, WRONG, TORCH, str(TOKENS)))
+        assert "torch.compile needs a C++ compiler, no-such-compiler: apt-get install g++" in text
+    assert str(folder / "bench.html") in printed
+    assert (folder / "latency.png").read_bytes() == b"\x89PNG"
 
 
 @pytest.mark.slow
 def test_stopped_with_ctrl_c_it_writes_what_it_has(lone_bundle: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WITHOUT_CEILINGS, "bench", lone_bundle, "--lengths", "8", "--peers", "none"]
+    command = [sys.executable, "-c", IN_ONE_PROCESS, "bench", lone_bundle, "--lengths", "8", "--baselines", "none"]
     process = subprocess.Popen(
         [*command, "--rounds", "1000", "--threads", "1", "-o", tmp_path / "out"],
         stdout=subprocess.PIPE,
@@ -228,7 +176,7 @@ def test_stopped_with_ctrl_c_it_writes_what_it_has(lone_bundle: Path, tmp_path: 
 def test_killed_it_leaves_no_process_and_the_next_run_removes_the_rest_and_a_time_limit_is_a_result(
     hdexport: Command, lone_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["bench", lone_bundle, "--lengths", "8,100", "--peers", "none", "-o", tmp_path / "out"]
+    arguments = ["bench", lone_bundle, "--lengths", "8,100", "--baselines", "none", "-o", tmp_path / "out"]
     process = subprocess.Popen([HDEXPORT, *arguments, "--rounds", "1000"])
     try:
         children = [psutil.Process(pid) for pid in wait_for(process.pid, "preparation", 1)]
@@ -238,16 +186,14 @@ def test_killed_it_leaves_no_process_and_the_next_run_removes_the_rest_and_a_tim
     assert psutil.wait_procs(children, timeout=30)[1] == []
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".")
-    # Of no interest either.
-    monkeypatch.setattr(Preparation, "measure_ceilings", lambda preparation: None)
-    monkeypatch.setattr("hdexport.bench.page.html._script", str)
+    monkeypatch.setattr("hdexport.bench.page.html.charts", lambda result, batch: {})
     done = hdexport(*arguments, "--time-limit", "0.05")
     assert done.returncode == 1, done.stderr  # nothing at all was measured
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["bench.csv", "bench.html", "bench.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["bench.html", "bench.json"]
     result = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert [(case["tokens"], case["status"]) for case in result["cases"]] == [(8, "timeout"), (100, "timeout")]
-    assert "was built from gone, which is not here" in result["notes"][0]
+    assert "was built from gone, which was not found" in result["notes"][0]
 
 
 def wait_for(pid: int, module: str, count: int) -> set[int]:
@@ -265,6 +211,10 @@ def wait_for(pid: int, module: str, count: int) -> set[int]:
     return found
 
 
+def test_the_help_names_every_baseline() -> None:
+    assert list(BASELINES) == list(BASELINE_NAMES)
+
+
 def test_results_are_replaced_only_by_force(refused: Refused, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "bench.json").write_text("{}")
@@ -273,13 +223,14 @@ def test_results_are_replaced_only_by_force(refused: Refused, bundle: Path, tmp_
 
 
 REFUSED = [
-    ([], "No bundle was given.\nName one"),
-    (["BUNDLE", "--lengths", "101"], "take 1 to 100"),
+    ([], "No bundle was given.\nName a bundle"),
+    (["BUNDLE", "--lengths", "101"], "--lengths contains 101; the bundles accept 1 to 100 tokens."),
     (["BUNDLE", "--batch", "0"], "argument --batch: '0' is not a whole number, 1 or more\nSee: hdexport bench --help"),
-    (["BUNDLE", "--peers", "tf"], "'tf' is not a peer; valid are torch"),
-    (["BUNDLE", "--time-limit", "-1"], "not a number of seconds"),
-    (["--compare", "a.json", "b.json"], "a.json"),
-    (["--json"], "--json prints a comparison.\nAdd --compare A.json B.json, or read DIR/bench.json."),
+    (
+        ["BUNDLE", "--baselines", "tf"],
+        "'tf' is not a baseline; valid: torch, torch-compile, onnx-plain, all, none.",
+    ),
+    (["BUNDLE", "--time-limit", "-1"], "--time-limit is -1.0; it must be a positive number of seconds."),
 ]
 """Options -> what is said of them."""
 

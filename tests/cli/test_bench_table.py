@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hdexport.bench.results.result import BenchResult, Status
+from hdexport.bench.results.result import BenchResult, CaseState, ModelChange, Status
 from hdexport.cli.bench_table import BenchTable, case_line, summary_parts
 from hdexport.cli.progress import duration_text
-from support.sample_results import COMPILED, OPTIMUM, OURS, PLAIN, SENTENCE, TORCH, sample_result
+from support.sample_results import COMPILED, OPTIMUM, OURS, PLAIN, SENTENCE, TORCH, sample_result, without_change
 
 
 def watch(table: BenchTable, result: BenchResult, *, rounds: int = 3) -> None:
@@ -64,8 +64,9 @@ def test_without_a_terminal_there_is_one_line_per_finished_case_and_nothing_else
 def test_a_line_says_what_matters() -> None:
     result = sample_result(noise=0)
     lines = {(case.series, case.batch, case.tokens): case_line(case) for case in result.cases}
-    assert lines[OURS, 1, 1024] == (f"{OURS}, 1 x 1024: p50 159 ms, p95 170 ms, 6,452 tokens/s, 369 MB, error 3.5e-6")
-    assert lines[OPTIMUM, 1, 4096].endswith("error 0.4, WRONG ANSWER")
+    assert lines[OURS, 1, 1024] == f"{OURS}, 1 x 1024: p50 159 ms, p95 170 ms, 6,452 tokens/s, 369 MB, max error 3.5e-6"
+    wrong = "outputs are wrong: max abs error 0.4, min cosine 0.62; tolerance: max abs error <= 0.0001"
+    assert lines[OPTIMUM, 1, 4096].endswith(f" GB, {wrong}")
     assert lines[PLAIN, 8, 8192] == f"{PLAIN}, 8 x 8192: OOM: its processes took 61.2 GB, of which 60.0 GB were free"
 
 
@@ -81,10 +82,8 @@ def test_the_tables_fit_and_hold_every_case(width: int) -> None:
         assert f"batch {batch}" in text
     rows = [line for line in tables if re.search(r"\d\.\d\dx|failed|OOM|timeout", line)]
     assert len(rows) == len(result.cases)
-    assert sum("wrong" in line for line in rows) == sum(
-        case.error is not None and not case.error.passed for case in result.cases
-    )
-    assert ("sd ms" in text) == (width >= 118)
+    assert sum("wrong" in line for line in rows) == sum(case.state is CaseState.WRONG for case in result.cases)
+    assert ("p95 ms" in text) == (width >= 110)
 
 
 def test_what_did_not_run_follows_the_tables_with_its_reason() -> None:
@@ -92,15 +91,25 @@ def test_what_did_not_run_follows_the_tables_with_its_reason() -> None:
     text = "\n".join(text_of(result, 160))
     assert f"{SENTENCE}: sentence-transformers is not installed. Install it with: pip install" in text
     assert f"failed: {COMPILED}: failed at batch 1 with 512 tokens: torch._inductor" in text
-    assert f"wrong: {OPTIMUM}: wrong answers at batch 1 with 1024, 2048, 4096, 8192 tokens and batch 8 with" in text
-    assert f"ratio: of the median latencies, to {OURS} in this run" in text
-    assert "largest batch within 24.0 GB" in text
-    assert re.search(rf"8192 +{TORCH} +8 or more +11.2 GB +9 texts were not done", text)
+    assert f"wrong: {OPTIMUM}: outputs are wrong: max abs error 0.5, min cosine 0.62; tolerance: " in text
+    assert f"ratio: median latency divided by the median latency of {OURS} in this run" in text
     assert "The benchmark was stopped early." in text
 
 
-def test_a_run_of_which_nothing_came_has_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    result = dataclasses.replace(sample_result(), cases=(), largest_batches=())
+def test_a_baseline_without_a_requested_change_differs_by_it_and_no_line_calls_it_wrong() -> None:
+    result = without_change(sample_result(lengths=(1024,)), ModelChange.ATTENTION, TORCH)
+    case = result.case(TORCH, 1, 1024)
+    assert case is not None
+    text = "outputs differ by the requested change of attention: max abs error 0.35, min cosine 0.81"
+    assert case_line(case).endswith(f" MB, {text}")
+    lines = text_of(result, 160)
+    assert any(line.startswith(f"differs: {TORCH}: {text}") for line in lines)
+    assert [line for line in lines if TORCH in line.split() and "wrong" in line] == []
+    assert any(re.search(r"^ +torch .* 0\.35 +differs$", line.rstrip()) for line in lines)
+
+
+def test_a_run_without_cases_has_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    result = dataclasses.replace(sample_result(), cases=())
     with BenchTable() as table:
         table.summary(result)
     assert "pip install sentence-transformers" in capsys.readouterr().out
@@ -112,7 +121,6 @@ def test_names_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
         sample_result(),
         series=(dataclasses.replace(sample_result().series[0], name="[red]a[/red]"),),
         cases=(case,),
-        largest_batches=(),
     )
     with BenchTable() as table:
         watch(table, result)

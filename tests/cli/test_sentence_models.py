@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdexport.bench.peers.peer import MeasuredModel, checkpoint_folder
+from hdexport.bench.baselines.baseline import MeasuredModel, checkpoint_folder
 from hdruntime.bundle.manifest import Backend, Role, Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ModelError

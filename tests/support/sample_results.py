@@ -1,4 +1,4 @@
-"""A benchmark's result as a machine might give it: wrong answers, missing figures, a peer that is not installed."""
+"""A benchmark's result as a machine might give it: wrong answers, missing figures, a baseline that is not installed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from hdexport.bench.results.result import (
     SCHEMA_VERSION,
     BenchResult,
     CaseResult,
-    Ceilings,
-    LargestBatch,
     Latency,
+    ModelChange,
     OutputError,
     PeakMemory,
-    Roofline,
     Series,
     Status,
 )
@@ -71,7 +69,7 @@ def sample_result(
     return BenchResult(
         schema_version=SCHEMA_VERSION,
         date="2026-11-21T10:24:07+00:00",
-        command="hdexport bench longformer-8192 --batch 1,8 --memory-budget 24GB -o results",
+        command="hdexport bench longformer-8192 --batch 1,8 -o results",
         environment={
             "cpu": "AMD EPYC 7B13",
             "cores": "2",
@@ -92,8 +90,6 @@ def sample_result(
             for tokens in lengths
             for series in MEASURED
         ),
-        ceilings=(Ceilings(device="cpu", dtype="float32", matmul_flops_per_s=1.41e11, copy_bytes_per_s=1.83e10),),
-        largest_batches=_largest_batches(),
     )
 
 
@@ -115,17 +111,32 @@ def slower(result: BenchResult, factor: float, *series: str, lengths: tuple[int,
     return with_cases(result, change)
 
 
+def without_change(result: BenchResult, change: ModelChange, *series: str) -> BenchResult:
+    """Outputs of some series are those of the model without a requested change."""
+
+    def differing(case: CaseResult) -> CaseResult:
+        if case.error is None or case.series not in series:
+            return case
+        error = OutputError(
+            max_abs_error=0.35, min_cosine=0.81, passed=False, tolerance="max abs error <= 0.0001",
+            missing_changes=(change,),
+        )  # fmt: skip
+        return dataclasses.replace(case, error=error)
+
+    return with_cases(result, differing)
+
+
 def _series() -> tuple[Series, ...]:
     bundle = "bundles/longformer-8192"
     remark = "Its graph was traced at one length; it is known to be wrong at others."
     missing = "sentence-transformers is not installed. Install it with: pip install sentence-transformers"
     return (
-        Series(name=OURS, runner="onnxruntime", bundle=bundle, is_peer=False),
-        Series(name=TORCH, runner="torch", bundle=bundle, is_peer=True),
-        Series(name=COMPILED, runner="torch-compile", bundle=bundle, is_peer=True),
-        Series(name=PLAIN, runner="onnx-plain", bundle=bundle, is_peer=True),
-        Series(name=OPTIMUM, runner="optimum", bundle=bundle, is_peer=True, remark=remark),
-        Series(name=SENTENCE, runner="sentence-transformers", bundle=bundle, is_peer=True, unavailable=missing),
+        Series(name=OURS, runner="onnxruntime", bundle=bundle, is_baseline=False),
+        Series(name=TORCH, runner="torch", bundle=bundle, is_baseline=True),
+        Series(name=COMPILED, runner="torch-compile", bundle=bundle, is_baseline=True),
+        Series(name=PLAIN, runner="onnx-plain", bundle=bundle, is_baseline=True),
+        Series(name=OPTIMUM, runner="optimum", bundle=bundle, is_baseline=True, remark=remark),
+        Series(name=SENTENCE, runner="sentence-transformers", bundle=bundle, is_baseline=True, unavailable=missing),
     )
 
 
@@ -138,8 +149,6 @@ def _case(
         return CaseResult(series=series, batch=batch, tokens=tokens, status=status, reason=reason)
     expected_ms = batch * tokens * (_MS_PER_TOKEN[series] + _QUADRATIC_MS[series] * tokens)
     latency = _latency([expected_ms * math.exp(shift) for shift in shifts], is_stable=(series, tokens) != (TORCH, 512))
-    flops = batch * tokens * 13_000_000
-    bound_ms = flops / 1.41e11 * 1e3
     return CaseResult(
         series=series,
         batch=batch,
@@ -149,13 +158,6 @@ def _case(
         tokens_per_s=batch * tokens / latency.p50_ms * 1e3,
         memory=_memory(series, batch, tokens),
         error=_error(series, tokens),
-        roofline=Roofline(
-            flops=flops,
-            dense_flops=flops + batch * tokens * tokens * 6144,
-            moved_bytes=165_000_000,
-            bound_ms=bound_ms,
-            fraction=bound_ms / latency.p50_ms,
-        ),
     )
 
 
@@ -188,23 +190,4 @@ def _error(series: str, tokens: int) -> OutputError:
         min_cosine=0.62 if is_wrong else 0.9999999,
         passed=not is_wrong,
         tolerance="max abs error <= 0.0001",
-    )
-
-
-def _largest_batches() -> tuple[LargestBatch, ...]:
-    def of(
-        series: str, tokens: int, batch: int, peak_bytes: int | None, reason: str, is_limit: bool = True
-    ) -> LargestBatch:
-        return LargestBatch(
-            series=series, tokens=tokens, budget_bytes=24_000_000_000, batch=batch, peak_bytes=peak_bytes,
-            is_limit=is_limit, reason=reason,
-        )  # fmt: skip
-
-    return (
-        of(OURS, 4096, 97, 23_900_000_000, "98 texts took 24.1 GB"),
-        of(OURS, 8192, 48, 23_700_000_000, "49 texts took 24.2 GB"),
-        of(TORCH, 4096, 35, 23_800_000_000, "36 texts took 24.3 GB"),
-        of(TORCH, 8192, 8, 11_200_000_000, "9 texts were not done after 600 s", is_limit=False),
-        of(PLAIN, 4096, 19, 23_100_000_000, "20 texts took 24.3 GB"),
-        of(PLAIN, 8192, 0, None, "1 text took 25.0 GB"),
     )

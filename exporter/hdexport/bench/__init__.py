@@ -1,1 +1,1 @@
-"""`hdexport bench`: latency, memory and error of bundles and their peers across lengths, each case in a process."""
+"""`hdexport bench`: latency, memory and error of bundles and baselines across sequence lengths."""

@@ -1,4 +1,4 @@
-"""Writes a benchmark's files."""
+"""Write the files of a benchmark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 from hdexport.bench.page.html import PAGE_FILE, write_page
-from hdexport.bench.results.files import CSV_FILE, JSON_FILE, write_csv, write_result
+from hdexport.bench.results.files import JSON_FILE, write_result
 from hdexport.bench.results.result import BenchResult
 from hdexport.support.published import published
 from hdruntime.bundle.staging import DirectoryKind
@@ -14,37 +14,38 @@ from hdruntime.errors import HdexportError
 
 
 def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
-    """Writes ``bench.json``, ``bench.csv`` and ``bench.html`` into a folder, and with `png` one picture per chart. The
-    files name no path and no identifier of this machine."""
+    """Write ``bench.json`` and ``bench.html`` into a directory, and with `png` one picture per chart.
+
+    The files contain no path and no identifier of this machine.
+    """
     result = published(result)
     try:
         write_result(folder / JSON_FILE, result)
-        write_csv(folder / CSV_FILE, result)
         write_page(folder / PAGE_FILE, result)
         if png:
             from hdexport.bench.page.charts import write_pngs
 
             write_pngs(folder, result)
     except OSError as error:
-        where = error.filename2 or folder
-        raise HdexportError(f"{where} cannot be written: {error.strerror}.\n{_advice(error)}") from error
+        path = error.filename2 or folder
+        raise HdexportError(f"{path} cannot be written: {error.strerror}.\n{_hint(error)}") from error
 
 
-def _advice(error: OSError) -> str:
+def _hint(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Free some space there, or choose another folder with -o."
-    return "Check that the folder exists and is writable, or choose another with -o."
+        return "Free some space there, or choose another directory with -o."
+    return "Check that the directory exists and is writable, or choose another directory with -o."
 
 
-def _foreign_files(folder: Path) -> list[str]:
-    ours = {JSON_FILE, CSV_FILE, PAGE_FILE}
-    return sorted(path.name for path in folder.iterdir() if path.name not in ours and path.suffix != ".png")
+def _other_files(folder: Path) -> list[str]:
+    own = {JSON_FILE, PAGE_FILE}
+    return sorted(path.name for path in folder.iterdir() if path.name not in own and path.suffix != ".png")
 
 
 BENCH_DIRECTORY = DirectoryKind(
     name="directory of hdexport bench",
     marker=JSON_FILE,
     is_one=lambda folder: (folder / JSON_FILE).is_file(),
-    foreign_files=_foreign_files,
+    foreign_files=_other_files,
 )
-"""The kind of directory that `hdexport bench --force` may replace."""
+"""Directory that `hdexport bench --force` may replace."""

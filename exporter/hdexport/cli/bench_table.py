@@ -1,38 +1,40 @@
-"""A benchmark on the terminal: one line per case while it runs, and tables at its end; the table of a corpus."""
+"""Progress and results of a benchmark on the terminal."""
 
 from __future__ import annotations
 
 import shutil
-import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hdexport.bench.corpus.bench import SAMPLES, CorpusResult, CorpusSeries
-from hdexport.bench.results.result import BenchResult, CaseResult, Status
-from hdexport.bench.results.words import LATENCIES, bytes_text, case_state, columns_of, error_text, findings, ms_text
+from hdexport.bench.results.formatting import bytes_text, columns_of, error_text, ms_text, number_text, outputs_text
+from hdexport.bench.results.result import BenchResult, CaseResult, CaseState, Status
+from hdexport.bench.results.summary import notes
 from hdexport.bench.run.preparation import Watcher
 from hdexport.cli.progress import StatusLine
 
 _PIPE_COLUMNS = 160
-"""Width of the tables where stdout is not a terminal."""
+"""Width of the table if stdout is not a terminal."""
 
-_WIDE = 118
-"""Columns of a terminal that has room for all figures."""
+_WIDE = 110
+"""Minimum width of a terminal for all columns."""
 
-_SHORT_COLUMNS = ("p50", "tokens/s", "memory", "error")
-"""The most important figures."""
+_COLUMNS = ("p50", "p95", "ratio", "tokens/s", "memory", "max error", "outputs")
+_SMALL_COLUMNS = ("p50", "ratio", "memory", "max error", "outputs")
+
+_STYLES = {CaseState.OK: "", CaseState.WRONG: "red"}
+"""Colours of rows; rows in other states are yellow."""
 
 Case = tuple[str, int, int]
 """Name of the series, batch, tokens."""
 
 
 class BenchTable(Watcher):
-    """Shows a benchmark: on a terminal a live table on stderr, elsewhere one line per finished case on stdout."""
+    """Live table on stderr of a terminal; without a terminal, one line per finished case on stdout."""
 
     def __init__(self) -> None:
         self._has_lines = not (sys.stderr.isatty() and sys.stdout.isatty())
@@ -64,14 +66,14 @@ class BenchTable(Watcher):
 
     def finish(self, case: CaseResult) -> None:
         key = (case.series, case.batch, case.tokens)
-        # The latest comes first, because rows without room are left out at the end.
-        self._cases = {key: case, **{other: found for other, found in self._cases.items() if other != key}}
+        # The latest case is first, because rows without space are left out at the end.
+        self._cases = {key: case, **{other: row for other, row in self._cases.items() if other != key}}
         self._done[key] += 1
         rounds_left = self._rounds - self._done[key]
         is_over = case.status is not Status.OK or rounds_left <= 0
         self._line.did(_size(key), left_out=rounds_left * _size(key) if is_over else 0)
         if is_over and self._has_lines:
-            # flush, so that a reader of a pipe sees a case when it is done.
+            # Flushed, so that a reader of a pipe sees each case when it ends.
             print(case_line(case), flush=True)
 
     def summary(self, result: BenchResult) -> None:
@@ -83,145 +85,77 @@ class BenchTable(Watcher):
             console.print(part, soft_wrap=isinstance(part, Text))
 
     def _table(self) -> Table | None:
-        table = _cell_table(["series", "batch x tokens", "rounds", *_SHORT_COLUMNS])
+        table = _empty_table(["series", "batch x tokens", "rounds", "p50 ms", "tokens/s", "memory", "max error"])
         for (series, batch, tokens), case in self._cases.items():
             if case is not None:
                 rounds = f"{self._done[series, batch, tokens]}/{self._rounds}"
                 name = Text(series, no_wrap=True, overflow="ellipsis")
-                table.add_row(name, f"{batch} x {tokens}", rounds, *_figure_cells(case, _SHORT_COLUMNS))
+                figures = _figures(case)
+                cells = [figures["p50"], *(figures[column] for column in ("tokens/s", "memory", "error"))]
+                table.add_row(name, f"{batch} x {tokens}", rounds, *cells)
         return table if table.rows else None
 
 
 def case_line(case: CaseResult) -> str:
     """A finished case in one line."""
-    where = f"{case.series}, {case.batch} x {case.tokens}"
+    shape = f"{case.series}, {case.batch} x {case.tokens}"
     if case.latency is None:
-        return f"{where}: {case.status.value}" + (f": {case.reason}" if case.reason else "")
-    figures = [f"p50 {ms_text(case.latency.p50_ms)}", f"p95 {ms_text(case.latency.p95_ms)}"]
-    columns = columns_of()
-    figures += [f"{columns['tokens/s'].text(case)} tokens/s", columns["memory"].text(case)]
-    figures += [f"error {error_text(case.error)}" if case.error else ""]
-    figures += ["WRONG ANSWER"] if case_state(case) == "wrong" else []
-    return f"{where}: {', '.join(filter(None, figures))}"
+        return f"{shape}: {case.status.value}" + (f": {case.reason}" if case.reason else "")
+    figures = _figures(case)
+    parts = [f"p50 {ms_text(case.latency.p50_ms)}", f"p95 {ms_text(case.latency.p95_ms)}"]
+    parts += [f"{figures['tokens/s']} tokens/s", figures["memory"]]
+    parts += [outputs_text(case) or (f"max error {figures['error']}" if case.error else "")]
+    return f"{shape}: {', '.join(filter(None, parts))}"
 
 
 def summary_parts(result: BenchResult, *, width: int) -> Iterator[RenderableType]:
-    """The tables, one per batch size, the largest batches, and what did not run.
-
-    A terminal of few columns shows the most important figures only.
-    """
-    wide = ("p99", "mean", "sd") if width >= _WIDE else ()
-    names = ["p50", "p95", *wide, "ratio", "tokens/s", "memory", "error"]
-    names += ["roofline"] if width >= _WIDE and any(case.roofline for case in result.cases) else []
+    """One table per batch size, the meaning of its columns, and the notes. A small terminal shows fewer columns."""
+    names = _COLUMNS if width >= _WIDE else _SMALL_COLUMNS
     for batch in result.batches:
         yield _cases_table(result, batch, names)
     if result.first_series is not None:
-        yield Text(f"ratio: of the median latencies, to {result.first_series} in this run")
-    if result.largest_batches:
-        yield Text()
-        yield _largest_batches(result)
-    yield from (Text(": ".join(filter(None, finding))) for finding in findings(result))
+        yield Text(f"ratio: median latency divided by the median latency of {result.first_series} in this run")
+        yield Text("max error: largest absolute difference from PyTorch in float32, with all requested changes")
+    for note in notes(result):
+        yield Text(": ".join(filter(None, (note.kind.value, note.series, note.text))))
 
 
 def _size(case: Case) -> int:
-    """Tokens of the batch, to which the time of a case is assumed proportional."""
+    """Tokens of the batch; the duration of a case is assumed to be proportional to them."""
     _, batch, tokens = case
     return batch * tokens
 
 
-def _figure_cells(case: CaseResult, names: Sequence[str], result: BenchResult | None = None) -> list[str]:
-    """A case's cells in the columns of those figures; a case without figures says why in the first.
-
-    Ratios are taken in the result; without one there are none.
-    """
-    columns = columns_of(result)
-    cells = {name: columns[name].text(case) for name in names}
-    if case.latency is None:
-        cells["p50"] = case.status.value
-    if case_state(case) == "wrong":
-        cells["error"] += " wrong"
-    return list(cells.values())
+def _figures(case: CaseResult) -> Mapping[str, str]:
+    peak_bytes = case.memory.peak_bytes if case.memory else None
+    return {
+        "p50": number_text(case.latency.p50_ms) if case.latency else case.status.value,
+        "tokens/s": "" if case.tokens_per_s is None else number_text(case.tokens_per_s),
+        "memory": "" if peak_bytes is None else bytes_text(peak_bytes),
+        "error": error_text(case.error),
+    }
 
 
-def _cell_table(columns: Sequence[str], *, title: str | None = None) -> Table:
+def _empty_table(columns: Sequence[str], *, title: str | None = None) -> Table:
     """An empty table; only its column ``series`` breaks lines."""
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold", header_style="dim")
     for name in columns:
-        is_text = name in ("series", "stopped by")
-        header = f"{name} ms" if name in LATENCIES else name
-        table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+        is_text = name == "series"
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     return table
 
 
 def _cases_table(result: BenchResult, batch: int, names: Sequence[str]) -> Table:
-    table = _cell_table(["tokens", "series", *names], title=f"batch {batch}")
+    columns = [columns_of(result)[name] for name in names]
+    headers = [f"{column.name} {column.unit}".strip() for column in columns]
+    table = _empty_table(["tokens", "series", *headers], title=f"batch {batch}")
     for tokens in result.lengths:
-        found = [result.case(series.name, batch, tokens) for series in result.series]
-        cases = [case for case in found if case is not None]
+        every = [result.case(series.name, batch, tokens) for series in result.series]
+        cases = [case for case in every if case is not None]
         for case in cases:
             shown = str(tokens) if case is cases[0] else ""
-            style = {"ok": "", "wrong": "red"}.get(case_state(case), "yellow")
-            cells = [Text(cell, style=style) for cell in _figure_cells(case, names, result)]
+            failure = [case.status.value] if case.status is not Status.OK else []
+            texts = failure or [column.text(case) for column in columns]
+            cells = [Text(text, style=_STYLES.get(case.state, "yellow")) for text in texts]
             table.add_row(shown, Text(case.series), *cells, end_section=case is cases[-1])
     return table
-
-
-def _largest_batches(result: BenchResult) -> Table:
-    budget = bytes_text(result.largest_batches[0].budget_bytes)
-    table = _cell_table(["tokens", "series", "batch", "peak", "stopped by"], title=f"largest batch within {budget}")
-    for found in result.largest_batches:
-        batch = f"{found.batch}" + ("" if found.is_limit else " or more")
-        peak = "" if found.peak_bytes is None else bytes_text(found.peak_bytes)
-        table.add_row(str(found.tokens), Text(found.series), batch, peak, Text(found.reason))
-    return table
-
-
-def print_corpus(result: CorpusResult) -> None:
-    """Print the figures of every series, and why the others have none; figures are medians of the rounds."""
-    shortest, median, longest = result.lengths
-    described = SAMPLES[result.corpus][0] if result.corpus in SAMPLES else "texts"
-    rounds = f"{result.rounds} rounds" if result.rounds > 1 else "one round"
-    print(f"{result.corpus}: {result.texts:,} {described}; {shortest} to {longest} tokens, median {median}; {rounds}")
-    print(f"{result.environment['cpu']}, {result.environment['threads']} threads")
-    on_gpu = result.device == "cuda"
-    if on_gpu:
-        print(result.environment["gpu"])
-    of_gpu = ["GPU busy", "GPU memory"] if on_gpu else []
-    table = Table("", "batch", "texts/s", "tokens/s", "padding", *of_gpu, "peak memory", "largest difference", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for series in result.series:
-        if series.seconds:
-            table.add_row(*_corpus_cells(series, result.texts, on_gpu=on_gpu))
-    console = Console()
-    console = console if console.is_terminal else Console(width=_PIPE_COLUMNS)
-    console.print(table)
-    for series in result.series:
-        if series.unavailable is not None:
-            console.print(f"{series.title}: not run: {series.unavailable}", style=None, markup=False, highlight=False)
-        elif series.remark is not None and series.is_default:
-            console.print(f"{series.name}: {series.remark}", markup=False, highlight=False)
-
-
-def _corpus_cells(series: CorpusSeries, texts: int, *, on_gpu: bool) -> list[str]:
-    if series.batch_size is None:
-        size = "by tokens"
-    else:
-        size = f"{series.batch_size}, {'its default' if series.is_default else 'its best'}"
-    error = series.max_abs_error
-    against = "compared with" if series.is_peer else "not compared"
-    busy, vram = series.gpu_busy_share, series.gpu_peak_bytes
-    of_gpu = [
-        f"{statistics.median(busy):.0%}" if busy else "not known",
-        f"{vram / 1e6:,.0f} MB" if vram is not None else "not known",
-    ]
-    return [
-        series.name,
-        size,
-        f"{texts / series.median_seconds:,.1f}",
-        f"{series.tokens / series.median_seconds:,.0f}",
-        f"{series.padding:.0%}",
-        *(of_gpu if on_gpu else []),
-        f"{series.peak_bytes / 1e6:,.0f} MB",
-        against if error is None else f"{error:.1e}",
-    ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.bench.results.files import read_result
-from hdexport.bench.results.words import bytes_text, error_text, ms_text
+from hdexport.bench.results.formatting import bytes_text, error_text, ms_text
 from hdexport.support.published import published
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle

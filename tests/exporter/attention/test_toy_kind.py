@@ -111,15 +111,14 @@ def test_inspect_and_rebuild_know_it(bundle: Path, tmp_path: Path) -> None:
 @needs_rtx
 @pytest.mark.nightly
 def test_it_is_benchmarked(bundle: Path, tmp_path: Path) -> None:
-    options = ["--lengths", "16,64", "--rounds", "1", "--peers", "torch", "--threads", "1"]
+    options = ["--lengths", "16,64", "--rounds", "1", "--baselines", "torch", "--threads", "1"]
     done = hdexport("bench", bundle, *options, "-o", tmp_path / "bench")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "bench" / "bench.json").read_text())
-    remarks = [series["remark"] for series in result["series"] if series["is_peer"]]
+    remarks = [series["remark"] for series in result["series"] if series["is_baseline"]]
     assert remarks == ["knows no steps: its attention is dense"]
     ours = [case for case in result["cases"] if case["series"].endswith("(onnxruntime)")]
     assert [case["status"] for case in ours] == ["ok", "ok"]
-    assert all(case["roofline"]["flops"] > 0 for case in ours)
 
 
 @needs_rtx

@@ -10,13 +10,12 @@ import pytest
 
 pytest.importorskip("altair", reason="charts are drawn by altair: pip install 'hdexport[bench]'")
 
-from hdexport.bench.page.charts import LIGHT_COLOURS, Look, chart, chart_rows, write_pngs
-from hdexport.bench.page.figures import FIGURES, Figure, describe
-from hdexport.bench.results.result import BenchResult, CaseResult, Status
-from support.sample_results import OPTIMUM, OURS, sample_result, with_cases
+from hdexport.bench.page.charts import _DIFFERS, _RING_AREA, _WRONG, chart, chart_rows, write_pngs
+from hdexport.bench.page.figures import FIGURES, Figure
+from hdexport.bench.results.result import BenchResult, CaseResult, ModelChange, Status
+from support.sample_results import OPTIMUM, TORCH, sample_result, with_cases, without_change
 
 FIGURE = {figure.key: figure for figure in FIGURES}
-LOOK = Look(series=LIGHT_COLOURS, ink="#000000", wrong="#ff0000", has_legend=True)
 
 
 def with_errors(value: float | None) -> BenchResult:
@@ -56,14 +55,14 @@ def test_everything_is_inside_the_axes_and_failures_are_apart(figure: Figure) ->
     ends = [row[name] for row in rows.points for name in ("y", "high") if row[name] is not None]
     assert all(rows.domain[0] <= value <= rows.domain[1] for value in ends)
     assert [row["rank"] for row in rows.failures if row["tokens"] == 8192] == [0, 1, 2]
-    drawn = chart(sample_result(), figure, 8, LOOK)
+    drawn = chart(sample_result(), figure, 8)
     assert drawn is not None
     layers = drawn.to_dict()["layer"]
     # The axis leaves room for all three, at the edge where bad values are.
     places = [layer["encoding"]["y"].get("value") for layer in layers]
     pixels = sorted({int(place if figure.fails_high else place["expr"][9:]) for place in places if place})
     assert len(pixels) == 3
-    assert not figure.is_log or layers[0]["encoding"]["y"]["scale"]["padding"] > pixels[-1]
+    assert layers[0]["encoding"]["y"]["scale"]["padding"] > pixels[-1]
 
 
 def test_an_output_that_is_not_finite_is_marked_at_the_edge() -> None:
@@ -71,23 +70,22 @@ def test_an_output_that_is_not_finite_is_marked_at_the_edge() -> None:
     assert rows is not None
     assert rows.points == []
     assert {row["what"] for row in rows.failures} == {"not finite", "failed"}
-    assert "not finite at 512 tokens" in describe(with_errors(None), FIGURE["error"], 1)
 
 
-def test_wrong_answers_are_wrong_in_every_chart() -> None:
+def test_outputs_beyond_the_tolerance_are_ringed_in_every_chart() -> None:
+    result = without_change(sample_result(), ModelChange.ATTENTION, TORCH)
     for figure in FIGURES:
-        rows = chart_rows(sample_result(), figure, 1)
+        rows = chart_rows(result, figure, 1)
         assert rows is not None
-        wrong = {(row["series"], row["tokens"]) for row in rows.points if row["is_wrong"]}
-        assert wrong == {(OPTIMUM, tokens) for tokens in (1024, 2048, 4096, 8192)}
-
-
-def test_a_description_says_what_the_lines_do() -> None:
-    result = sample_result(noise=0)
-    text = describe(result, FIGURE["latency"], 8)
-    assert text.startswith("Latency: median, whisker to p95, batch 8, over tokens. ")
-    assert f"{OURS}: 635 ms at 512 tokens to 10,158 ms at 8192 tokens;" in text
-    assert "timeout at 8192" in text
+        states = {(row["series"], row["tokens"]): row["state"] for row in rows.points}
+        assert {case for case, state in states.items() if state == "wrong"} == {
+            (OPTIMUM, tokens) for tokens in (1024, 2048, 4096, 8192)
+        }
+        assert {series for (series, _), state in states.items() if state == "differs"} == {TORCH}
+        drawn = chart(result, figure, 1)
+        assert drawn is not None
+        rings = [layer for layer in drawn.to_dict()["layer"] if layer["mark"].get("size") == _RING_AREA]
+        assert [layer["encoding"]["color"]["value"] for layer in rings] == [_WRONG, _DIFFERS]
 
 
 def test_pngs_are_written_one_a_figure_and_batch_at_the_size_of_a_slide(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hdexport.bench.baselines import BASELINES
 from hdexport.bench.run.plan import BenchOptions, Plan, default_lengths, parse_lengths, plan
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.entry import ThisMachine
@@ -20,6 +21,7 @@ from hdruntime.gpu.driver import Gpu
 from support.tiny_bundle import engine_file
 
 ENGINE = engine_file("rtx", version="1.7.1.116")
+TORCH, PLAIN = BASELINES["torch"], BASELINES["onnx-plain"]
 WITHOUT_GPU = ThisMachine(gpu=None, driver=None, versions={})
 WITH_GPU = ThisMachine(
     gpu=Gpu(name="NVIDIA L4", architecture="sm89", memory_bytes=24 * 10**9),
@@ -58,35 +60,35 @@ def names(found: Plan) -> list[str]:
     return [planned.series.name for planned in found.series if planned.is_available]
 
 
-def test_bundles_of_one_model_share_their_peers(bundle: Path, tmp_path: Path) -> None:
+def test_bundles_of_one_model_share_their_baselines(bundle: Path, tmp_path: Path) -> None:
     half = copied(bundle, tmp_path / "half", dtype="float16", max_len=1000)
-    found = planned(bundle, half, peers=("torch", "onnx-plain"))
+    found = planned(bundle, half, baselines=(TORCH, PLAIN))
     assert names(found) == ["bundle (onnxruntime)", "half (onnxruntime)", "torch", "onnx-plain"]
-    (subject,) = {planned.subject for planned in found.series}
-    assert subject.bundle == half  # the one that takes the longest texts
+    (model,) = {planned.model for planned in found.series}
+    assert model.bundle == half  # the one that takes the longest texts
     assert found.lengths == (512, 1000)
 
 
 @pytest.mark.parametrize("changes", [{"alpha": 0.3}, {"form": "computed", "rope_factor": 4.0}])
-def test_models_that_differ_have_peers_of_their_own(bundle: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_models_that_differ_have_baselines_of_their_own(bundle: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     manifest = open_bundle(bundle, check_files=False).manifest
     other = copied(bundle, tmp_path / "other", positions=dataclasses.replace(manifest.positions, **changes))
-    assert names(planned(bundle, other, peers=("torch",))) == [
+    assert names(planned(bundle, other, baselines=(TORCH,))) == [
         "bundle (onnxruntime)", "other (onnxruntime)", "torch: bundle", "torch: other",
     ]  # fmt: skip
 
 
-def test_an_engine_runs_where_its_gpu_is_and_peers_go_there_too(bundle: Path, tmp_path: Path) -> None:
+def test_an_engine_runs_where_its_gpu_is_and_baselines_go_there_too(bundle: Path, tmp_path: Path) -> None:
     with_engine = copied(bundle, tmp_path / "engine", engines=(ENGINE,))
-    found = planned(with_engine, peers=("torch",), machine=WITH_GPU)
+    found = planned(with_engine, baselines=(TORCH,), machine=WITH_GPU)
     assert [(each.series.runner, each.device) for each in found.series] == [
         ("onnxruntime", "cpu"), ("onnxruntime_cuda", "cuda"), ("tensorrt_rtx", "cuda"), ("torch", "cuda"),
     ]  # fmt: skip
     assert names(found) == ["engine (onnxruntime)", "engine (tensorrt_rtx)", "torch"]
     assert "pip install 'hdexport[gpu]'" in str(found.series[1].series.unavailable)
     with_cuda = dataclasses.replace(WITH_GPU, versions={Backend.ONNXRUNTIME_CUDA: "1.31.1"})
-    assert "engine (onnxruntime_cuda)" in names(planned(with_engine, peers=(), machine=with_cuda))
-    on_cpu = planned(with_engine, peers=("torch",), machine=WITH_GPU, device="cpu", backends=("onnxruntime",))
+    assert "engine (onnxruntime_cuda)" in names(planned(with_engine, baselines=(), machine=with_cuda))
+    on_cpu = planned(with_engine, baselines=(TORCH,), machine=WITH_GPU, device="cpu", backends=("onnxruntime",))
     assert [(each.series.runner, each.device) for each in on_cpu.series] == [("onnxruntime", "cpu"), ("torch", "cpu")]
 
 
@@ -97,7 +99,7 @@ def test_a_bundle_is_measured_in_each_precision_that_it_was_built_for_and_once_o
     graphs = [*manifest.graphs, dataclasses.replace(manifest.graphs[0], lowering=OPENVINO_LOWERING)]
     int8 = [dataclasses.replace(graph, dtype="int8") for graph in graphs]
     both = copied(bundle, tmp_path / "both", graphs=(*graphs, *int8), engines=(ENGINE,))
-    found = planned(both, peers=(), machine=WITH_GPU)
+    found = planned(both, baselines=(), machine=WITH_GPU)
     assert [(each.series.runner, each.precision.value) for each in found.series] == [
         ("onnxruntime", "auto"), ("onnxruntime", "int8"), ("openvino", "auto"), ("openvino", "int8"),
         ("onnxruntime_cuda", "auto"), ("tensorrt_rtx", "auto"),
@@ -105,45 +107,47 @@ def test_a_bundle_is_measured_in_each_precision_that_it_was_built_for_and_once_o
     assert [each.series.name for each in found.series][:4] == [
         "both (onnxruntime)", "both (onnxruntime, int8)", "both (openvino)", "both (openvino, int8)",
     ]  # fmt: skip
-    asked = planned(both, peers=(), machine=WITH_GPU, precisions=("bfloat16",), backends=("openvino", "tensorrt_rtx"))
+    asked = planned(
+        both, baselines=(), machine=WITH_GPU, precisions=("bfloat16",), backends=("openvino", "tensorrt_rtx")
+    )
     assert [each.series.name for each in asked.series] == ["both (openvino, bfloat16)", "both (tensorrt_rtx)"]
     assert [each.device for each in asked.series] == ["cpu", "cuda"]
 
 
 def test_a_precision_that_a_backend_lacks_is_listed_with_the_reason(bundle: Path) -> None:
-    found = planned(bundle, peers=("torch",), precisions=("float32", "bfloat16", "int8"))
+    found = planned(bundle, baselines=(TORCH,), precisions=("float32", "bfloat16", "int8"))
     reasons = {each.precision.value: each.series.unavailable for each in found.series[:3]}
     assert reasons["float32"] is None
     assert "ONNX Runtime does not compute in bfloat16 on a CPU" in str(reasons["bfloat16"])
     assert "no graph in int8" in str(reasons["int8"])
-    with pytest.raises(InputError, match=r"None of these .*:\nbundle \(onnxruntime, bfloat16\): ONNX Runtime"):
-        planned(bundle, peers=(), precisions=("bfloat16",))
+    with pytest.raises(InputError, match=r"None of these series .*:\nbundle \(onnxruntime, bfloat16\): ONNX Runtime"):
+        planned(bundle, baselines=(), precisions=("bfloat16",))
 
 
 def test_without_the_checkpoint_bundles_are_measured_and_nothing_is_compared(bundle: Path, tmp_path: Path) -> None:
     lone = copied(bundle, tmp_path / "lone", made_by={"source": "/gone"})
-    found = planned(lone, peers=("torch",))
+    found = planned(lone, baselines=(TORCH,))
     assert names(found) == ["lone (onnxruntime)"]
     assert (
-        found.series[1].series.unavailable == f"{lone} was built from /gone, which is not here. Name it with --model."
+        found.series[1].series.unavailable
+        == f"{lone} was built from /gone, which was not found. Name the checkpoint with --model."
     )
     assert found.notes == (
-        f"{lone} was built from /gone, which is not here. So nothing was compared with PyTorch; name it with --model.",
+        f"{lone} was built from /gone, which was not found. Nothing was compared with PyTorch. Name the checkpoint "
+        "with --model.",
     )
-    assert names(planned(lone, peers=("torch",), model="somewhere/else")) == ["lone (onnxruntime)", "torch"]
+    assert names(planned(lone, baselines=(TORCH,), model="somewhere/else")) == ["lone (onnxruntime)", "torch"]
 
 
 def test_what_does_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"asks for 301 tokens; the bundles take 1 to 300.\n.*--max-len 301"):
+    with pytest.raises(InputError, match=r"contains 301; the bundles accept 1 to 300 tokens.\n.*--max-len 301"):
         planned(bundle, lengths=(64, 301))
-    with pytest.raises(InputError, match=r"'tourch' is not a peer; valid are torch, torch-compile"):
-        planned(bundle, peers=("tourch",))
-    with pytest.raises(InputError, match=r"--precision: 'fp8' is not a precision; valid are auto, float32"):
+    with pytest.raises(InputError, match=r"--precision: 'fp8' is not a precision; valid: auto, float32"):
         planned(bundle, precisions=("fp8",))
-    with pytest.raises(InputError, match=r"'trt' is not a backend; valid are onnxruntime, onnxruntime_cuda, openvino"):
+    with pytest.raises(InputError, match=r"'trt' is not a backend; valid: onnxruntime, onnxruntime_cuda, openvino"):
         planned(bundle, backends=("trt",))
-    with pytest.raises(InputError, match=r"None of these can run here:\nbundle \(tensorrt\): tensorrt with"):
-        planned(bundle, backends=("tensorrt",), peers=())
+    with pytest.raises(InputError, match=r"None of these series can run here:\nbundle \(tensorrt\): tensorrt with"):
+        planned(bundle, backends=("tensorrt",), baselines=())
     with pytest.raises(BundleNotFoundError):
         planned(tmp_path / "nothing")
 

@@ -1,4 +1,4 @@
-"""What a benchmark prepares, in processes of their own: inputs, PyTorch's answers, the folder that peers load."""
+"""What a benchmark prepares, in processes of their own: inputs, PyTorch's answers, the folder that baselines load."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from hdexport.bench.baselines.baseline import MeasuredModel, checkpoint_folder
 from hdexport.bench.measure.processes import ProcessOutcome, run_function
-from hdexport.bench.peers.peer import MeasuredModel, checkpoint_folder
 from hdexport.bench.results.result import Status
 from hdexport.bench.run import preparation
 from hdexport.bench.run.plan import BenchOptions, plan
@@ -62,7 +62,7 @@ def test_what_is_expected_is_hugging_faces_answer(workshop: Any, model_type: str
             assert_close(expected[name], values, atol=1e-5)
 
 
-def test_the_folder_that_peers_load_has_the_bundles_positions(workshop: Any) -> None:
+def test_the_folder_that_baselines_load_has_the_bundles_positions(workshop: Any) -> None:
     case = workshop("bert")
     made = checkpoint_folder(case.subject, case.folder)
     name = "embeddings.position_embeddings.weight"
@@ -84,7 +84,7 @@ def test_a_shape_that_fails_takes_no_other_with_it(
 ) -> None:
     subject = workshop("bert").subject
     made = Preparation(
-        plan(BenchOptions(bundles=(subject.bundle,), lengths=(1, 9, 20), peers=(), model=subject.checkpoint)),
+        plan(BenchOptions(bundles=(subject.bundle,), lengths=(1, 9, 20), baselines=(), model=subject.checkpoint)),
         tmp_path / "prepared",
         Watcher(),
     )
@@ -105,7 +105,6 @@ def test_a_shape_that_fails_takes_no_other_with_it(
 
     monkeypatch.setattr(preparation, "write_rows", write)
     monkeypatch.setattr(preparation, "run_function", run_here)
-    monkeypatch.setattr(Preparation, "measure_ceilings", lambda self: None)
     made.run()
     (series,) = (each for each in made._plan.series if each.is_available)
     there = [tokens for tokens in (1, 9, 20) if made.expected(series, 1, tokens)]

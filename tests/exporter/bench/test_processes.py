@@ -52,22 +52,22 @@ def test_the_last_line_is_the_result_whatever_is_printed_before_and_beside() -> 
 def test_output_without_a_json_object_is_a_failure() -> None:
     outcome = run_code("import sys; print('[1, 2]'); print('some hint', file=sys.stderr)")
     assert (outcome.status, outcome.output) == (Status.FAILED, None)
-    assert outcome.reason == "Its last line of output is not a JSON object. some hint"
+    assert outcome.reason == "The last line of output is not a JSON object. some hint"
 
 
 @pytest.mark.parametrize(
     ("code", "status", "reason"),
     [
-        ("raise ValueError('the cause')", Status.FAILED, "It ended with exit code 1: ValueError: the cause"),
+        ("raise ValueError('the cause')", Status.FAILED, "The process ended with exit code 1: ValueError: the cause"),
         (
             "import os, sys; print('std::bad_alloc', file=sys.stderr, flush=True); os.abort()",
             Status.OUT_OF_MEMORY,
-            "It ended with signal SIGABRT: std::bad_alloc",
+            "The process ended with signal SIGABRT: std::bad_alloc",
         ),
         (
             "import os; os.kill(os.getpid(), 9)",
             Status.OUT_OF_MEMORY,
-            "It was killed (SIGKILL), as the kernel does when memory runs out.",
+            "The process was killed (SIGKILL), as by the kernel when memory runs out.",
         ),
     ],
     ids=["error", "abort without memory", "killed"],
@@ -140,7 +140,7 @@ print('{"done": true}')
 def test_a_process_that_takes_more_than_it_may_is_ended_and_we_live() -> None:
     outcome = run_code(_TAKE_MEMORY, "3000000000", memory=100_000_000)
     assert (outcome.status, outcome.output) == (Status.OUT_OF_MEMORY, None)
-    assert outcome.reason == "Killed: it exceeded its memory limit of 0.10 GB."
+    assert outcome.reason == "Killed at its memory limit of 0.10 GB."
     assert 100e6 < outcome.peak_rss_bytes < 1500e6
     assert run_code(_TAKE_MEMORY, "100000000", memory=300_000_000).status is Status.OK
 
@@ -149,7 +149,7 @@ def test_a_process_may_never_take_more_than_the_machine_has(monkeypatch: pytest.
     monkeypatch.setattr(processes, "free_bytes", lambda: 100_000_000)
     for limit in (None, 10**12):
         outcome = run_code(_TAKE_MEMORY, "3000000000", memory=limit)
-        assert outcome.reason == "Killed: it exceeded its memory limit of 0.09 GB."
+        assert outcome.reason == "Killed at its memory limit of 0.09 GB."
 
 
 # Long enough to be looked at, at a quarter of a second.

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 import hdruntime
+from benchmarks.baselines.openvino import default_type
 from fakes.recording_runner import RecordingRunner
+from hdexport.bench.baselines.baseline import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.measure.processes import ProcessOutcome, run_function
-from hdexport.bench.peers.openvino import default_type
-from hdexport.bench.peers.peer import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.results.result import OutputError, Status
 from hdexport.bench.run import worker
 from hdexport.bench.run.preparation import write_rows
-from hdexport.bench.run.worker import measured, open_case, wrong_by
+from hdexport.bench.run.worker import measured, open_case, output_error
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.session import Session
@@ -38,7 +38,7 @@ _TIME_LIMIT_S = 120.0
 def spec(workshop: Callable[..., Any]) -> CaseSpec:
     """A tiny bundle in ONNX Runtime."""
     made: CaseSpec = workshop("bert").spec("onnxruntime", 2, 100)
-    return dataclasses.replace(made, least_runs=4, least_seconds=0.01)
+    return dataclasses.replace(made, min_runs=4, min_seconds=0.01)
 
 
 def run_case(spec: CaseSpec, **limits: Any) -> tuple[ProcessOutcome, CaseFigures | None]:
@@ -79,12 +79,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr(worker, "peak_resident_bytes", lambda: told.tell("peak", next(peaks)))
     monkeypatch.setattr(worker, "with_growth", lambda call: (call(), told.tell("growth", 50)))
     monkeypatch.setattr(worker, "warm_up", lambda call: told.tell("warm up", True))
-    monkeypatch.setattr(worker, "wrong_by", lambda expected, outputs, case: told.tell("compare", error))
+    monkeypatch.setattr(worker, "output_error", lambda expected, outputs, case: told.tell("compare", error))
     return told
 
 
 def test_all_is_measured_before_anything_is_compared(told: Told, spec: CaseSpec) -> None:
-    figures = measured(dataclasses.replace(spec, least_runs=2, least_seconds=1e-9))
+    figures = measured(dataclasses.replace(spec, min_runs=2, min_seconds=1e-9))
     assert told.events == [
         "open", "peak", "warm up", "call", "call", "growth", "peak", "allocator", "engine", "call", "compare", "close",
     ]  # fmt: skip
@@ -95,7 +95,7 @@ def test_all_is_measured_before_anything_is_compared(told: Told, spec: CaseSpec)
 
 
 def test_a_probe_of_memory_is_one_call(told: Told, spec: CaseSpec) -> None:
-    figures = measured(dataclasses.replace(spec, expected=None, least_runs=1, least_seconds=0.0))
+    figures = measured(dataclasses.replace(spec, expected=None, min_runs=1, min_seconds=0.0))
     assert (told.events.count("call"), len(figures.latencies_ms), figures.error) == (1, 1, None)
     assert "warm up" not in told.events
 
@@ -134,7 +134,7 @@ def compared(tmp_path: Path) -> Any:
     write_rows(path, rows_of(outputs_of()), batch=ROWS)
 
     def compare(outputs: Outputs, *, half_precision: bool = False) -> OutputError:
-        return wrong_by(path, outputs, OpenCase(call=dict, half_precision=half_precision))
+        return output_error(path, outputs, OpenCase(call=dict, half_precision=half_precision))
 
     return compare
 
@@ -193,7 +193,7 @@ def test_an_output_that_is_not_there_is_named_and_the_others_are_compared(compar
     outputs = outputs_of()
     del outputs["embedding"]
     found = compared(outputs)
-    assert (found.passed, found.tolerance) == (True, "max abs error <= 0.0001; it has no embedding")
+    assert (found.passed, found.tolerance) == (True, "max abs error <= 0.0001; not compared: embedding")
     outputs["scores"] = outputs["scores"] + 1
     assert not compared(outputs).passed
 
@@ -213,12 +213,12 @@ def test_a_bundle_is_right_in_our_own_runtime(workshop: Any, of_bundle: tuple[st
 
 
 @needs_openvino
-def test_a_bundle_runs_in_openvino_itself_though_a_peer_has_that_name(workshop: Any) -> None:
+def test_a_bundle_runs_in_openvino_itself_though_a_baseline_has_that_name(workshop: Any) -> None:
     case = workshop("bert", openvino=True)
     for precision in dict.fromkeys((Precision.FLOAT32, Precision(default_type()))):
         spec = dataclasses.replace(case.spec("openvino", 3, 65), precision=precision)
         opened = open_case(spec)
-        found = wrong_by(spec.expected, opened.call(), opened)
+        found = output_error(spec.expected, opened.call(), opened)
         opened.close()
         assert found.passed
         assert opened.precision is precision
@@ -231,24 +231,24 @@ def test_an_answer_to_other_texts_is_wrong(workshop: Any) -> None:
     opened = open_case(other)
     outputs = {name: values[2:] for name, values in opened.call().items()}
     assert (opened.allocator_bytes(), opened.engine_bytes(), opened.half_precision) == (None, None, False)
-    assert not wrong_by(spec.expected, outputs, opened).passed
+    assert not output_error(spec.expected, outputs, opened).passed
     opened.close()
     with pytest.raises(BackendError, match="closed"):
         opened.call()
 
 
-def test_a_batch_that_a_session_runs_in_parts_is_refused(
+def test_a_batch_that_a_session_splits_is_out_of_memory(
     workshop: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "inputs.npz", input_ids=np.full((3, 65), 4))
     spec = dataclasses.replace(workshop("bert").spec("onnxruntime", 3, 65), inputs=tmp_path / "inputs.npz")
     session = Session(hdruntime.open_bundle(spec.bundle), RecordingRunner(memory=2 * 65, max_len=300))
     monkeypatch.setattr(hdruntime, "load", lambda *_, **__: session)
-    with pytest.raises(OutOfMemoryError, match="at once; the session ran it in parts"):
+    with pytest.raises(OutOfMemoryError, match="at once; the session split it"):
         open_case(spec).call()
 
 
-def test_our_own_runtime_needs_none_of_the_peers_packages(workshop: Any) -> None:
+def test_our_own_runtime_needs_none_of_the_baselines_packages(workshop: Any) -> None:
     spec = workshop("bert").spec("onnxruntime", 1, 65)
     code = (
         "import pickle, sys\n"

@@ -172,7 +172,7 @@ def test_every_backend_and_command_takes_such_a_bundle(
         ("rebuild", bundle, "--int8", "-o", whole),
         ("verify", whole, "--grid", "quick", "--model", tmp_path / "model", "--precision", "float32"),
         ("inspect", whole),
-        ("bench", whole, "--lengths", "16", "--rounds", "1", "--peers", "torch", "-o", tmp_path / "bench"),
+        ("bench", whole, "--lengths", "16", "--rounds", "1", "--baselines", "torch", "-o", tmp_path / "bench"),
         ("package", whole, "--triton", tmp_path / "triton", "--name", "any"),
     ):
         ran = run_here(*words)

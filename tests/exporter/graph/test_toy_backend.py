@@ -133,7 +133,7 @@ def test_rebuild_adds_its_graph(folder: Path, bundle: Path, tmp_path: Path) -> N
 
 def test_a_benchmark_plans_it(bundle: Path) -> None:
     with toy_installed():
-        found = plan(BenchOptions(bundles=(bundle,), lengths=(16,), peers=()))
+        found = plan(BenchOptions(bundles=(bundle,), lengths=(16,), baselines=()))
     planned = {each.series.runner: each for each in found.series}
     assert planned["toy"].is_available
     assert (planned["toy"].device, planned["toy"].series.name) == ("cpu", "bundle (toy)")
@@ -141,7 +141,7 @@ def test_a_benchmark_plans_it(bundle: Path) -> None:
 
 @pytest.mark.nightly
 def test_it_is_benchmarked(bundle: Path, tmp_path: Path) -> None:
-    options = ["--lengths", "16", "--rounds", "1", "--peers", "none", "--threads", "1"]
+    options = ["--lengths", "16", "--rounds", "1", "--baselines", "none", "--threads", "1"]
     done = hdexport("bench", bundle, *options, "-o", tmp_path / "bench")
     assert done.returncode == 0, done.stderr
     cases = json.loads((tmp_path / "bench" / "bench.json").read_text())["cases"]

@@ -1,1 +1,1 @@
-"""One measurement: a process, a case, a call, and the best rates of the machine."""
+"""Measurements: processes with limits, calls, and memory."""

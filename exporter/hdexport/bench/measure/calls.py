@@ -1,4 +1,4 @@
-"""How long a call takes, how far memory grows meanwhile, and on what machine."""
+"""Latency and memory growth of a call, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from hdruntime.optional import installed_version
 from hdruntime.process_limits import cpu_quota, usable_cpus
 
 STABLE_RUNS = 3
-"""Number of last runs of a warm-up that are compared."""
+"""Number of runs at the end of a warm-up that are compared."""
 
 STABLE_WITHIN = 0.05
-"""The latency is stable once the slowest of these took at most this fraction longer than the fastest."""
+"""The latency is stable if the slowest of these runs takes at most this fraction longer than the fastest."""
 
-LEAST_WARM_UP_S = 0.2
-"""Least duration of a warm-up: clocks of GPUs and CPUs rise only under load."""
+MIN_WARM_UP_S = 0.2
+"""Minimum duration of a warm-up: clocks of GPUs and CPUs rise only under load."""
 
-MOST_WARM_UP_S = 10.0
+MAX_WARM_UP_S = 10.0
 """A warm-up ends after this time and `STABLE_RUNS` runs, stable or not."""
 
-MOST_WARM_UP_RUNS = 1000
+MAX_WARM_UP_RUNS = 1000
 
 _PACKAGES = (
     "hdexport", "numpy", "torch", "transformers", "sentence-transformers", "optimum", "optimum-onnx", "nncf", "onnx",
@@ -51,15 +51,17 @@ Result = TypeVar("Result")
 
 
 def timed(call: Callable[[], Result]) -> tuple[Result, float, float]:
-    """A call's result, its latency and its CPU time, both in milliseconds."""
+    """Result of a call, its latency and its CPU time in milliseconds."""
     began, cpu_began = time.perf_counter(), time.process_time()
     result = call()
     return result, (time.perf_counter() - began) * 1e3, (time.process_time() - cpu_began) * 1e3
 
 
 def with_growth(call: Callable[[], Result]) -> tuple[Result, int | None]:
-    """A call's result, and the bytes by which the peak of resident memory rose above the resident memory before; None
-    outside Linux. This resets the peak of the process."""
+    """Result of a call, and the rise of peak resident memory above the resident memory before it, in bytes.
+
+    The rise is None outside Linux. The peak of the process is reset.
+    """
     can_reset = reset_peak()
     before_bytes = resident_bytes()
     result = call()
@@ -70,9 +72,11 @@ def with_growth(call: Callable[[], Result]) -> tuple[Result, int | None]:
 
 
 def warm_up(call: Callable[[], object]) -> bool:
-    """Calls until the latency is stable, and says whether it is: the slowest of three runs in a row took at most 5 %
-    longer than the fastest. The work of first calls, such as compiling, touching pages and raising clocks, is over
-    then; on a disturbed machine the limits end the warm-up."""
+    """Call until the latency is stable, and return whether it is stable.
+
+    The latency is stable if the slowest of three consecutive runs takes at most 5 % longer than the fastest. Then the
+    work of first calls, such as compiling and touching pages, is over. On a busy machine the limits end the warm-up.
+    """
     latencies_ms: list[float] = []
     while True:
         latencies_ms.append(timed(call)[1])
@@ -81,21 +85,23 @@ def warm_up(call: Callable[[], object]) -> bool:
         if runs < STABLE_RUNS:
             continue
         is_stable = max(last) <= min(last) * (1 + STABLE_WITHIN)
-        if (is_stable and seconds >= LEAST_WARM_UP_S) or seconds >= MOST_WARM_UP_S or runs >= MOST_WARM_UP_RUNS:
+        if (is_stable and seconds >= MIN_WARM_UP_S) or seconds >= MAX_WARM_UP_S or runs >= MAX_WARM_UP_RUNS:
             return is_stable
 
 
-def time_runs(call: Callable[[], object], *, least_runs: int, least_seconds: float) -> list[float]:
-    """Latencies of consecutive calls, in milliseconds: at least `least_runs`, and for `least_seconds` in total."""
+def time_runs(call: Callable[[], object], *, min_runs: int, min_seconds: float) -> list[float]:
+    """Latencies of consecutive calls, in milliseconds: at least `min_runs`, and for `min_seconds` in total."""
     latencies_ms: list[float] = []
-    while len(latencies_ms) < least_runs or sum(latencies_ms) < least_seconds * 1e3:
+    while len(latencies_ms) < min_runs or sum(latencies_ms) < min_seconds * 1e3:
         latencies_ms.append(timed(call)[1])
     return latencies_ms
 
 
 def latency_of(rounds: Sequence[Sequence[float]], *, is_stable: bool) -> Latency:
-    """Statistics over the runs of all rounds, each a non-empty sequence of latencies in milliseconds; percentiles are
-    interpolated linearly between the two nearest runs."""
+    """Statistics over the runs of all rounds, each a non-empty sequence of latencies in milliseconds.
+
+    Percentiles are interpolated linearly between the two nearest runs.
+    """
     runs = np.array([latency_ms for latencies_ms in rounds for latency_ms in latencies_ms], np.float64)
     p50, p95, p99 = np.percentile(runs, (50, 95, 99))
     return Latency(
@@ -113,9 +119,11 @@ def latency_of(rounds: Sequence[Sequence[float]], *, is_stable: bool) -> Latency
 
 
 def environment(threads: int | None = None) -> dict[str, str]:
-    """Conditions of a result besides the model: machine, versions, threads and commit, name -> text. What this machine
-    does not have or report is left out."""
-    found = {
+    """Conditions of a result besides the model: machine, versions, threads and commit, name -> text.
+
+    Conditions that this machine lacks or does not report are left out.
+    """
+    conditions = {
         "cpu": _cpu_name(),
         "cores": _cores(),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB",
@@ -125,10 +133,10 @@ def environment(threads: int | None = None) -> dict[str, str]:
         **dict(_versions()),
     }
     if threads is not None:
-        found["threads"] = str(threads)
-    found |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+        conditions["threads"] = str(threads)
+    conditions |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     commit = _commit(Path(hdexport.__file__))
-    return found | ({"commit": commit} if commit else {})
+    return conditions | ({"commit": commit} if commit else {})
 
 
 def _cores() -> str:
@@ -147,10 +155,10 @@ def _cpu_name() -> str:
 def _gpu() -> Iterator[tuple[str, str]]:
     from hdruntime.gpu.driver import driver_version, gpus
 
-    found = gpus()
-    if not found:
+    installed = gpus()
+    if not installed:
         return
-    names = [f"{gpu.name} ({gpu.architecture}, {gpu.memory_bytes / 1e9:.1f} GB)" for gpu in found]
+    names = [f"{gpu.name} ({gpu.architecture}, {gpu.memory_bytes / 1e9:.1f} GB)" for gpu in installed]
     yield "gpu", "; ".join(names)
     version = driver_version()
     if version:
@@ -178,7 +186,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _commit(file: Path) -> str | None:
-    """The commit of a file's checkout; an installed copy within another project's checkout has none."""
+    """Commit of a file's checkout; an installed copy within another project's checkout has none."""
     if not _git(file, "ls-files", "--error-unmatch", file.name):
         return None
     return _git(file, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes")

@@ -1,8 +1,9 @@
-"""A script that runs a command, and kills all that it started when the command or the waiting process ends.
+"""Script that runs a command, and kills its descendants when the command or the waiting process ends.
 
-`hdexport.bench.measure.processes` runs it as ``python -I -S process_guard.py LIFELINE COMMAND...``, on the standard
-library alone, so that it starts in milliseconds. LIFELINE is the reading end of a pipe whose other end only the waiting
-process has: when that process closes it or dies, by any signal, the pipe ends. The guard ends as the command did.
+`hdexport.bench.measure.processes` runs it as ``python -I -S process_guard.py LIFELINE COMMAND...``. It imports only the
+standard library, so that it starts in milliseconds. LIFELINE is the reading end of a pipe; only the waiting process has
+the other end. When the waiting process closes that end or dies, by any signal, the pipe ends. The guard's exit code or
+signal is the command's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Ids of running processes that a process started, directly or not; [] where there is no ``/proc``."""
+    """Ids of running descendants of a process; empty without ``/proc``."""
     children: dict[int, list[int]] = defaultdict(list)
     running = set()
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ())):
@@ -45,18 +46,18 @@ def descendants(ancestor: int) -> list[int]:
             children[int(parent)].append(pid)
             if state != _ZOMBIE:
                 running.add(pid)
-    found = [ancestor]
-    for pid in found:
-        found += children[pid]
-    return [pid for pid in found[1:] if pid in running]
+    family = [ancestor]
+    for pid in family:
+        family += children[pid]
+    return [pid for pid in family[1:] if pid in running]
 
 
 def _prepare() -> None:
     if sys.platform != "linux":
         return
-    # Processes that the command started and left behind become the guard's, also if they began a session of their own.
+    # Orphans of the command become children of the guard, even in another session.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # The command inherits it, so that the kernel, if it has to kill a process, chooses one of these.
+    # The command inherits it: if the kernel has to kill a process, it chooses one of these.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -69,15 +70,15 @@ def _kill_at_end(lifeline: int, process: subprocess.Popen[bytes]) -> None:
 
 def _kill_descendants() -> None:
     # Repeated, because a killed process may just have started another.
-    while found := descendants(os.getpid()):
-        for pid in found:
+    while pids := descendants(os.getpid()):
+        for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_KILL_AGAIN_SECONDS)
 
 
 def _end_by(number: int) -> int:
-    """Ends by a signal, as the command did."""
+    """End by the signal that ended the command."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

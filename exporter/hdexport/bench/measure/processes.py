@@ -1,7 +1,7 @@
-"""Python processes with limits of time and memory, whose end, however bad, is a result: of a script, or of a function.
+"""Run a script or a function in a Python process with limits of time and memory; a failure is a result.
 
-``python -m hdexport.bench.measure.processes NAME FOLDER`` calls the function that FOLDER holds, and writes its result
-there.
+``python -m hdexport.bench.measure.processes NAME FOLDER`` calls the function that is pickled in FOLDER, and writes its
+result there.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ from hdruntime.process_limits import free_bytes
 logger = logging.getLogger(__name__)
 
 _MOST_OF_FREE_MEMORY = 0.9
-"""Fraction of free memory that a process may take by default: beyond it, the kernel might kill another
-user's process."""
+"""Fraction of free memory that a process may use by default: with more, the kernel might kill another process."""
 
 _POLL_SECONDS = 0.05
-"""Between two looks at resident memory."""
+"""Interval between two readings of resident memory."""
 
 _LOOK_UP_SECONDS = 0.25
-"""Between two looks for new processes."""
+"""Minimum interval between two searches for new processes."""
 
 _LOOK_UP_SHARE = 100
-"""Looking for processes takes at most 1/100 of the time, because each look reads a file per process of the machine."""
+"""Searches take at most 1/100 of the time, because each search reads a file per process of the machine."""
 
 _KILLED_WITHIN_SECONDS = 30.0
 """A killed process that waits for a device may take a while to end."""
@@ -51,7 +50,7 @@ _STDOUT_BYTES = 16 * 2**20
 _STDERR_BYTES = 2**16
 _REASON_LINES = 3
 _REASON_CHARACTERS = 500
-"""Most characters of a line."""
+"""Maximum characters of a line."""
 
 _CALL, _RESULT = "call.pickle", "result.pickle"
 
@@ -61,14 +60,14 @@ Result = TypeVar("Result")
 
 
 class ProcessOutcome(NamedTuple):
-    """How a process ended.
+    """End of a process.
 
     Attributes:
-        status: the ``status`` in the process' output, or else the kind of its end.
-        output: the JSON object of the last line that it printed; None unless it ended by itself and printed one.
-        reason: the cause where the status is not ``ok``: the ``reason`` in its output, or its last words.
-        peak_rss_bytes: the most resident memory of the process and its children together, seen every 50 ms; a shared
-            page counts for each. 0 where it was never seen, or there is no ``/proc``.
+        status: ``status`` in the output of the process, or else the status by its exit code.
+        output: JSON object in the last line of stdout; None unless the process ended by itself and printed an object.
+        reason: cause if the status is not ``ok``: ``reason`` in the output, or the last lines of stderr.
+        peak_rss_bytes: peak resident memory of the process and its children together, read every 50 ms; a shared page
+            counts for each process. 0 if no reading succeeded, or without ``/proc``.
     """
 
     status: Status
@@ -84,36 +83,40 @@ def run_process(
     memory_limit_bytes: int | None = None,
     python: str | None = None,
 ) -> ProcessOutcome:
-    """Runs Python, and waits for its end. Nothing that it started is left, even if this process is killed meanwhile. On
-    Linux that holds for all processes; elsewhere only for the first one, and memory has no limit.
+    """Run Python, and wait for its end. No process that it started survives, even if this process is killed.
+
+    On Linux this holds for all descendants; on other systems only for the first process, and memory has no limit.
 
     Args:
-        time_limit_s: seconds until it is killed, which is ``timeout``.
-        memory_limit_bytes: resident memory of the process and its children together, above which it is killed, which is
-            ``OOM``; at most 90 % of the free memory, which None stands for. A process that the kernel kills for want of
-            memory, or that says so itself, is ``OOM`` too; any other bad end is ``failed``.
-        python: the interpreter, of an environment of its own; None for this process's.
+        arguments: arguments of the interpreter.
+        time_limit_s: seconds until the process is killed; its status is ``timeout``.
+        memory_limit_bytes: resident memory of the process and its children together, above which they are killed; the
+            status is ``OOM``. None for 90 % of the free memory, which is the maximum. A process that the kernel kills
+            or that reports a lack of memory is ``OOM`` too; any other failure is ``failed``.
+        python: interpreter; None for the interpreter of this process.
     """
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         with _guarded([python or sys.executable, *arguments], stdout, stderr) as guard:
             memory = _Memory(guard.pid)
             stopped = _follow(guard, memory, time_limit_s, _ceiling_bytes(memory_limit_bytes))
         output = None
-        found: tuple[Status, str | None] | None = stopped
+        end: tuple[Status, str | None] | None = stopped
         if stopped is None:
             output = _last_json(_tail(stdout, _STDOUT_BYTES)) if guard.returncode == 0 else None
-            found = _bad_end(guard.returncode, _last_words(_tail(stderr, _STDERR_BYTES))) if output is None else None
+            end = _bad_end(guard.returncode, _last_lines(_tail(stderr, _STDERR_BYTES))) if output is None else None
     if output is not None:
-        found = Status(output.get("status", Status.OK)), output.get("reason")
-    assert found is not None
-    return ProcessOutcome(status=found[0], output=output, reason=found[1], peak_rss_bytes=memory.peak_bytes)
+        end = Status(output.get("status", Status.OK)), output.get("reason")
+    assert end is not None
+    return ProcessOutcome(status=end[0], output=output, reason=end[1], peak_rss_bytes=memory.peak_bytes)
 
 
 def run_function(
     call: Callable[[], Result], *, time_limit_s: float, memory_limit_bytes: int | None = None
 ) -> tuple[ProcessOutcome, Result | None]:
-    """Calls a function of a module's top level, or a `functools.partial` of one, in a process of its own. The result is
-    None unless the process ended with ``ok``."""
+    """Call a module-level function, or a `functools.partial` of it, in its own process.
+
+    The result is None unless the process ended with ``ok``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _CALL).write_bytes(pickle.dumps(call))
         function = getattr(call, "func", call)
@@ -126,24 +129,24 @@ def run_function(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Makes the call, and prints how it ended as a line of JSON."""
+    """Make the call, and print its status as a line of JSON."""
     folder = Path(arguments[-1])
     with _own_output() as output:
         call = pickle.loads((folder / _CALL).read_bytes())
-        said: dict[str, str] = {}
+        ended: dict[str, str] = {}
         try:
             (folder / _RESULT).write_bytes(pickle.dumps(call()))
         except Exception as error:  # whatever a framework raises is a result, and does not affect other processes
             logger.warning("%s failed", arguments[0], exc_info=True)
             status = Status.OUT_OF_MEMORY if _is_out_of_memory(error) else Status.FAILED
-            said = {"status": status.value, "reason": _reason(error)}
-        print(json.dumps(said), file=output)
+            ended = {"status": status.value, "reason": _reason(error)}
+        print(json.dumps(ended), file=output)
     return 0
 
 
 @contextlib.contextmanager
 def _own_output() -> Iterator[IO[str]]:
-    """Standard output for the block alone: other output of frameworks, also from C++, goes to standard error."""
+    """Reserve standard output for the block: output of frameworks, also from C++, goes to standard error."""
     sys.stdout.flush()
     with open(os.dup(1), "w", encoding="utf-8") as output:
         os.dup2(2, 1)
@@ -156,7 +159,7 @@ def _own_output() -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def _guarded(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process under its guard; both end with the block, and all that they started."""
+    """Run a process under its guard; both end with the block, with all their descendants."""
     guards_end, lifeline = os.pipe()
     try:
         guard = subprocess.Popen(
@@ -186,12 +189,12 @@ def _guarded(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> It
 def _follow(
     guard: subprocess.Popen[bytes], memory: _Memory, time_limit_s: float, memory_limit_bytes: int | None
 ) -> tuple[Status, str] | None:
-    """Waits until the process ends by itself, or for a reason to end it."""
+    """Wait until the process ends by itself; otherwise return why it has to be killed."""
     deadline = time.monotonic() + time_limit_s
     while True:
         if memory_limit_bytes is not None and memory.exceeds(memory_limit_bytes):
             limit = f"{memory_limit_bytes / 1e9:.2f} GB"
-            return Status.OUT_OF_MEMORY, f"Killed: it exceeded its memory limit of {limit}."
+            return Status.OUT_OF_MEMORY, f"Killed at its memory limit of {limit}."
         if time.monotonic() > deadline:
             return Status.TIMEOUT, f"Killed at its time limit of {time_limit_s:g} s."
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -209,7 +212,7 @@ class _Memory:
         self._look_up_at = 0.0
 
     def exceeds(self, limit_bytes: int) -> bool:
-        """Looks at the memory, and whether it is more than that."""
+        """Read the memory, and return whether it exceeds a limit."""
         self._look_up()
         resident = resident_bytes_of(self._pids)
         self.peak_bytes = max(self.peak_bytes, resident)
@@ -232,14 +235,14 @@ def _tail(file: IO[bytes], most_bytes: int) -> bytes:
     return file.read()
 
 
-def _bad_end(code: int, said: str) -> tuple[Status, str]:
+def _bad_end(code: int, last_lines: str) -> tuple[Status, str]:
     if code == -signal.SIGKILL:
-        return Status.OUT_OF_MEMORY, "It was killed (SIGKILL), as the kernel does when memory runs out."
+        return Status.OUT_OF_MEMORY, "The process was killed (SIGKILL), as by the kernel when memory runs out."
     if code == 0:
-        return Status.FAILED, f"Its last line of output is not a JSON object. {said}".strip()
+        return Status.FAILED, f"The last line of output is not a JSON object. {last_lines}".strip()
     end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    status = Status.OUT_OF_MEMORY if says_out_of_memory(said) else Status.FAILED
-    return status, f"It ended with {end}: {said}" if said else f"It ended with {end} and no message."
+    status = Status.OUT_OF_MEMORY if says_out_of_memory(last_lines) else Status.FAILED
+    return status, f"The process ended with {end}" + (f": {last_lines}" if last_lines else " and no message.")
 
 
 def _ceiling_bytes(limit_bytes: int | None) -> int | None:
@@ -257,15 +260,15 @@ def _last_json(printed: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _last_words(printed: bytes) -> str:
-    """The last lines; of a traceback, the line that names the error."""
+def _last_lines(printed: bytes) -> str:
+    """Last lines of stderr; of a traceback, the line that names the error."""
     lines = [line for line in printed.decode(errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith((" ", "Traceback (most recent"))] or lines
-    return "\n".join(line.strip()[:_REASON_CHARACTERS] for line in said[-_REASON_LINES:])
+    messages = [line for line in lines if not line.startswith((" ", "Traceback (most recent"))] or lines
+    return "\n".join(line.strip()[:_REASON_CHARACTERS] for line in messages[-_REASON_LINES:])
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error or its cause says that memory was short."""
+    """Whether an error or its cause reports a lack of memory."""
     if error is None:
         return False
     if isinstance(error, (MemoryError, OutOfMemoryError)) or says_out_of_memory(f"{type(error).__name__}: {error}"):

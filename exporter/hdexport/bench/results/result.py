@@ -1,6 +1,6 @@
-"""The result of a benchmark, as dataclasses that `bench.json` holds.
+"""Dataclasses of `bench.json`.
 
-docs/bench.md describes every field, with its unit and what None means; a test compares the two.
+docs/bench.md describes every field, its unit and the meaning of None; a test compares the page with the dataclasses.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-SCHEMA_VERSION = 1
-"""Version of ``bench.json``; a field that changes its meaning or goes away raises it, an added field does not."""
+SCHEMA_VERSION = 2
+"""Version of ``bench.json``. A field that changes its meaning or is removed raises it; a new field does not."""
 
 
 class Status(str, Enum):
-    """How a case ended."""
+    """How the processes of a case ended."""
 
     OK = "ok"
     OUT_OF_MEMORY = "OOM"
@@ -21,14 +21,34 @@ class Status(str, Enum):
     FAILED = "failed"
 
 
+class ModelChange(str, Enum):
+    """A change of the model that a build was asked for and that a baseline runs without."""
+
+    ATTENTION = "attention"
+    POSITIONS = "positions"
+    ROPE = "RoPE scaling"
+    ADAPTER = "adapter"
+
+
+class CaseState(str, Enum):
+    """What a reader has to know about a case: its status, and whether its outputs are right."""
+
+    OK = "ok"
+    DIFFERS = "differs"
+    WRONG = "wrong"
+    OUT_OF_MEMORY = "OOM"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One way to run one model, at all lengths."""
+    """One way to run one model, at every length: a backend with a bundle, or a baseline."""
 
     name: str
     runner: str
     bundle: str
-    is_peer: bool
+    is_baseline: bool
     remark: str | None = None
     unavailable: str | None = None
     model: str | None = None
@@ -36,17 +56,17 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """How many times as long one case took as another of the same run.
+    """Latency of one case divided by the latency of another case of the same run.
 
     Attributes:
         value: ratio of the medians.
-        least: smallest ratio of two rounds of the same number, which ran one after the other.
-        most: the largest.
+        min: smallest ratio of two rounds with the same number, which ran one after the other.
+        max: largest ratio of two rounds with the same number.
     """
 
     value: float
-    least: float
-    most: float
+    min: float
+    max: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +85,14 @@ class Latency:
     is_stable: bool
 
     def over(self, other: Latency) -> Ratio:
-        """How many times as long this took as `other`, a latency of the same run."""
-        rounds = [mine / its for mine, its in zip(self.rounds_p50_ms, other.rounds_p50_ms, strict=False)]
-        return Ratio(value=self.p50_ms / other.p50_ms, least=min(rounds), most=max(rounds))
+        """Divide this latency by `other`, a latency of the same run."""
+        rounds = [own / base for own, base in zip(self.rounds_p50_ms, other.rounds_p50_ms, strict=False)]
+        return Ratio(value=self.p50_ms / other.p50_ms, min=min(rounds), max=max(rounds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Peak memory of one process, the largest over the rounds, in bytes; None where a figure is not known."""
+    """Peak memory of one process in bytes, the largest over the rounds; None where a figure is not known."""
 
     rss_bytes: int | None
     growth_bytes: int | None
@@ -89,28 +109,22 @@ class PeakMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputError:
-    """How far the outputs are from PyTorch's in float32, the worst over all outputs."""
+    """Difference between a case's outputs and PyTorch's in float32, the largest over all outputs.
+
+    Attributes:
+        missing_changes: requested changes of the model that a baseline runs without; its outputs differ by them.
+    """
 
     max_abs_error: float | None
     min_cosine: float
     passed: bool
     tolerance: str
+    missing_changes: tuple[ModelChange, ...] = ()
 
     @property
     def size(self) -> float:
-        """The largest difference; infinity where a value is not finite."""
+        """Largest absolute difference; infinity where an output is not finite."""
         return float("inf") if self.max_abs_error is None else self.max_abs_error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roofline:
-    """The least work of the model, and the fraction of the machine's best rates that a case reached."""
-
-    flops: int
-    dense_flops: int
-    moved_bytes: int
-    bound_ms: float
-    fraction: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,30 +141,13 @@ class CaseResult:
     precision: str | None = None
     memory: PeakMemory | None = None
     error: OutputError | None = None
-    roofline: Roofline | None = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class Ceilings:
-    """Rates that the machine reached: the best of the start of the run and of its end."""
-
-    device: str
-    dtype: str
-    matmul_flops_per_s: float
-    copy_bytes_per_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class LargestBatch:
-    """The largest batch of a length that fits a memory budget."""
-
-    series: str
-    tokens: int
-    budget_bytes: int
-    batch: int
-    peak_bytes: int | None
-    is_limit: bool
-    reason: str
+    @property
+    def state(self) -> CaseState:
+        """Status of the case; for a case with figures, whether its outputs are within the tolerance."""
+        if self.status is not Status.OK or self.error is None or self.error.passed:
+            return CaseState(self.status.value)
+        return CaseState.DIFFERS if self.error.missing_changes else CaseState.WRONG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,33 +161,31 @@ class BenchResult:
     rounds: int
     series: tuple[Series, ...]
     cases: tuple[CaseResult, ...]
-    ceilings: tuple[Ceilings, ...]
-    largest_batches: tuple[LargestBatch, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Distinct tokens of the cases, rising."""
+        """Distinct lengths of the cases in tokens, ascending."""
         return tuple(sorted({case.tokens for case in self.cases}))
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Distinct batch sizes of the cases, rising."""
+        """Distinct batch sizes of the cases, ascending."""
         return tuple(sorted({case.batch for case in self.cases}))
 
     @property
     def first_series(self) -> str | None:
-        """The series that others are compared with: the first with a latency; None where none has one."""
+        """Series that ratios refer to: the first series with a latency; None if no series has a latency."""
         measured = {case.series for case in self.cases if case.latency is not None}
         return next((series.name for series in self.series if series.name in measured), None)
 
     def case(self, series: str, batch: int, tokens: int) -> CaseResult | None:
-        """One case; None where it was not run."""
+        """One case; None if the case was not run."""
         wanted = (series, batch, tokens)
         return next((case for case in self.cases if (case.series, case.batch, case.tokens) == wanted), None)
 
     def ratio_to_first(self, case: CaseResult) -> Ratio | None:
-        """A case's latency over that of `first_series` at its batch size and length; None where one is missing."""
+        """Latency of a case divided by the latency of `first_series` at the same batch size and length, or None."""
         first = None if self.first_series is None else self.case(self.first_series, case.batch, case.tokens)
         if first is None or first.latency is None or case.latency is None:
             return None

@@ -1,4 +1,4 @@
-"""The plan of a benchmark: the ways to run each model, at which lengths and batches, and ways that cannot run here."""
+"""The plan of a benchmark: bundles and baselines, lengths and batches, and series that cannot run here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hdexport.bench.peers import PEERS
-from hdexport.bench.peers.peer import MeasuredModel
+from hdexport.bench.baselines import BASELINES
+from hdexport.bench.baselines.baseline import Baseline, MeasuredModel
 from hdexport.bench.results.result import Series
 from hdexport.checkpoint import path_of_source
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
@@ -26,7 +26,7 @@ from hdruntime.process_limits import chosen_threads
 _FIRST = 512
 
 _STEPS_BELOW_FIRST = 3
-"""A model of at most `_FIRST` tokens is measured from an eighth of its longest text."""
+"""A model of at most `_FIRST` tokens is measured from an eighth of its max_len."""
 
 _MOST_DIGITS, _MOST_LENGTHS = 12, 1000
 """Of a number of ``--lengths``, and lengths of one range."""
@@ -38,35 +38,34 @@ _RANGE = re.compile(r"(\d+):(\d+):(x|\+)(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What a user asks to measure.
+    """Options of a benchmark.
 
     Attributes:
-        lengths: tokens of a text; None for 512, doubled up to the longest that a bundle takes.
-        batches: texts of a call.
-        peers: names of `PEERS`; None for all.
-        backends: names of `Backend`; None for each that a bundle has a graph or an engine for.
-        precisions: names of `Precision` that bundles compute in on a CPU; None for ``auto`` and, of bundles that have
-            such a graph, ``int8``.
+        bundles: directories of bundles.
+        lengths: sequence lengths in tokens; None for 512, doubled up to the largest max_len of the bundles.
+        batches: sequences per call.
+        baselines: baselines that run the models of the bundles.
+        backends: names of `Backend`; None for each backend that a bundle has a graph or an engine for.
+        precisions: names of `Precision` of bundles on a CPU; None for ``auto`` and, for bundles with such a graph,
+            ``int8``.
         rounds: processes per case, one per round.
         threads: CPU threads; None for `hdruntime.process_limits.chosen_threads`.
-        device: ``cpu`` or ``cuda``, where peers run; None for the GPU if there is one.
-        time_limit_s: of one process.
-        memory_budget_bytes: also look for the largest batch that fits it; None does not.
-        model: the checkpoint of the bundles; None for the source that each bundle names.
-        command: the command line, for the record.
+        device: device of the baselines, ``cpu`` or ``cuda``; None for the GPU if there is one.
+        time_limit_s: time limit of one process in seconds.
+        model: checkpoint of the bundles; None for the source that each bundle names.
+        command: command line, for the record.
     """
 
     bundles: tuple[Path, ...]
     lengths: tuple[int, ...] | None = None
     batches: tuple[int, ...] = (1,)
-    peers: tuple[str, ...] | None = None
+    baselines: tuple[Baseline, ...] = tuple(BASELINES.values())
     backends: tuple[str, ...] | None = None
     precisions: tuple[str, ...] | None = None
     rounds: int = 3
     threads: int | None = None
     device: str | None = None
     time_limit_s: float = 600.0
-    memory_budget_bytes: int | None = None
     model: str | None = None
     trust: Trust = UNTRUSTED
     command: str = ""
@@ -77,17 +76,19 @@ class PlannedSeries:
     """A series, and what runs it.
 
     Attributes:
-        series: its entry in the result.
-        bundle: the bundle that is run, or whose model a peer runs.
-        subject: the model in PyTorch.
+        series: entry of the series in the result.
+        bundle: bundle that is run, or the bundle of the model that a baseline runs.
+        model: model in PyTorch.
         device: ``cpu`` or ``cuda``.
-        precision: the precision that a bundle is asked to compute in on a CPU.
+        baseline: baseline that runs the model; None for a backend that runs the bundle.
+        precision: requested precision of a bundle on a CPU.
     """
 
     series: Series
     bundle: Bundle
-    subject: MeasuredModel
+    model: MeasuredModel
     device: str
+    baseline: Baseline | None = None
     precision: Precision = Precision.AUTO
 
     @property
@@ -97,8 +98,15 @@ class PlannedSeries:
 
 
 class Plan(NamedTuple):
-    """All series in the order of the tables, including those that cannot run here; lengths in tokens, rising; batches
-    in texts; CPU threads of every process; notes for the reader."""
+    """Plan of a benchmark.
+
+    Attributes:
+        series: series in the order of the tables, including series that cannot run here.
+        lengths: sequence lengths in tokens, ascending.
+        batches: sequences per call.
+        threads: CPU threads of every process.
+        notes: notes for the reader.
+    """
 
     series: tuple[PlannedSeries, ...]
     lengths: tuple[int, ...]
@@ -108,43 +116,43 @@ class Plan(NamedTuple):
 
 
 def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
-    """Looks at the bundles and at this machine, without loading anything that computes. If nothing could run, the
-    InputError says why."""
+    """Plan a benchmark from the bundles' manifests and this machine. Raises InputError if no series can run here."""
     machine = machine or this_machine()
-    peers = _known(options.peers, list(PEERS), "--peers", "peer")
-    named = _known(options.backends, list(backend_names()), "--backends", "backend")
-    chosen = [entry for name in named if (entry := backend_named(name)) is not None]
-    precisions = _known(options.precisions, [precision.value for precision in Precision], "--precision", "precision")
+    backend_choice = _valid(options.backends, list(backend_names()), "--backends", "backend")
+    chosen = [entry for name in backend_choice if (entry := backend_named(name)) is not None]
+    precisions = _valid(options.precisions, [precision.value for precision in Precision], "--precision", "precision")
     bundles = [open_bundle(path) for path in options.bundles]
     lengths = options.lengths or default_lengths(max(bundle.manifest.max_len for bundle in bundles))
     _check_lengths(lengths, bundles)
     device = options.device or ("cpu" if machine.gpu is None else "cuda")
     groups = _groups(bundles, options.model)
-    subjects = [_subject(group, options) for group in groups]
+    models = [_model(group, options) for group in groups]
     series = []
-    for group, subject in zip(groups, subjects, strict=True):
+    for group, model in zip(groups, models, strict=True):
         for bundle in group:
-            own = _own_backends(bundle, machine)
-            for entry in own if options.backends is None else chosen:
-                wanted = _own_precisions(bundle, entry) if options.precisions is None else map(Precision, precisions)
-                series += _backend_series(bundle, subject, entry, wanted, machine, bundles)
-    for group, subject in zip(groups, subjects, strict=True):
-        series += _peer_series(_longest(group), subject, peers, device, is_only=len(groups) == 1)
+            native = _native_backends(bundle, machine)
+            for entry in native if options.backends is None else chosen:
+                wanted = _native_precisions(bundle, entry) if options.precisions is None else map(Precision, precisions)
+                series += _backend_series(bundle, model, entry, wanted, machine, bundles)
+    for group, model in zip(groups, models, strict=True):
+        series += _baseline_series(_longest(group), model, options.baselines, device, is_only=len(groups) == 1)
     if not any(planned.is_available for planned in series):
         reasons = [f"{planned.series.name}: {planned.series.unavailable}" for planned in series]
-        raise InputError("\n".join(["None of these can run here:", *reasons, "See: hdexport doctor"]))
+        raise InputError("\n".join(["None of these series can run here:", *reasons, "See: hdexport doctor"]))
     return Plan(
         series=tuple(series),
         lengths=lengths,
         batches=options.batches,
         threads=chosen_threads(options.threads)[0],
-        notes=tuple(_notes(groups, subjects)),
+        notes=tuple(_notes(groups, models)),
     )
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
-    """Lengths in tokens, ascending and distinct, from numbers (``128,512``) and ranges whose ends are both measured
-    (``512:8192:x2`` doubles, ``512:2048:+512`` adds), separated by commas."""
+    """Distinct lengths in tokens, ascending, from numbers and ranges that are separated by commas.
+
+    ``512:8192:x2`` doubles from 512 to 8192, ``512:2048:+512`` adds; both ends are included.
+    """
     lengths: set[int] = set()
     # Longer numbers are no lengths, and Python reads no number of thousands of digits.
     if any(len(digits) > _MOST_DIGITS for digits in re.findall(r"\d+", text)):
@@ -158,33 +166,32 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def default_lengths(max_len: int) -> tuple[int, ...]:
-    """512, doubled up to `max_len`, which is included; for shorter models an eighth, a quarter and a half of it."""
+    """512, doubled up to `max_len`, which is included; for a shorter model an eighth, a quarter and a half of it."""
     first = _FIRST if max_len > _FIRST else max(1, max_len >> _STEPS_BELOW_FIRST)
     return _multiplied(first, max_len, 2)
 
 
-def _known(names: Sequence[str] | None, known: list[str], option: str, what: str) -> list[str]:
+def _valid(names: Sequence[str] | None, valid: list[str], option: str, noun: str) -> list[str]:
     for name in names or ():
-        if name not in known:
+        if name not in valid:
             raise InputError(
-                f"{option}: {name!r:.60} is not a {what}; valid are {', '.join(known)}.\n"
+                f"{option}: {name!r:.60} is not a {noun}; valid: {', '.join(valid)}.\n"
                 f"Name some of them, with commas, or leave {option} out."
             )
-    return known if names is None else [name for name in known if name in names]
+    return valid if names is None else [name for name in valid if name in names]
 
 
 def _check_lengths(lengths: Sequence[int], bundles: Sequence[Bundle]) -> None:
     longest = max(bundle.manifest.max_len for bundle in bundles)
     if lengths[-1] > longest:
         raise InputError(
-            f"--lengths asks for {lengths[-1]} tokens; the bundles take 1 to {longest}.\n"
-            f"Leave it out, or build a longer one with: hdexport build --max-len {lengths[-1]}"
+            f"--lengths contains {lengths[-1]}; the bundles accept 1 to {longest} tokens.\n"
+            f"Leave --lengths out, or build a bundle with: hdexport build --max-len {lengths[-1]}"
         )
 
 
 def _groups(bundles: Iterable[Bundle], model: str | None) -> list[list[Bundle]]:
-    """Groups bundles that share one model in PyTorch: precisions and engines of one checkpoint, positions and
-    attention."""
+    """Group bundles that share one model in PyTorch: one checkpoint with equal positions and attention."""
     groups: dict[object, list[Bundle]] = {}
     for bundle in bundles:
         manifest = bundle.manifest
@@ -205,7 +212,7 @@ def _longest(group: Sequence[Bundle]) -> Bundle:
     return max(group, key=lambda bundle: bundle.manifest.max_len)
 
 
-def _subject(group: Sequence[Bundle], options: BenchOptions) -> MeasuredModel:
+def _model(group: Sequence[Bundle], options: BenchOptions) -> MeasuredModel:
     bundle = _longest(group)
     path = path_of_source(bundle.manifest.made_by.get("source"), bundle.path)
     return MeasuredModel(
@@ -215,10 +222,10 @@ def _subject(group: Sequence[Bundle], options: BenchOptions) -> MeasuredModel:
     )
 
 
-def _own_backends(bundle: Bundle, machine: ThisMachine) -> list[BackendEntry]:
-    """Backends that a bundle was built for; the first is the one that others are compared with."""
+def _native_backends(bundle: Bundle, machine: ThisMachine) -> list[BackendEntry]:
+    """Backends that a bundle was built for; ratios refer to the first backend."""
     lowerings = {graph.lowering for graph in bundle.manifest.graphs}
-    # The last choice of `auto` is the first here: every bundle has a graph for it.
+    # Reverse order of `auto`: every bundle has a graph for its last choice.
     entries = sorted(backends(), key=lambda entry: (entry.needs_gpu, -entry.rank))
     of_graphs = [
         entry
@@ -231,21 +238,21 @@ def _own_backends(bundle: Bundle, machine: ThisMachine) -> list[BackendEntry]:
     return [*of_graphs, *of_engines]
 
 
-def _own_precisions(bundle: Bundle, entry: BackendEntry) -> list[Precision]:
-    """Precisions that a bundle has graphs for; a session takes precisions with graphs of their own by name only."""
-    own = [each for each in OPTION_OF_GRAPHS if each in entry.precisions]
-    return [Precision.AUTO, *(each for each in own if has_graph(bundle, entry.lowerings[0], precision=each))]
+def _native_precisions(bundle: Bundle, entry: BackendEntry) -> list[Precision]:
+    """Precisions that a bundle has graphs for; a session uses a graph such as int8 only if it is named."""
+    named = [each for each in OPTION_OF_GRAPHS if each in entry.precisions]
+    return [Precision.AUTO, *(each for each in named if has_graph(bundle, entry.lowerings[0], precision=each))]
 
 
 def _backend_series(
     bundle: Bundle,
-    subject: MeasuredModel,
+    model: MeasuredModel,
     entry: BackendEntry,
     precisions: Iterable[Precision],
     machine: ThisMachine,
     bundles: Sequence[Bundle],
 ) -> list[PlannedSeries]:
-    """A backend with a bundle; on a GPU once, because the graph or the engine decides the precision."""
+    """Series of a bundle in a backend, one per precision; on a GPU the graph or the engine decides the precision."""
     names = [other.path.name for other in bundles]
     name = bundle.path.name if names.count(bundle.path.name) == 1 else str(bundle.path)
     return [
@@ -255,11 +262,11 @@ def _backend_series(
                 runner=entry.name.value,
                 bundle=str(bundle.path),
                 model=bundle.manifest.name,
-                is_peer=False,
+                is_baseline=False,
                 unavailable=why_unavailable(bundle, entry.name, precision=precision, machine=machine),
             ),
             bundle=bundle,
-            subject=subject,
+            model=model,
             device="cuda" if entry.needs_gpu else "cpu",
             precision=precision,
         )
@@ -267,44 +274,44 @@ def _backend_series(
     ]
 
 
-def _peer_series(
-    bundle: Bundle, subject: MeasuredModel, peers: Sequence[str], device: str, *, is_only: bool
+def _baseline_series(
+    bundle: Bundle, model: MeasuredModel, baselines: Sequence[Baseline], device: str, *, is_only: bool
 ) -> list[PlannedSeries]:
     series = []
-    for name in peers:
-        peer = PEERS[name]
-        unavailable = peer.unavailable(bundle.manifest)
-        if subject.checkpoint is None:
-            unavailable = f"{_missing_checkpoint(bundle)} Name it with --model."
+    for baseline in baselines:
+        unavailable = baseline.unavailable(bundle.manifest)
+        if model.checkpoint is None:
+            unavailable = f"{_missing_checkpoint(bundle)} Name the checkpoint with --model."
         series.append(
             PlannedSeries(
                 series=Series(
-                    name=name if is_only else f"{name}: {bundle.path.name}",
-                    runner=name,
+                    name=baseline.name if is_only else f"{baseline.name}: {bundle.path.name}",
+                    runner=baseline.name,
                     bundle=str(bundle.path),
                     model=bundle.manifest.name,
-                    is_peer=True,
-                    remark=peer.remark(bundle.manifest),
+                    is_baseline=True,
+                    remark=baseline.remark(bundle.manifest),
                     unavailable=unavailable,
                 ),
                 bundle=bundle,
-                subject=subject,
+                model=model,
                 device=device,
+                baseline=baseline,
             )
         )
     return series
 
 
 def _missing_checkpoint(bundle: Bundle) -> str:
-    source = bundle.manifest.made_by.get("source", "a checkpoint that it does not name")
-    return f"{bundle.path} was built from {source}, which is not here."
+    source = bundle.manifest.made_by.get("source", "an unknown checkpoint")
+    return f"{bundle.path} was built from {source}, which was not found."
 
 
-def _notes(groups: Sequence[Sequence[Bundle]], subjects: Sequence[MeasuredModel]) -> list[str]:
+def _notes(groups: Sequence[Sequence[Bundle]], models: Sequence[MeasuredModel]) -> list[str]:
     return [
-        f"{_missing_checkpoint(_longest(group))} So nothing was compared with PyTorch; name it with --model."
-        for group, subject in zip(groups, subjects, strict=True)
-        if subject.checkpoint is None
+        f"{_missing_checkpoint(_longest(group))} Nothing was compared with PyTorch. Name the checkpoint with --model."
+        for group, model in zip(groups, models, strict=True)
+        if model.checkpoint is None
     ]
 
 

@@ -1,4 +1,4 @@
-"""A benchmark's rounds: each case's processes run in turn, and their figures are put together."""
+"""Rounds of a benchmark: each round runs every case in its own process; the figures are put together."""
 
 from __future__ import annotations
 
@@ -12,38 +12,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hdexport.bench.baselines.baseline import CaseFigures, CaseSpec
 from hdexport.bench.measure.calls import environment, latency_of
 from hdexport.bench.measure.processes import run_function
-from hdexport.bench.measure.roofline import Work, roofline
-from hdexport.bench.peers.peer import CaseFigures, CaseSpec
 from hdexport.bench.results.result import (
     SCHEMA_VERSION,
     BenchResult,
     CaseResult,
-    Ceilings,
-    LargestBatch,
     OutputError,
     PeakMemory,
     Series,
     Status,
 )
-from hdexport.bench.run.budget import Probe, largest_batch, probe_case
 from hdexport.bench.run.plan import BenchOptions, PlannedSeries, plan
 from hdexport.bench.run.preparation import Preparation, Watcher
 from hdexport.bench.run.worker import measured
 
-_LEAST_RUNS = 10
-"""Timed runs of a case, over all its rounds."""
+_MIN_RUNS = 10
+"""Minimum number of timed runs of a case, over all its rounds."""
 
-_LEAST_SECONDS = 1.0
-"""Least duration of a case's timed runs together."""
-
-_SEARCH_LIMITS = 3
-"""A search for the largest batch starts no process after this many time limits of one."""
+_MIN_SECONDS = 1.0
+"""Minimum duration of all timed runs of a case together."""
 
 
 class Bench:
-    """One run; prepared files, such as checkpoints and exports, go to the empty folder `scratch` and may be large."""
+    """One run of a benchmark. Prepared files, such as exports, are written to the empty directory `scratch`."""
 
     def __init__(self, options: BenchOptions, watcher: Watcher, scratch: Path) -> None:
         self._options, self._watcher = options, watcher
@@ -55,7 +48,6 @@ class Bench:
             for planned in self._plan.series
             if planned.is_available
         ]
-        self._largest_batches: list[LargestBatch] = []
         self._notes: list[str] = []
         self._prepared = Preparation(self._plan, scratch, watcher)
 
@@ -65,12 +57,12 @@ class Bench:
         return any(True for _ in self._cases())
 
     def note(self, text: str) -> None:
-        """Adds a note for the reader."""
+        """Add a note for the reader."""
         self._notes.append(text)
         self._watcher.note(text)
 
     def prepare(self) -> None:
-        """Makes the files that the cases need, which may take longer than the cases do."""
+        """Make the files that the cases need, which may take longer than the cases."""
         for text in self._plan.notes:
             self.note(text)
         self._prepared.run()
@@ -78,8 +70,7 @@ class Bench:
             self.note(text)
 
     def measure(self) -> None:
-        """Runs every case once per round, neighbours in a table one after the other, so that drift affects
-        all alike."""
+        """Run every case once per round, so that drift of the machine affects all cases alike."""
         cases = [(record.case.series, record.case.batch, record.case.tokens) for _, record in self._records]
         self._watcher.planned(cases, self._options.rounds)
         for number in range(1, self._options.rounds + 1):
@@ -88,15 +79,12 @@ class Bench:
                 if record.end is None:
                     self._watcher.begin(*case, number)
                     self._run_round(planned, record)
-                    result = self._result_of(planned, record)
+                    result = record.result()
                     assert result is not None
                     self._watcher.finish(result)
-        self._prepared.measure_ceilings()
-        if self._options.memory_budget_bytes is not None:
-            self._find_largest_batches(self._options.memory_budget_bytes)
 
     def result(self) -> BenchResult:
-        """The result so far."""
+        """Result so far."""
         return BenchResult(
             schema_version=SCHEMA_VERSION,
             date=self._date,
@@ -105,18 +93,12 @@ class Bench:
             rounds=self._options.rounds,
             series=tuple(map(self._series_of, self._plan.series)),
             cases=tuple(self._cases()),
-            ceilings=self._prepared.ceilings,
-            largest_batches=tuple(self._largest_batches),
             notes=tuple(self._notes),
         )
 
     def _cases(self) -> Iterator[CaseResult]:
-        results = (self._result_of(planned, record) for planned, record in self._records)
+        results = (record.result() for _, record in self._records)
         yield from (case for case in results if case is not None)
-
-    def _result_of(self, planned: PlannedSeries, record: _CaseRecord) -> CaseResult | None:
-        work = self._prepared.work_of(planned, record.case.batch, record.case.tokens)
-        return record.result(work, self._prepared.ceilings_of(planned))
 
     def _series_of(self, planned: PlannedSeries) -> Series:
         made = self._prepared.made(planned)
@@ -128,70 +110,50 @@ class Bench:
         )
 
     def _run_round(self, planned: PlannedSeries, record: _CaseRecord) -> None:
-        batch, tokens = record.case.batch, record.case.tokens
-        failure = self._prepared.failure(planned)
-        if tokens > planned.bundle.manifest.max_len:
-            failure = f"The bundle takes 1 to {planned.bundle.manifest.max_len} tokens."
+        failure, max_len = self._prepared.failure(planned), planned.bundle.manifest.max_len
+        if record.case.tokens > max_len:
+            failure = f"The bundle accepts 1 to {max_len} tokens."
         if failure is not None:
             record.end = Status.FAILED, failure
             return
-        call = functools.partial(measured, self._spec(planned, batch, tokens))
+        call = functools.partial(measured, self._spec(planned, record.case.batch, record.case.tokens))
         outcome, figures = run_function(call, time_limit_s=self._options.time_limit_s)
         if figures is None:
-            record.end = outcome.status, outcome.reason or "No reason was given."
+            record.end = outcome.status, outcome.reason or "The process gave no reason."
         else:
             record.rounds.append(figures)
 
     def _spec(self, planned: PlannedSeries, batch: int, tokens: int) -> CaseSpec:
         made = self._prepared.made(planned)
         return CaseSpec(
-            runner=planned.series.runner,
             bundle=planned.bundle.path,
-            artefact=None if made is None else made.artefact,
             inputs=self._prepared.inputs(planned, batch, tokens),
+            backend="" if planned.baseline else planned.series.runner,
+            baseline=planned.baseline,
+            artefact=None if made is None else made.artefact,
             expected=self._prepared.expected(planned, batch, tokens),
             device=planned.device,
             precision=planned.precision,
             threads=self._plan.threads,
-            least_runs=math.ceil(_LEAST_RUNS / self._options.rounds),
-            least_seconds=_LEAST_SECONDS / self._options.rounds,
+            min_runs=math.ceil(_MIN_RUNS / self._options.rounds),
+            min_seconds=_MIN_SECONDS / self._options.rounds,
         )
-
-    def _find_largest_batches(self, budget_bytes: int) -> None:
-        for tokens, planned in itertools.product(self._plan.lengths, self._plan.series):
-            can_run = planned.is_available and self._prepared.failure(planned) is None
-            if can_run and tokens <= planned.bundle.manifest.max_len:
-                self._watcher.step(f"Largest batch of {tokens} tokens, {planned.series.name}")
-                found = largest_batch(
-                    functools.partial(self._probe, planned, tokens, budget_bytes),
-                    budget_bytes=budget_bytes,
-                    time_limit_s=_SEARCH_LIMITS * self._options.time_limit_s,
-                )
-                self._largest_batches.append(
-                    LargestBatch(
-                        series=planned.series.name, tokens=tokens, budget_bytes=budget_bytes, **found._asdict()
-                    )
-                )
-
-    def _probe(self, planned: PlannedSeries, tokens: int, budget_bytes: int, batch: int) -> Probe:
-        spec = self._spec(planned, batch, tokens)
-        return probe_case(spec, budget_bytes=budget_bytes, time_limit_s=self._options.time_limit_s)
 
 
 @dataclass
 class _CaseRecord:
-    """The rounds of one series at one batch size and length, while they go on.
+    """Rounds of one series at one batch size and length.
 
     Attributes:
-        end: how a round ended without figures; the case then has none, and needs no other round.
+        end: status and reason of a round without figures; then the case has no figures and needs no other round.
     """
 
     case: CaseResult
     rounds: list[CaseFigures] = field(default_factory=list)
     end: tuple[Status, str] | None = None
 
-    def result(self, work: Work | None, ceilings: Ceilings | None) -> CaseResult | None:
-        """The result so far; None before the first round. Without work or ceilings it has no roofline."""
+    def result(self) -> CaseResult | None:
+        """Result so far; None before the first round."""
         if self.end is not None:
             return dataclasses.replace(self.case, status=self.end[0], reason=self.end[1])
         if not self.rounds:
@@ -205,7 +167,6 @@ class _CaseRecord:
             memory=_largest([figures.memory for figures in self.rounds]),
             precision=self.rounds[0].precision.value,
             error=max((figures.error for figures in self.rounds if figures.error), key=_badness, default=None),
-            roofline=roofline(work, ceilings, p50_ms=latency.p50_ms) if work and ceilings else None,
         )
 
 
@@ -217,5 +178,5 @@ def _largest(peaks: list[PeakMemory]) -> PeakMemory:
 
 
 def _badness(error: OutputError) -> tuple[bool, float, float]:
-    """An answer that did not pass is worse than all that did; one that is not finite has no largest difference."""
+    """Outputs beyond the tolerance are worse than all outputs within it; outputs that are not finite are the worst."""
     return not error.passed, error.size, -error.min_cosine

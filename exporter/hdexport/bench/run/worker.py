@@ -1,16 +1,16 @@
-"""The process of one case: opens it, measures it, and compares its answers."""
+"""The process of one case: open the case, measure it, and compare its outputs with PyTorch's."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from hdexport.bench.baselines.baseline import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.measure.calls import time_runs, warm_up, with_growth
-from hdexport.bench.peers import PEERS
-from hdexport.bench.peers.peer import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.results.result import OutputError, PeakMemory
 from hdexport.support.memory import GpuMemoryWatch, peak_resident_bytes
 from hdexport.verify.comparison import Comparison, compare_output, joined
@@ -21,12 +21,11 @@ from hdruntime.errors import BackendError, OutOfMemoryError
 
 
 def measured(spec: CaseSpec) -> CaseFigures:
-    """Measures a case in this process, which should have done nothing else before.
+    """Measure a case in this process, which should have done nothing else before.
 
-    `PeakMemory.rss_bytes` is the peak of the process from its start to the end of the timed runs;
-    `PeakMemory.growth_bytes` is how far that peak rose during all calls, warm-up included, above the resident memory of
-    the open case. So the growth includes what a first call keeps, such as arenas and compiled code. A case whose timed
-    runs need not take any time is a probe of memory, whose first call is timed.
+    `PeakMemory.rss_bytes` is the peak of the process from its start to the end of the timed runs.
+    `PeakMemory.growth_bytes` is the rise of the peak during all calls, warm-up included, above the resident memory of
+    the open case. The growth includes memory that a first call keeps, such as arenas and compiled code.
     """
     with contextlib.ExitStack() as stack:
         watch = stack.enter_context(GpuMemoryWatch()) if spec.device == "cuda" else None
@@ -44,7 +43,7 @@ def measured(spec: CaseSpec) -> CaseFigures:
             engine_bytes=case.engine_bytes(),
         )
         # Compared last, with the outputs of another call, so that neither is measured.
-        error = None if spec.expected is None else wrong_by(spec.expected, case.call(), case)
+        error = None if spec.expected is None else output_error(spec.expected, case.call(), case)
     # On a GPU, the graph, the engine or the weights determine the precision.
     precision = case.precision if spec.device == "cpu" else Precision.AUTO
     return CaseFigures(
@@ -53,41 +52,46 @@ def measured(spec: CaseSpec) -> CaseFigures:
 
 
 def open_case(spec: CaseSpec) -> OpenCase:
-    """Loads the runner of a case, and imports only the packages that it needs."""
+    """Load the backend or the baseline of a case, importing only the packages that it needs."""
     with np.load(spec.inputs) as file:
         inputs = {name: file[name] for name in file.files}
-    # A peer may have the name of a backend.
-    if spec.artefact is not None:
-        manifest = open_bundle(spec.bundle, check_files=False).manifest
-        # Peers run each text alone.
-        of_text = {spec.name: inputs[spec.name] for spec in manifest.inputs if spec not in manifest.memories}
-        return PEERS[spec.runner].open(spec, manifest, of_text)
-    return _open_backend(spec, inputs)
+    if spec.baseline is None:
+        return _open_backend(spec, inputs)
+    manifest = open_bundle(spec.bundle, check_files=False).manifest
+    # Baselines run sequences without a memory cache.
+    own = {value.name: inputs[value.name] for value in manifest.inputs if value not in manifest.memories}
+    case = spec.baseline.open(spec, manifest, own)
+    return dataclasses.replace(case, missing_changes=spec.baseline.missing_changes(manifest))
 
 
-def wrong_by(expected: Path, outputs: Mapping[str, FloatArray], case: OpenCase) -> OutputError:
-    """How far outputs, by the manifest's names, are from PyTorch's in float32, which are ``.npy`` files in the folder
-    `expected`: the worst over all outputs. An output of another shape is wrong; outputs that a peer lacks are named in
-    the tolerance."""
-    right = {file.stem: np.load(file, mmap_mode="r") for file in sorted(expected.iterdir())}
-    found = [_compared(name, outputs[name], values, case) for name, values in right.items() if name in outputs]
-    worst = joined(found or [_mismatch("any output")])
-    missing = ", ".join(name for name in right if name not in outputs)
+def output_error(expected: Path, outputs: Mapping[str, FloatArray], case: OpenCase) -> OutputError:
+    """Difference between outputs, by the manifest's names, and PyTorch's in float32: the largest over all outputs.
+
+    `expected` is a directory of ``.npy`` files. An output of another shape is wrong. Outputs that a baseline lacks are
+    named in the tolerance.
+    """
+    references = {file.stem: np.load(file, mmap_mode="r") for file in sorted(expected.iterdir())}
+    compared = [
+        _comparison(name, outputs[name], values, case) for name, values in references.items() if name in outputs
+    ]
+    worst = joined(compared or [_mismatch("any output")])
+    missing = ", ".join(name for name in references if name not in outputs)
     return OutputError(
         max_abs_error=worst.max_abs_error if np.isfinite(worst.max_abs_error) else None,
         min_cosine=worst.min_cosine,
         passed=worst.passed,
-        tolerance=worst.tolerance + (f"; it has no {missing}" if missing else ""),
+        tolerance=worst.tolerance + (f"; not compared: {missing}" if missing else ""),
+        missing_changes=case.missing_changes,
     )
 
 
 def _calls(call: Callable[[], object], spec: CaseSpec, watch: GpuMemoryWatch | None) -> tuple[bool, list[float]]:
     is_stable = False
-    if spec.least_seconds > 0:
+    if spec.min_seconds > 0:
         is_stable = warm_up(call)
         if watch is not None:
             watch.rest()
-    return is_stable, time_runs(call, least_runs=spec.least_runs, least_seconds=spec.least_seconds)
+    return is_stable, time_runs(call, min_runs=spec.min_runs, min_seconds=spec.min_seconds)
 
 
 def _vram_bytes(watch: GpuMemoryWatch | None) -> int | None:
@@ -100,18 +104,18 @@ def _vram_bytes(watch: GpuMemoryWatch | None) -> int | None:
 def _open_backend(spec: CaseSpec, inputs: Mapping[str, IntArray]) -> OpenCase:
     import hdruntime
 
-    session = hdruntime.load(spec.bundle, spec.runner, threads=spec.threads, precision=spec.precision)
+    session = hdruntime.load(spec.bundle, spec.backend, threads=spec.threads, precision=spec.precision)
     rows, tokens = inputs["input_ids"].shape
     if rows > session.most_rows(tokens):
         most = session.most_rows(tokens)
         raise BackendError(
-            f"The engine's profiles take at most {most} texts of {tokens} tokens: a batch of {rows} runs in parts."
+            f"The engine's profiles accept at most {most} sequences of {tokens} tokens; the batch has {rows}."
         )
 
     def call() -> dict[str, FloatArray]:
         outputs = session(**inputs)
         if rows > session.most_rows(tokens):
-            raise OutOfMemoryError("The batch did not fit in memory at once; the session ran it in parts.")
+            raise OutOfMemoryError("The batch did not fit in memory at once; the session split it.")
         return outputs
 
     return OpenCase(
@@ -123,11 +127,11 @@ def _open_backend(spec: CaseSpec, inputs: Mapping[str, IntArray]) -> OpenCase:
     )
 
 
-def _compared(name: str, actual: FloatArray, expected: FloatArray, case: OpenCase) -> Comparison:
-    """[batch, tokens, features] by token; [batch, features], and scores without a feature axis, by text."""
+def _comparison(name: str, actual: FloatArray, expected: FloatArray, case: OpenCase) -> Comparison:
+    """[batch, tokens, features] by token; [batch, features], and scores without a feature axis, by sequence."""
     if actual.shape != expected.shape:
         return _mismatch(f"shape {list(expected.shape)}, not {list(actual.shape)}")
-    # Scores without a feature axis, [batch, tokens], are compared as one vector per text.
+    # Scores without a feature axis, [batch, tokens], are compared as one vector per sequence.
     return compare_output(
         name,
         np.atleast_2d(actual),
