@@ -116,6 +116,9 @@ def test_ranges_of_other_dimensions_bundles_or_types_are_refused_in_words(
             encoder.encode(TEXTS, ranges=tmp_path / "out.jsonl")
         with pytest.raises(InputError, match=r"ranges has the shape \[2, 5\]; it must be \[2, 4\]"):
             encoder.encode(TEXTS, precision="int8", ranges=tmp_path / "wide.npy")
+        for wrong in (np.load(tmp_path / "turned.npy"), np.full((2, 4), np.nan, np.float32)):
+            with pytest.raises(InputError, match="ranges are not finite, or a minimum is larger than its maximum"):
+                encoder.encode(TEXTS, precision="int8", ranges=wrong)
 
 
 def test_an_unfinished_job_continues_with_its_own_ranges_alone(
