@@ -166,7 +166,7 @@ class SentenceEncoder(TwoSidedModel):
                 f"output_value is {output_value!r}; it must be 'sentence_embedding' or 'token_embeddings'."
             )
         self._check_call(batch_size, device, pool)
-        ranges = self._ranges(ranges, precision)
+        ranges = self._ranges(ranges, precision, normalize=normalize_embeddings, truncate_dim=truncate_dim)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
         texts = checked_texts(sentences, name="sentences", may_be_one=True)
         of_tokens = output_value == "token_embeddings"
@@ -192,7 +192,14 @@ class SentenceEncoder(TwoSidedModel):
                 result = from_numpy(result) if convert_to_tensor else list(from_numpy(result))
         return result[0] if isinstance(sentences, str) else result
 
-    def _ranges(self, given: FloatingArray | str | Path | None, precision: EmbeddingPrecision) -> FloatingArray | None:
+    def _ranges(
+        self,
+        given: FloatingArray | str | Path | None,
+        precision: EmbeddingPrecision,
+        *,
+        normalize: bool,
+        truncate_dim: int | None,
+    ) -> FloatingArray | None:
         if given is not None and not precision.needs_ranges:
             raise InputError(
                 f"ranges are for the precisions int8 and uint8, and precision is {precision.value!r}.\n"
@@ -200,7 +207,12 @@ class SentenceEncoder(TwoSidedModel):
             )
         if not isinstance(given, str | Path):
             return given
-        return read_ranges(given, bundle=identity_of_bundle(self._session.manifest))
+        manifest = self._session.manifest
+        own = manifest.sentence
+        is_whole = self.truncate_dim is None and truncate_dim is None
+        by_model = own is not None and own.normalize and is_whole
+        is_normalized = str(normalize or by_model).lower()
+        return read_ranges(given, bundle=identity_of_bundle(manifest), normalized=is_normalized)
 
     @contextlib.contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:

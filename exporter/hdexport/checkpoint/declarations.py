@@ -7,6 +7,7 @@ by its own code, of which graphs are traced and with which they are compared; so
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -155,40 +156,51 @@ def _of_architectures(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
 
 def _of_keys(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
     path, readers = checkpoint.path, f"{type(checkpoint.settings()).__name__} of transformers"
+    line = functools.partial(_line, checkpoint=checkpoint)
     config = read_object(path / "config.json")
-    yield from _line(path / "config.json", config, _unread_of_config(config, checkpoint, task), readers)
+    yield from line(path / "config.json", config, _unread_of_config(config, checkpoint, task), readers)
     if checkpoint.tokenizer is not None:
         values = read_object(path / TOKENIZER_CONFIG, missing_ok=True)
         kind = type(checkpoint.tokenizer)
         # Each key with this ending is a special token.
         asked = [key for key in values if key not in _OF_TOKENIZERS and not key.endswith("_token")]
         unread = _not_in_source(asked, kind.__mro__, _QUOTED)
-        yield from _line(path / TOKENIZER_CONFIG, values, unread, f"{kind.__name__} of transformers")
+        yield from line(path / TOKENIZER_CONFIG, values, unread, f"{kind.__name__} of transformers")
     if not (path / "modules.json").is_file():
         return
     library = "sentence-transformers"
     for number, entry in enumerate(read_json(path / "modules.json")):
-        yield from _line(path / "modules.json", entry, set(entry) - _MODULE_ENTRY, library, f", module {number},")
+        yield from line(path / "modules.json", entry, set(entry) - _MODULE_ENTRY, library, f", module {number},")
     for module in sentence_modules.sentence_modules(path):
         if module.kind in _OF_MODULES:
             file = path / module.folder / "config.json"
             values = read_object(file, missing_ok=True) if module.folder else {}
-            yield from _line(file, values, set(values) - _OF_MODULES[module.kind], library)
+            yield from line(file, values, set(values) - _OF_MODULES[module.kind], library)
     for file, known in (
         (path / sentence_settings.SENTENCE_CONFIG, sentence_settings.SENTENCE_KEYS | multi_vector.SENTENCE_KEYS),
         (sentence_settings.transformer_file(path), sentence_settings.TRANSFORMER_KEYS),
     ):
         values = read_object(file, missing_ok=True)
-        yield from _line(file, values, set(values) - known, library)
+        yield from line(file, values, set(values) - known, library)
 
 
-def _line(file: Path, values: Mapping[str, Any], unread: Iterable[str], readers: str, where: str = "") -> Iterator[str]:
+def _line(
+    file: Path,
+    values: Mapping[str, Any],
+    unread: Iterable[str],
+    readers: str,
+    where: str = "",
+    *,
+    checkpoint: Checkpoint,
+) -> Iterator[str]:
     """The line about the keys of a file that nothing reads; empty values are left out."""
     said = [key for key in values if key in set(unread) and values[key] not in (None, {}, [])]
     found = [f"{key} {shown(values[key])}" for key in said]
+    # The folder of a model of the hub is named by its commit.
+    folder = checkpoint.name if file.parent == checkpoint.path else file.parent.name
     if found:
         yield (
-            f"{file.parent.name}/{file.name}{where} has what neither {readers} nor hdexport reads: "
+            f"{folder}/{file.name}{where} has what neither {readers} nor hdexport reads: "
             f"{several(found, most=6)}. The answers are those of the model without it."
         )
 

@@ -134,7 +134,7 @@ def tokenizer_remarks(checkpoint: Checkpoint) -> list[str]:
     values = read_object(path / TOKENIZER_CONFIG, missing_ok=True)
     if lowercases(path):
         values.pop("do_lower_case", None)
-    unfollowed = unfollowed_settings(tokenizer, values, file=f"{path.name}/{TOKENIZER_CONFIG}")
+    unfollowed = unfollowed_settings(tokenizer, values, file=f"{checkpoint.name}/{TOKENIZER_CONFIG}")
     return [*_difference_remark(checkpoint, tokenizer), *unfollowed]
 
 
@@ -159,7 +159,7 @@ def _difference_remark(checkpoint: Checkpoint, tokenizer: Any) -> list[str]:
         "text-embeddings-inference, fastembed and transformers 4 do."
     )
     return [
-        f"{path.name}/{_FILE} and transformers' {type(library).__name__}{lowered} give other ids for "
+        f"{checkpoint.name}/{_FILE} and transformers' {type(library).__name__}{lowered} give other ids for "
         f"{found.differing} of {found.samples} texts. {' and '.join(map(shown, found.given))} has the tokens "
         f"{found.by_file} by the file, and {found.by_library} by the class. {choice}"
     ]

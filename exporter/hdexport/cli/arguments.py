@@ -203,9 +203,9 @@ def add_max_seq_length_argument(parser: argparse._ActionsContainer) -> None:
         "--max-seq-length",
         metavar="N",
         type=_sequence_length,
-        help="tokens to which texts are truncated, and chunks of split texts: a number, model for the model's own "
-        "length, or bundle for the longest that the bundle runs (default: the build's --max-len, or else the "
-        "model's own length)",
+        help="maximum tokens of a text, special tokens included, and of each chunk of a split text: a number, model "
+        "for the model's own length, or bundle for the longest that the bundle runs (default: the build's --max-len, "
+        "or else the model's own length)",
     )
 
 

@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole_number,
         help="let ONNX Runtime compute feed-forward networks in chunks of at most TOKENS tokens, so that their memory "
         "does not grow with the text; answers differ by rounding only, and 256 costs no time (default: all tokens of a "
-        "batch at once). What else is built computes them whole: it needs less memory so",
+        "batch at once). Other graphs compute all tokens at once, which needs less memory there",
     )
     add_int8_arguments(parser)
     parser.add_argument(

@@ -134,8 +134,8 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
         "--overflow",
         choices=["error", "truncate", "split", "recur"],
         default="error",
-        help="what happens to a text of more tokens than the bundle accepts: its row fails (default), its end is cut "
-        "off, or it runs in chunks; recur streams every text, by bundles that remember the segments before, see "
+        help="treatment of texts of more than --max-seq-length tokens: their rows fail (error, default), their end is "
+        "truncated, or they run in chunks (split). recur streams every text, in bundles with recurrent state, see "
         "docs/streaming.md",
     )
     add_max_seq_length_argument(group)

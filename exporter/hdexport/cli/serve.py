@@ -73,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=whole_number,
         default=2**20,
-        help="of a text that is read whole, as split texts are; of one that is cut, only a part is (default: 1048576)",
+        help="maximum characters of a text that must be tokenized in full: a split text, or one without spaces. "
+        "A truncated text has no such limit (default: 1048576)",
     )
     limits.add_argument(
         "--truncate",

@@ -79,7 +79,7 @@ def find_inputs(
         places += found
     places = without_notes(places)
     files = _with_partitions([_found_file(place, columns, input_format) for place in places])
-    _require_rows(files)
+    _require_rows(files, inputs=names)
     resolved = replace(columns, id=_id_column(columns, files))
     for file in files:
         if file.rows != 0:
@@ -132,11 +132,12 @@ def _with_partition(file: InputFile, partitions: Mapping[str, object], types: Ma
     return replace(file, columns=(*file.columns, *own), types={**types, **file.types}, partitions=own)
 
 
-def _require_rows(files: Sequence[InputFile]) -> None:
-    empty = [file.name for file in files if file.rows == 0]
+def _require_rows(files: Sequence[InputFile], *, inputs: Sequence[str | Path]) -> None:
+    # A saved dataset without rows has no data file.
+    empty = [file.name for file in files if file.rows == 0] if files else list(map(str, inputs))
     others = f", and {len(empty) - _MOST_NAMES} others" if len(empty) > _MOST_NAMES else ""
     names = ", ".join(empty[:_MOST_NAMES]) + others
-    if len(empty) == len(files):
+    if len(empty) == len(files) or not files:
         raise InputError(f"No input holds a row: {names}.\nCheck what wrote them, or name other inputs.")
     if empty:
         logger.warning("%d of %d inputs hold no rows: %s", len(empty), len(files), names)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.identity import identity_of_bundle
+from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
@@ -43,7 +44,7 @@ from hdruntime.tasks.text_inference import checked_streaming
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.lengths import checked_length
-from hdruntime.text.ranges import BUNDLE_KEY, RANGES_KEY, read_ranges
+from hdruntime.text.ranges import BUNDLE_KEY, NORMALIZED_KEY, RANGES_KEY, read_ranges
 from hdruntime.text.tokenization import Overflow
 
 logger = logging.getLogger(__name__)
@@ -411,7 +412,8 @@ def _given_ranges(bundle: Bundle, vectors: VectorOptions, fields: Sequence[pa.Fi
             f"--ranges is for --output-dtype int8 and uint8, and the output's is {vectors.output_dtype.value}.\n"
             "Leave --ranges out, or add --output-dtype int8."
         )
-    ranges = read_ranges(vectors.ranges, bundle=identity_of_bundle(bundle.manifest))
+    identity, is_normalized = identity_of_bundle(bundle.manifest), _normalized(bundle.manifest, vectors)
+    ranges = read_ranges(vectors.ranges, bundle=identity, normalized=is_normalized)
     dimensions = ranges.shape[1]
     kind = next((field.type for field in fields if field.name == COLUMN), None)
     while kind is not None and not pa.types.is_fixed_size_list(kind) and hasattr(kind, "value_type"):
@@ -462,18 +464,25 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
     }
     if COLUMN in names:
         known = class_of(manifest.task).vectors_as(manifest)
-        pooling, is_normalized = known or ((), False)
-        # The first dimensions of a vector of length 1 are shorter.
-        by_model = is_normalized and options.vectors.truncate_dim is None
-        is_known = options.vectors.normalize or known is not None
+        pooling, _ = known or ((), False)
         metadata |= {
             "hdexport.pooling": "+".join(pooling) or ("unknown" if known is None else "none"),
-            "hdexport.normalized": str(options.vectors.normalize or by_model).lower() if is_known else "unknown",
+            NORMALIZED_KEY: _normalized(manifest, options.vectors),
             "hdexport.dtype": options.vectors.output_dtype.value,
         }
     if options.late_chunking is not None:
         metadata["hdexport.late_chunking"] = options.late_chunking
     return metadata
+
+
+def _normalized(manifest: Manifest, vectors: VectorOptions) -> str:
+    """Whether a job's vectors have length 1: a value of `NORMALIZED_KEY`."""
+    known = class_of(manifest.task).vectors_as(manifest)
+    if known is None and not vectors.normalize:
+        return "unknown"
+    # The first dimensions of a vector of length 1 are shorter.
+    by_model = known is not None and known[1] and vectors.truncate_dim is None
+    return str(vectors.normalize or by_model).lower()
 
 
 def _identity(

@@ -161,10 +161,13 @@ class TextInference:
         if not self._session.says_truncation or not any(item.encoding and item.encoding.whole.is_cut for item in items):
             return
         self._session.says_truncation = False
+        most, longest = self.max_seq_length, self._session.max_len
+        advice = f"{length} sets another number, or 'bundle' for the longest."
+        if most == longest:
+            advice = f"{length} sets a smaller number; build the bundle again with a larger --max-len for longer texts."
         logger.warning(
-            "Texts of more than %d tokens are truncated to that many; the bundle runs up to %d.\n"
-            "%s sets another number, or 'bundle' for the longest.",
-            self.max_seq_length, self._session.max_len, length,
+            "Texts of more than %d tokens are truncated to that many; the bundle runs up to %d.\n%s",
+            most, longest, advice,
         )  # fmt: skip
 
     def run(self, items: Sequence[TextItem]) -> None:

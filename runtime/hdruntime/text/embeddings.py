@@ -98,6 +98,11 @@ def _ranges(embeddings: FloatingArray, precision: EmbeddingPrecision, ranges: Fl
                 f"ranges has the shape {list(ranges.shape)}; it must be [2, {dimensions}]: each dimension's least and "
                 "greatest value."
             )
+        if not (np.isfinite(ranges).all() and (ranges[0] <= ranges[1]).all()):
+            raise InputError(
+                "ranges are not finite, or a minimum is larger than its maximum.\n"
+                "The first row has each dimension's minimum, the second row its maximum."
+            )
         return ranges.astype(np.float32, copy=False)
     rows = embeddings.reshape(-1, dimensions)
     if len(rows) == 1:

@@ -15,8 +15,8 @@ from hdruntime.errors import InputError
 RANGES_ENDING = ".ranges.npz"
 """Ending that a job appends to the name of an output without metadata, for the file of its ranges."""
 
-RANGES_KEY, BUNDLE_KEY = "hdexport.ranges", "hdexport.bundle"
-"""Keys of an output's metadata."""
+RANGES_KEY, BUNDLE_KEY, NORMALIZED_KEY = "hdexport.ranges", "hdexport.bundle", "hdexport.normalized"
+"""Keys of an output's metadata; the last one's values are true, false and unknown."""
 
 _FILES = (
     "Accepted are a .npy file of float32 [2, dimensions], minima and maxima, and an output of "
@@ -28,21 +28,23 @@ Ranges = npt.NDArray[np.float32]
 """[2, dimensions]: each dimension's minimum and maximum."""
 
 
-def read_ranges(path: str | Path, *, bundle: str | None = None) -> Ranges:
+def read_ranges(path: str | Path, *, bundle: str | None = None, normalized: str = "unknown") -> Ranges:
     """Read the ranges of a .npy file, of the file that a job wrote beside its output, or of an output.
 
     Args:
         path: the file; for an output of several files, their directory.
         bundle: the identity of the bundle whose vectors are quantised; None for any.
+        normalized: whether these vectors have length 1: a value of `NORMALIZED_KEY`.
 
     Raises:
-        InputError: there is no such file, it holds no ranges, or ranges of another bundle's vectors.
+        InputError: there is no such file, it holds no ranges, or ranges of another bundle's vectors, or of vectors that
+            alone are normalized, or alone are not.
     """
     file = Path(path)
     try:
         if not file.exists():
             raise InputError(f"There is no file {file} with ranges.\n{_FILES}.")
-        ranges, origin = _found(file)
+        ranges, metadata = _found(file)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{file} cannot be read as ranges: {error}.\n{_FILES}.") from error
     if ranges.ndim != 2 or len(ranges) != 2 or not ranges.size:
@@ -52,11 +54,18 @@ def read_ranges(path: str | Path, *, bundle: str | None = None) -> Ranges:
             f"The ranges of {file} are not finite, or a minimum is larger than its maximum.\n"
             "The first row has each dimension's minimum, the second row its maximum."
         )
+    origin = metadata.get(BUNDLE_KEY)
     if None not in (origin, bundle) and origin != bundle:
         raise InputError(
             f"The ranges of {file} are of another bundle's vectors.\n"
             "Run that bundle, or, if both bundles give the same vectors, save the ranges alone: "
             f"numpy.save('ranges.npy', hdruntime.text.ranges.read_ranges({str(file)!r}))"
+        )
+    if {metadata.get(NORMALIZED_KEY), normalized} == {"true", "false"}:
+        these, those = ("are", "are not") if normalized == "true" else ("are not", "are")
+        raise InputError(
+            f"The ranges of {file} are of vectors that {those} normalized, and the vectors to quantise {these}.\n"
+            "Normalize both or neither: --normalize of hdexport run, normalize_embeddings of encode"
         )
     return ranges
 
@@ -69,8 +78,8 @@ def write_ranges(file: BinaryIO, ranges: Ranges, metadata: dict[str, str]) -> No
                 np.lib.format.write_array(member, array)
 
 
-def _found(file: Path) -> tuple[Ranges, str | None]:
-    """The ranges, and the identity of the bundle that made the vectors, if the file has it."""
+def _found(file: Path) -> tuple[Ranges, dict[str, str]]:
+    """The ranges, and the metadata of the output; empty where the file has none."""
     if file.is_dir() or file.suffix == ".parquet":
         import pyarrow.parquet  # which takes long to load, and which the other files go without
 
@@ -83,17 +92,17 @@ def _found(file: Path) -> tuple[Ranges, str | None]:
             if isinstance(content, np.lib.npyio.NpzFile):
                 metadata = json.loads(str(content["metadata"])) if "metadata" in content else {}
                 if "ranges" in content:
-                    return content["ranges"].astype(np.float32), metadata.get(BUNDLE_KEY)
+                    return content["ranges"].astype(np.float32), metadata
                 return _of_metadata(metadata)
         if np.issubdtype(content.dtype, np.floating):
-            return content.astype(np.float32), None
+            return content.astype(np.float32), {}
     beside = file.with_name(file.name + RANGES_ENDING)
     if not beside.exists():
         raise ValueError(f"there is no {beside.name} beside it")
     return _found(beside)
 
 
-def _of_metadata(metadata: dict[str, str]) -> tuple[Ranges, str | None]:
+def _of_metadata(metadata: dict[str, str]) -> tuple[Ranges, dict[str, str]]:
     if RANGES_KEY not in metadata:
         raise ValueError("its metadata has no ranges: its vectors are not int8 or uint8")
-    return np.array(json.loads(metadata[RANGES_KEY]), np.float32), metadata.get(BUNDLE_KEY)
+    return np.array(json.loads(metadata[RANGES_KEY]), np.float32), metadata

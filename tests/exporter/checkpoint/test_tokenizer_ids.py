@@ -3,6 +3,7 @@ differ. A setting that the ids do not follow is named."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import AutoTokenizer
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.declarations import unfollowed
 from hdexport.checkpoint.extended_files import write_extended
 from hdexport.checkpoint.library_files import write_library_files
 from hdexport.checkpoint.source import sample_path
@@ -80,6 +82,16 @@ def test_a_line_says_both_with_a_text(path: Path, tokenizer: FileTokenizer) -> N
     assert "--tokenizer file takes the file's" in line
     (line,) = tokenizer_remarks(checkpoint.with_source("file"))
     assert line.endswith("The ids are the file's, as --tokenizer file says.")
+
+
+def test_a_line_names_the_model_and_not_the_folder_of_its_commit(
+    path: Path, tokenizer: FileTokenizer, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(path, tmp_path / "a1b2c3")
+    change_json(copy / "tokenizer_config.json", reads_backwards=True)
+    checkpoint = dataclasses.replace(find_checkpoint(copy), name="ada")
+    said = unfollowed(checkpoint, Task.FEATURE_EXTRACTION)
+    assert [line.partition(" ")[0] for line in said] == ["ada/tokenizer_config.json", "ada/tokenizer.json"]
 
 
 def test_transformers_reads_the_ids_of_the_file_from_a_bundle_of_them(

@@ -116,6 +116,31 @@ def test_ranges_of_other_dimensions_bundles_or_types_are_refused_in_words(
             encoder.encode(TEXTS, ranges=tmp_path / "out.jsonl")
         with pytest.raises(InputError, match=r"ranges has the shape \[2, 5\]; it must be \[2, 4\]"):
             encoder.encode(TEXTS, precision="int8", ranges=tmp_path / "wide.npy")
+        for wrong in (np.load(tmp_path / "turned.npy"), np.full((2, 4), np.nan, np.float32)):
+            with pytest.raises(InputError, match="ranges are not finite, or a minimum is larger than its maximum"):
+                encoder.encode(TEXTS, precision="int8", ranges=wrong)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet", ".npz"])
+def test_ranges_of_normalized_vectors_are_for_normalized_vectors_alone(
+    bundle_path: Path, tmp_path: Path, ending: str
+) -> None:
+    made = {normalize: tmp_path / f"{normalize}{ending}" for normalize in (False, True)}
+    for normalize, output in made.items():
+        quantised(bundle_path, TEXTS, output, normalize=normalize)
+    with SentenceEncoder(bundle_path) as encoder:
+        for normalize, output in made.items():
+            with named_case(normalize):
+                quantised(bundle_path, TEXTS[3:5], tmp_path / "q.jsonl", normalize=normalize, ranges=output)
+                np.testing.assert_array_equal(vectors_in(tmp_path / "q.jsonl"), vectors_in(output)[3:5])
+                options = {"precision": "int8", "ranges": output}
+                found = encoder.encode(TEXTS, normalize_embeddings=normalize, **options)
+                np.testing.assert_array_equal(found, vectors_in(output))
+                message = f"vectors that {'are' if normalize else 'are not'} normalized, and the vectors to quantise"
+                with pytest.raises(InputError, match=message):
+                    quantised(bundle_path, TEXTS, tmp_path / "w.jsonl", normalize=not normalize, ranges=output)
+                with pytest.raises(InputError, match=message):
+                    encoder.encode(TEXTS, normalize_embeddings=not normalize, **options)
 
 
 def test_an_unfinished_job_continues_with_its_own_ranges_alone(

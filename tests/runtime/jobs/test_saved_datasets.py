@@ -36,6 +36,7 @@ def write_arrow(path: Path, texts: Sequence[str], *, of_file: bool = False, rows
 
 def save_to_disk(folder: Path, *shards: Sequence[str], **state: object) -> Path:
     """Write what datasets 5.2.0 writes."""
+    folder.mkdir(parents=True, exist_ok=True)
     names = [f"data-{number:05}-of-{len(shards):05}.arrow" for number in range(len(shards))]
     for name, texts in zip(names, shards, strict=True):
         write_arrow(folder / name, texts)
@@ -111,6 +112,8 @@ def test_what_a_saved_dataset_needs_and_a_job_does_not_read_is_refused_with_a_re
     (save_to_disk(tmp_path / "short", TEXTS[:2], TEXTS[2:]) / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(InputError, match=r"state.json lists the file data-00001-of-00002.arrow, which is not among"):
         texts_in(tmp_path / "short")
+    with pytest.raises(InputError, match=r"No input holds a row: .*/empty\.\nCheck what wrote them"):
+        texts_in(save_to_disk(tmp_path / "empty"))
     (tmp_path / "bad.arrow").write_text("no Arrow file")
     with pytest.raises(InputError, match=r"bad\.arrow is not a readable Arrow file: "):
         texts_in(tmp_path / "bad.arrow")
