@@ -185,7 +185,6 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     import uvicorn
 
-    import hdexport.bench.corpus.bench
     import hdexport.bench.run.rounds
     import hdexport.pipeline.run
     import hdexport.publish.push
@@ -208,7 +207,6 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setattr(sys.modules[module], name, accept)
     monkeypatch.setattr(hdexport.bench.run.rounds.Bench, "prepare", accept)
-    monkeypatch.setattr(hdexport.bench.corpus.bench.CorpusBench, "result", accept)
     monkeypatch.setattr(uvicorn.Server, "run", accept)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
@@ -354,9 +352,6 @@ def test_a_message_without_a_hint_is_found(message: str) -> None:
         ["run", "BUNDLE", "TEXTS", "-o", "x.jsonl", "--stride", "4", "--overflow", "truncate"],
         ["run", "BUNDLE", "TEXTS", "-o", "x.jsonl", "--late-chunking", "sentences", "--overflow", "split"],
         ["run", "BUNDLE", "TEXTS", "-o", "x.jsonl", "--ray", "--device", "GPU"],
-        ["bench", "BUNDLE", "--corpus", "TEXTS", "--lengths", "8"],
-        ["bench", "BUNDLE", "--json"],
-        ["bench", "BUNDLE", "--compare", "a.json", "b.json"],
         ["rebuild", "BUNDLE", "--target", "onnx"],
     ],
     ids=" ".join,
@@ -371,7 +366,7 @@ def test_options_that_contradict_each_other_are_refused_with_a_hint(
 
 
 @pytest.mark.parametrize("entry", _ODD_ENTRIES)
-@pytest.mark.parametrize("option", ["quality", "tune", "bench", "build", "rebuild"])
+@pytest.mark.parametrize("option", ["quality", "tune", "build", "rebuild"])
 def test_what_a_command_cannot_read_of_a_folder_is_named_before_the_work(
     option: str, entry: str, no_work: None, bundle: Path, checkpoint: Path, texts: Path, tmp_path: Path
 ) -> None:
@@ -384,7 +379,6 @@ def test_what_a_command_cannot_read_of_a_folder_is_named_before_the_work(
     words: list[object] = {
         "quality": ["quality", bundle, "--texts", folder, "--limit", 3],
         "tune": ["tune", checkpoint, "--texts", folder, "--max-len", 100, "-o", output],
-        "bench": ["bench", bundle, "--corpus", folder, "--peers", "none", "-o", output],
         "build": ["build", checkpoint, "--max-len", 100, "--int8", "--calibrate", folder, "-o", output],
         "rebuild": ["rebuild", bundle, "--int8", "--calibrate", folder, "-o", output],
     }[option]

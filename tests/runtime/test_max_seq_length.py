@@ -185,6 +185,21 @@ def test_rows_of_ids_have_the_length(made: Path, tmp_path: Path) -> None:
         assert read(out)[0]["tokens"] == tokens
 
 
+def test_truncated_ids_keep_the_special_tokens_that_a_truncated_text_keeps(made: Path, tmp_path: Path) -> None:
+    rows, columns = tmp_path / "rows.jsonl", Columns(id="", input_ids="ids")
+    with hdruntime.load(made / "bundle") as session:
+        (expected,) = session.embed([TEXT], overflow="truncate")
+        (whole,) = session.tokenizer.encode([TEXT], overflow="split")
+        ids = whole.input_ids
+    without_end = [*ids[:-1], ids[1]]
+    rows.write_text("".join(json.dumps({"ids": each}) + "\n" for each in (ids, without_end, ids[:OWN])))
+    run(made / "bundle", rows, tmp_path / "out.jsonl", columns=columns, overflow=Overflow.TRUNCATE)
+    found, other, first = (np.array(row["embedding"]) for row in read(tmp_path / "out.jsonl"))
+    assert_close(found, expected, atol=ATOL)
+    assert_close(other, first, atol=ATOL)
+    assert np.abs(found - first).max() > 0.01
+
+
 def test_the_first_truncated_text_is_said_once(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with hdruntime.load(made / "bundle") as session:

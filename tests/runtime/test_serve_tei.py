@@ -156,6 +156,8 @@ def test_one_score_is_the_sigmoid_of_the_logit_whatever_the_models_activation(
                 ({"use_activation": False}, logits),
                 ({"use_activation": True}, own),
             )
+            (both,) = answers_of(app, ("/rerank", texts | others))
+            assert (both.status_code, "texts and documents are both there" in both.text) == (400, True)
             answers = answers_of(app, *((path, body | more) for more, _ in expected for path, body in asked))
             for number, answer in enumerate(answers):
                 _, scores = expected[number // len(asked)]

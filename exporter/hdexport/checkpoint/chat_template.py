@@ -86,6 +86,7 @@ def pair_template(
     template = PairTemplate(plain=_plain(render, _OF_PAIRS, file), prompted=_prompted(render, _OF_PAIRS))
     pairs = list(zip(("", *_TEXTS, *_TEXTS), ("", *_TEXTS[1:], "", *_TEXTS), strict=True))
     _check_all(render, template, prompts, pairs)
+    _refuse_date(tokenizer, render, _OF_PAIRS, file, message_format, options)
     return template
 
 
@@ -109,7 +110,28 @@ def text_template(
                 f"bundle has one template.\n{_ADVICE_FOR_TEXTS}"
             )
     _check_all(render, template, prompts, texts)
+    _refuse_date(tokenizer, render, ("text",), file, message_format, options)
     return template
+
+
+def _refuse_date(
+    tokenizer: Any,
+    render: _Render,
+    slots: Sequence[Slot],
+    file: Path,
+    message_format: MessageFormat,
+    options: Mapping[str, Any],
+) -> None:
+    """Refuse a template that writes today's date: a bundle would keep the date of its build."""
+    # A variable of the template goes before transformers' function of the same name.
+    of_another_day = _render_of(tokenizer, slots, file, message_format, {**options, "strftime_now": lambda _: "a day"})
+    texts = _TEXTS[-len(slots) :]
+    if _rendered(of_another_day, "", *texts) != _rendered(render, "", *texts):
+        raise ModelError(
+            f"The chat template of the tokenizer beside {file} writes today's date (strftime_now), so that "
+            f"sentence-transformers gives other {_answers(slots)} each day, and a bundle keeps the date of its build.\n"
+            "Write a date into the template, or remove strftime_now from it."
+        )
 
 
 def _render_of(

@@ -20,8 +20,9 @@ class Reading:
             length, ``"bundle"`` for the longest that the bundle runs. None: the session's.
         batch_tokens: maximum tokens per batch, padding included; a longer text runs alone. None: the backend's default.
         batch_size: maximum texts per batch; None: any number.
-        overflow: the treatment of a text with too many tokens. A row of ids is truncated at its end; it cannot be
-            split. With ``recur`` every text is streamed, see :meth:`hdruntime.Session.stream_all`.
+        overflow: the treatment of a text with too many tokens. A row of ids is truncated as a text is, if it has
+            the special tokens of a text, and else at its end; it cannot be split. With ``recur`` every text is
+            streamed, see :meth:`hdruntime.Session.stream_all`.
         segment: tokens of a segment of a streamed text; None: as of :meth:`hdruntime.Session.stream`.
         stride: tokens that each piece of a split text repeats from the previous piece.
         split_pooling: how the pieces' vectors are combined, or their logits if a text has one row of logits. None: the

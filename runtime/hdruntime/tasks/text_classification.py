@@ -154,6 +154,8 @@ class TextClassification(TextTask, TextClassificationFormat):
         return Activation.SIGMOID if len(self.labels) == 1 else self.activation
 
     async def _rerank(self, call: Call, body: RerankBody) -> object:
+        if body.texts is not None and body.documents is not None:
+            raise InputError("texts and documents are both there.\nSend the list as one of them.")
         documents = [_document(each) for each in (body.texts if body.documents is None else body.documents) or ()]
         if not documents:
             raise InputError("There are no documents.\nGive a list of them: documents (or texts).")

@@ -239,7 +239,9 @@ class TextInference:
         overflow, most = self._reading.overflow, self.max_seq_length
         is_cut = overflow is Overflow.TRUNCATE and len(ids) > most
         if is_cut:
-            ids = ids[:most]
+            tokenizer = self._tokenizer
+            keeps_ends = tokenizer is not None and tokenizer.has_special_tokens(ids)
+            ids = tokenizer.checked_ids(ids, most=most) if tokenizer and keeps_ends else ids[:most]
         if overflow is not Overflow.RECUR:
             check_text_lengths([len(ids)], most, longest=self._session.max_len)
         return dataclasses.replace(Encoding.of_ids(ids), is_cut=is_cut)

@@ -232,8 +232,7 @@ class TextTokenizer:
         Ids without the special tokens around a text are refused: they are another tokenizer's.
         """
         first, last = self.special_ids
-        end = len(ids) - len(last)
-        if end < len(first) or ids[: len(first)] != first or ids[end:] != last:
+        if not self.has_special_tokens(ids):
             around = [
                 f"{', '.join(f'{number} ({self.whole.id_to_token(number)})' for number in special)} {place} every text"
                 for special, place in ((first, "before"), (last, "after"))
@@ -245,9 +244,15 @@ class TextTokenizer:
             )
         if most is None or len(ids) <= most:
             return ids
-        kept = max(0, most - len(first) - len(last))
+        kept, end = max(0, most - len(first) - len(last)), len(ids) - len(last)
         begin = end - kept if self._side == "left" else len(first)
         return [*first, *ids[begin : begin + kept], *last]
+
+    def has_special_tokens(self, ids: list[int]) -> bool:
+        """Whether ids begin and end with the special tokens of every text."""
+        first, last = self.special_ids
+        end = len(ids) - len(last)
+        return end >= len(first) and ids[: len(first)] == first and ids[end:] == last
 
     def whole_encodings(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
         """The ``tokenizers.Encoding`` of each whole text, without a limit on tokens."""

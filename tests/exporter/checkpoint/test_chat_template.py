@@ -99,6 +99,13 @@ def test_a_template_without_a_place_for_each_text_is_refused() -> None:
             pytest.fail(f"{text} gives {template_of(text, **options)}")
 
 
+def test_a_template_that_writes_the_date_is_refused() -> None:
+    message = r"writes today's date \(strftime_now\), so that .* gives other scores each day.*\nWrite a date into"
+    with pytest.raises(ModelError, match=message):
+        template_of('{{ strftime_now("%Y-%m-%d") }}' + INSTRUCTED)
+    assert template_of('{% if not 1 %}{{ strftime_now("%Y") }}{% endif %}' + INSTRUCTED) == template_of(INSTRUCTED)
+
+
 def test_a_tokenizer_that_cuts_the_beginning_is_refused(reranker: Path) -> None:
     change_json(reranker / "tokenizer_config.json", truncation_side="left")
     with pytest.raises(ModelError, match=r"truncation_side 'left'; pairs in a chat template are cut at the end\.\nSet"):

@@ -242,10 +242,13 @@ def test_ids_that_do_not_fit_are_their_rows_error(new_bundle: BundleMaker, tmp_p
     assert (before["error"], after["error"]) == (None, None)
 
 
-def test_too_many_ids_are_cut_at_their_end_when_asked(new_bundle: BundleMaker, tmp_path: Path) -> None:
-    long, cut = run_ids(new_bundle(), tmp_path, [[2, *[4] * 20, 3], [2, *[4] * 15]], overflow=Overflow.TRUNCATE)
-    assert long["tokens"] == 16
-    assert long["embedding"] == cut["embedding"]
+def test_too_many_ids_are_truncated_as_a_text_is_or_at_their_end(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    """The special tokens of a text stay; ids without them lose their end."""
+    rows = [[2, *[4] * 20, 3], [2, *[4] * 14, 3], [2, *[4] * 20], [2, *[4] * 15]]
+    text, truncated, others, start = run_ids(new_bundle(), tmp_path, rows, overflow=Overflow.TRUNCATE)
+    assert text["tokens"] == others["tokens"] == 16
+    assert text["embedding"] == truncated["embedding"]
+    assert others["embedding"] == start["embedding"] != text["embedding"]
 
 
 def test_ids_and_splitting_are_refused_for_tasks_without_them(new_bundle: BundleMaker, tmp_path: Path) -> None:
