@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, TensorProto, helper
 
-from hdplugins.attention.operator import BlockOrder, Operator
+from hdplugins.attention.operator import BodyVariant, Operator
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
 
 
@@ -102,7 +102,7 @@ def _signature(op_type: str, opset: int) -> tuple[frozenset[str], int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bodies:
+class FunctionBodies:
     """The function bodies of the nodes of an operator that differ in nothing that decides a body.
 
     A body is a function that takes `op` and the inputs, and returns the result. States and result are [batch, tokens,
@@ -116,8 +116,8 @@ class Bodies:
     """
 
     suffix: str = ""
-    parallel: Callable[..., Value]
-    sequential: Callable[..., Value] | None = None
+    batched: Callable[..., Value]
+    blockwise: Callable[..., Value] | None = None
 
 
 def function_of_node(
@@ -126,7 +126,7 @@ def function_of_node(
     inputs: int,
     attributes: Mapping[str, Any],
     grouped: bool = False,
-    order: BlockOrder = BlockOrder.PARALLEL,
+    variant: BodyVariant = BodyVariant.BATCHED,
 ) -> onnx.FunctionProto:
     """Build the function body for a node of the portable graph, and for the others of the same name.
 
@@ -139,8 +139,10 @@ def function_of_node(
         raise ValueError(f"{operator.name} has {' or '.join(map(str, allowed))} inputs, not {inputs}.")
     operator.check(**attributes)
     described = {"grouped": grouped} if operator.groups_heads else {}
-    bodies = operator.face("graph").bodies(operator.inputs[:inputs], attributes, **described)
-    body = bodies.parallel if order is BlockOrder.PARALLEL else bodies.sequential
+    bodies = operator.implementation("onnx_functions").function_bodies(
+        operator.inputs[:inputs], attributes, **described
+    )
+    body = bodies.batched if variant is BodyVariant.BATCHED else bodies.blockwise
     assert body is not None
     return function(operator, body, inputs=inputs, suffix=bodies.suffix)
 

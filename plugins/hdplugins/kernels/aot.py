@@ -54,7 +54,8 @@ class KernelSource:
         function: name of the `triton.jit` function.
         architecture: compute capability as in sm_90: 90.
         signature: Triton's type of each argument that is not a constant, in the function's order: "*fp16", "i32".
-        constants: the `tl.constexpr` arguments; None for a pointer that this kernel does without.
+            Names "strides.batch" and "strides.head" are the elements of the tuple argument `strides`.
+        constants: the `tl.constexpr` arguments; None for a pointer that this kernel does not use.
         called_modules: import paths of the modules whose functions the kernel calls beside its own.
         aligned: the arguments that are divisible by 16, pointers in bytes: without it no load is wider than one value.
         num_warps: warps of one program.

@@ -18,7 +18,7 @@ from typing import Any
 
 from hdplugins.kernels.aot import CompiledKernel, KernelError, read_kernel
 
-FIRST_ARCHITECTURE_OF_ITS_OWN = 90
+FIRST_SINGLE_ARCHITECTURE = 90
 """From here on Triton compiles for one architecture with all its instructions (sm_90a), and others cannot run it."""
 
 _POINTER_ALIGNMENT = 16
@@ -209,7 +209,7 @@ def _architecture(driver: Any) -> int:
 def _runs_on(compiled_for: int, architecture: int) -> bool:
     # CUDA runs a cubin on the same major and a higher minor (Programming Guide, binary compatibility), unless it was
     # compiled for one architecture alone.
-    if architecture >= FIRST_ARCHITECTURE_OF_ITS_OWN or compiled_for > architecture:
+    if architecture >= FIRST_SINGLE_ARCHITECTURE or compiled_for > architecture:
         return compiled_for == architecture
     return compiled_for // 10 == architecture // 10
 

@@ -27,7 +27,15 @@ from typing import Any, TypeVar, cast
 
 from hdplugins import ONNX_DOMAIN
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import PLAN, PLAN_USE, FieldType, PlanUse, PluginFace, face_of, sizes
+from hdplugins.attention.plugin_spec import (
+    BLOCK_INDEX,
+    BLOCK_INDEX_USE,
+    BlockIndexUse,
+    FieldType,
+    PluginSpec,
+    plugin_spec_of,
+    sizes,
+)
 from hdplugins.kernels.cuda_launch import LaunchError, LoadedKernel, PreparedLaunch, load_kernels
 from hdplugins.tensorrt.plugin_fields import FieldCollection
 
@@ -98,7 +106,7 @@ class Plugin:
 
     trt: Any
     operator: Operator
-    face: PluginFace
+    spec: PluginSpec
     interfaces: tuple[Any, ...]
 
     def __init__(self, attributes: Mapping[str, Any], kernels: Path | None) -> None:
@@ -106,9 +114,9 @@ class Plugin:
             interface.__init__(self)
         self.plugin_name, self.plugin_version = self.operator.name, str(self.operator.version)
         self.attributes, self.kernels = dict(attributes), kernels
-        self.plan_use = PlanUse(self.attributes.pop(PLAN_USE, PlanUse.OWN))
+        self.block_index_use = BlockIndexUse(self.attributes.pop(BLOCK_INDEX_USE, BlockIndexUse.PRIVATE))
         self.plugin_namespace = PLUGIN_NAMESPACE
-        self.num_outputs = 2 if self.plan_use is PlanUse.GIVES else 1
+        self.num_outputs = 2 if self.block_index_use is BlockIndexUse.OUTPUT else 1
         self._loaded: dict[str, LoadedKernel] = {}
         self._calls: dict[Any, _PackedCall] = {}
         self._call: _PackedCall | None = None
@@ -129,16 +137,16 @@ class Plugin:
 
     def clone(self) -> Plugin:
         # Launches hold buffers of their own, so that two execution contexts never share them.
-        return type(self)({**self.attributes, **self._plan_field()}, self.kernels)
+        return type(self)({**self.attributes, **self._block_index_field()}, self.kernels)
 
     def attach_to_context(self, context: Any) -> Plugin:
         return self.clone()
 
     def get_fields_to_serialize(self) -> Any:
         # TensorRT reads the fields after this returns, from memory that Python owns.
-        plan = self._plan_field()
-        types = {**self.face.FIELDS, **dict.fromkeys(plan, FieldType.INT)}
-        self._serialized = FieldCollection(self.trt, types, {**self.attributes, **plan})
+        block_index = self._block_index_field()
+        types = {**self.spec.FIELDS, **dict.fromkeys(block_index, FieldType.INT)}
+        self._serialized = FieldCollection(self.trt, types, {**self.attributes, **block_index})
         return self._serialized.collection
 
     def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
@@ -147,22 +155,22 @@ class Plugin:
     @reported
     def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], builder: Any) -> list[Any]:
         result = self.trt.DimsExprs(inputs[0])
-        return [result] if self.num_outputs == 1 else [result, self._plan_shape(inputs, builder)]
+        return [result] if self.num_outputs == 1 else [result, self._block_index_shape(inputs, builder)]
 
     def supports_format_combination(self, position: int, tensors: Sequence[Any], num_inputs: int) -> bool:
         described = tensors[position].desc
         if described.format != self.trt.TensorFormat.LINEAR:
             return False
-        own = num_inputs - (self.plan_use is PlanUse.TAKES)
-        inputs = [*self.face.INPUT_DTYPES[:own], "int32"][:num_inputs]
+        own = num_inputs - (self.block_index_use is BlockIndexUse.INPUT)
+        inputs = [*self.spec.INPUT_DTYPES[:own], "int32"][:num_inputs]
         wanted = (*inputs, None, "int32")[position]
         if wanted is not None:
             return _DTYPES.get(described.type.name) == wanted
-        return _DTYPES.get(described.type.name) in self.face.DTYPES and described.type == tensors[0].desc.type
+        return _DTYPES.get(described.type.name) in self.spec.DTYPES and described.type == tensors[0].desc.type
 
     @reported
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self.face.check([tuple(tensor.max) for tensor in self._own(inputs)], self.attributes)
+        self.spec.check([tuple(tensor.max) for tensor in self._own(inputs)], self.attributes)
 
     @reported
     def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -213,19 +221,19 @@ class Plugin:
             launch.start(addresses, cuda_stream)
 
     def _own(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The operator's inputs, without a plan behind them."""
-        return inputs[:-1] if self.plan_use is PlanUse.TAKES else inputs
+        """The operator's inputs, without a block index behind them."""
+        return inputs[:-1] if self.block_index_use is BlockIndexUse.INPUT else inputs
 
-    def _plan_field(self) -> dict[str, int]:
-        return {} if self.plan_use is PlanUse.OWN else {PLAN_USE: int(self.plan_use)}
+    def _block_index_field(self) -> dict[str, int]:
+        return {} if self.block_index_use is BlockIndexUse.PRIVATE else {BLOCK_INDEX_USE: int(self.block_index_use)}
 
-    def _plan_shape(self, inputs: Sequence[Any], builder: Any) -> Any:
-        """[batch, values] of the plan."""
+    def _block_index_shape(self, inputs: Sequence[Any], builder: Any) -> Any:
+        """[batch, values] of the block index."""
         operations, dims = self.trt.DimensionOperation, self.trt.DimsExprs(2)
         # Of the mask, whose axes vary, nothing is read; a table has constant axes.
         shapes = [[axis.get_constant_value() if axis.is_constant() else 1 for axis in shape] for shape in inputs]
-        size = self.face.plan_size(shapes, self.attributes)
-        assert size is not None, "graphs share no plan that has no size"
+        size = self.spec.block_index_size(shapes, self.attributes)
+        assert size is not None, "graphs share no block index that has no size"
         batch, _, tokens, _ = sizes(inputs[0])
         units = builder.operation(operations.CEIL_DIV, tokens, builder.constant(size.unit))
         varying = builder.operation(operations.PROD, units, builder.constant(size.per_unit))
@@ -233,26 +241,26 @@ class Plugin:
         return dims
 
     def _prepared(self, shapes: tuple[tuple[int, ...], ...], dtype: str, kernels: Path) -> _PackedCall:
-        face = self.face
+        spec = self.spec
 
         def serves(kernel: Any) -> bool:
-            return face.serves(kernel, shapes, self.attributes, dtype=dtype)
+            return spec.serves(kernel, shapes, self.attributes, dtype=dtype)
 
         if not self._loaded or not all(serves(kernel.compiled) for kernel in self._loaded.values()):
-            self._loaded = load_kernels(kernels, f"{self.operator.name}-", face.kernels, serves=serves)
+            self._loaded = load_kernels(kernels, f"{self.operator.name}-", spec.kernels, serves=serves)
         constants = {name: kernel.compiled.constants for name, kernel in self._loaded.items()}
         offsets, _ = self._workspace(shapes)
         given = self.operator.inputs[: len(shapes)]
-        takes, gives = (self.plan_use is use for use in (PlanUse.TAKES, PlanUse.GIVES))
+        takes, gives = (self.block_index_use is use for use in (BlockIndexUse.INPUT, BlockIndexUse.OUTPUT))
         # In the order of the addresses: inputs, outputs, the workspace.
-        names = (*given, *[PLAN] * takes, face.OUTPUT, *[PLAN] * gives, *offsets)
+        names = (*given, *[BLOCK_INDEX] * takes, spec.OUTPUT, *[BLOCK_INDEX] * gives, *offsets)
         places = {name: place for place, name in enumerate(names)}
-        left_out = face.planning_kernels if takes else ()
+        left_out = spec.block_index_kernels if takes else ()
         return _PackedCall(
             shapes=shapes[: self.operator.states],
             launches=tuple(
                 PreparedLaunch(self._loaded[launch.kernel], launch, places)
-                for launch in face.launches(shapes, self.attributes, constants=constants)
+                for launch in spec.launches(shapes, self.attributes, constants=constants)
                 if launch.kernel not in left_out
             ),
             offsets=tuple(offsets.values()),
@@ -261,9 +269,9 @@ class Plugin:
 
     def _workspace(self, shapes: Sequence[Sequence[int]]) -> tuple[dict[str, int], int]:
         """Offset of each scratch buffer, and the bytes of all."""
-        parts = dict(self.face.workspace(shapes, self.attributes))
-        if self.plan_use is not PlanUse.OWN:
-            del parts[PLAN]
+        parts = dict(self.spec.workspace(shapes, self.attributes))
+        if self.block_index_use is not BlockIndexUse.PRIVATE:
+            del parts[BLOCK_INDEX]
         # An empty buffer needs an address, too, and TensorRT gives none where the workspace is empty.
         sizes = [-(-max(1, size) // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT for size in parts.values()]
         ends = list(itertools.accumulate(sizes, initial=0))
@@ -279,5 +287,5 @@ def plugin_class(trt: ModuleType, operator: Operator) -> type[Plugin]:
         operator: one with a face `plugin`.
     """
     interfaces = (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime)
-    members = {"trt": trt, "operator": operator, "face": face_of(operator), "interfaces": interfaces}
+    members = {"trt": trt, "operator": operator, "spec": plugin_spec_of(operator), "interfaces": interfaces}
     return type(f"{operator.name}Plugin", (Plugin, *interfaces), members)

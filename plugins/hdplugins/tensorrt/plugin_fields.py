@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hdplugins.attention.plugin_face import FieldType
+from hdplugins.attention.plugin_spec import FieldType
 
 # 32 bits, as TensorRT's ONNX parser hands attributes over.
 _STORED = {

@@ -1,7 +1,7 @@
 """TensorRT plugins of our operators, for ``tensorrt`` and ``tensorrt_rtx``: registration and kernels.
 
 Each flavour is a module that the caller passes; none is imported here. What an operator adds to a plugin is its face
-`plugin` (see `hdplugins.attention.plugin_face`); all else is the same for every operator (see
+`plugin` (see `hdplugins.attention.plugin_spec`); all else is the same for every operator (see
 `hdplugins.tensorrt.plugin_class`).
 """
 
@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from hdplugins import OPERATORS
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import PLUGIN_FACE, PluginFace, face_of
+from hdplugins.attention.plugin_spec import PLUGIN, PluginSpec, plugin_spec_of
 from hdplugins.tensorrt.plugin_class import PLUGIN_NAMESPACE, Plugin, plugin_class, reported
 from hdplugins.tensorrt.plugin_fields import FieldCollection, attributes_from_fields
 
@@ -26,8 +26,8 @@ _registry_lock = threading.RLock()
 
 def plugin_operators() -> tuple[Operator, ...]:
     """The operators that have a plugin."""
-    with_kernels = [operator for operator in OPERATORS.values() if operator.has_face(PLUGIN_FACE)]
-    return tuple(operator for operator in with_kernels if face_of(operator).IS_PLUGIN)
+    with_kernels = [operator for operator in OPERATORS.values() if operator.has_implementation(PLUGIN)]
+    return tuple(operator for operator in with_kernels if plugin_spec_of(operator).IS_PLUGIN)
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def _registered_creator(trt: ModuleType, operator: Operator) -> Any:
 
     It is kept, for the registry has a bare pointer.
     """
-    members = {"trt": trt, "operator": operator, "face": face_of(operator)}
+    members = {"trt": trt, "operator": operator, "spec": plugin_spec_of(operator)}
     creator = type(f"{operator.name}Creator", (_Creator, trt.IPluginCreatorV3One), members)()
     if not trt.get_plugin_registry().register_creator(creator, PLUGIN_NAMESPACE):
         name = f"{PLUGIN_NAMESPACE}::{operator.name}"
@@ -71,17 +71,17 @@ class _Creator:
 
     trt: Any
     operator: Operator
-    face: PluginFace
+    spec: PluginSpec
 
     def __init__(self) -> None:
         self.trt.IPluginCreatorV3One.__init__(self)
         self.name, self.plugin_version = self.operator.name, str(self.operator.version)
         self.plugin_namespace = PLUGIN_NAMESPACE
-        self._declared = FieldCollection(self.trt, {**self.face.FIELDS, **self.face.optional_fields})
+        self._declared = FieldCollection(self.trt, {**self.spec.FIELDS, **self.spec.optional_fields})
         self.field_names = self._declared.collection
         self.kernels: Path | None = None
 
     @reported
     def create_plugin(self, name: str, fields: Any, phase: Any) -> Plugin:
-        attributes = attributes_from_fields(self.trt, self.face.FIELDS, fields, optional=self.face.optional_fields)
+        attributes = attributes_from_fields(self.trt, self.spec.FIELDS, fields, optional=self.spec.optional_fields)
         return plugin_class(cast(ModuleType, self.trt), self.operator)(attributes, self.kernels)

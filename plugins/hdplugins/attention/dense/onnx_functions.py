@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute
 from hdplugins.attention.body_parts import MASKED, heads_first, wide
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool) -> FunctionBodies:
     """The body for nodes with these attributes, of which ``causal`` decides the body; it serves grouped heads too."""
     causal = bool(attributes["causal"])
-    return Bodies(suffix="_causal" * causal, parallel=heads_first(partial(_attended, causal=causal)))
+    return FunctionBodies(suffix="_causal" * causal, batched=heads_first(partial(_attended, causal=causal)))
 
 
 def _attended(op: Op, query: Value, key: Value, value: Value, key_mask: Value, *, causal: bool) -> Value:

@@ -16,7 +16,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, integer_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, integer_attribute, scan
 from hdplugins.attention.body_parts import (
     blocks_from_start,
     column,
@@ -29,12 +29,12 @@ from hdplugins.attention.body_parts import (
 )
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies that serve every node: they read the attributes from it."""
-    return Bodies(parallel=heads_first(_parallel), sequential=heads_first(_sequential))
+    return FunctionBodies(batched=heads_first(_batched), blockwise=heads_first(_blockwise))
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -70,7 +70,7 @@ def _parallel(
     return op.CastLike(join_blocks(op, blocks, sums), query)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,

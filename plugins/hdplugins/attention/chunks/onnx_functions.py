@@ -29,24 +29,24 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
 from hdplugins.attention.body_parts import MASKED, attention, heads_first, rows_or_zero, steps_of_texts, wide
 
 _STEP_TOKENS = 64
 """The queries of a sequential step, of each head."""
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with these attributes, of which all but ``scale`` decide the body."""
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
-    return Bodies(
+    return FunctionBodies(
         suffix=suffix + "_causal" * attributes["causal"],
-        parallel=heads_first(partial(_parallel, attributes=attributes)),
-        sequential=partial(_sequential, attributes=attributes),
+        batched=heads_first(partial(_batched, attributes=attributes)),
+        blockwise=partial(_blockwise, attributes=attributes),
     )
 
 
-def _parallel(
+def _batched(
     op: Op, query: Value, key: Value, value: Value, token_mask: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
     chunk, tables = attributes["chunk"], chunk_tables(op, token_mask, attributes)
@@ -72,7 +72,7 @@ def _parallel(
     return rows_or_zero(op, op.Unsqueeze(tables.real, [1, 3]), rows)
 
 
-def _sequential(
+def _blockwise(
     op: Op, query: Value, key: Value, value: Value, token_mask: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
     chunk, tables = attributes["chunk"], chunk_tables(op, token_mask, attributes)

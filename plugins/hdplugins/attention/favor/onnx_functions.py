@@ -14,24 +14,24 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
 from hdplugins.attention.body_parts import MASKED, heads_first, steps_of_texts, swap_heads_and_tokens, wide
 
 CHUNK_TOKENS = 256
 """The tokens of a chunk: with 256 features in float32, the features take 256 kB, which a CPU's cache holds."""
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with these attributes, of which ``compat`` decides the body."""
     compat = bool(attributes["compat"])
-    return Bodies(
+    return FunctionBodies(
         suffix="_compat" * compat,
-        parallel=heads_first(partial(_parallel, compat=compat)),
-        sequential=partial(_sequential, compat=compat),
+        batched=heads_first(partial(_batched, compat=compat)),
+        blockwise=partial(_blockwise, compat=compat),
     )
 
 
-def _parallel(
+def _batched(
     op: Op, query: Value, key: Value, value: Value, key_mask: Value, projection: Value, *, compat: bool
 ) -> Value:
     """Compute the attention; with `compat`, keys of padding count, with 0 for their values."""
@@ -63,7 +63,7 @@ def _parallel(
     return op.CastLike(op.Where(has_keys, quotients, 0.0), query)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, integer_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, integer_attribute, scan
 from hdplugins.attention.body_parts import (
     Blocks,
     RowShift,
@@ -36,16 +36,16 @@ from hdplugins.attention.body_parts import (
 )
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with ``values_by_distance`` among their inputs, or without."""
-    return Bodies(
+    return FunctionBodies(
         suffix="_values" * ("values_by_distance" in inputs),
-        parallel=heads_first(_parallel),
-        sequential=heads_first(_sequential),
+        batched=heads_first(_batched),
+        blockwise=heads_first(_blockwise),
     )
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -104,7 +104,7 @@ def _parallel(
     return op.CastLike(join_blocks(op, blocks, sums), query)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,

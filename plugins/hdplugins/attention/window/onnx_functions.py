@@ -38,15 +38,15 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, integer_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, integer_attribute, scan
 from hdplugins.attention.body_parts import MASKED, attention, heads_first, rows_or_zero, steps_of_texts, wide
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 
 _NOWHERE = 1.0e9
 """The place of a key behind the end of its text."""
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool = False) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool = False) -> FunctionBodies:
     """The bodies for nodes with these attributes; a body reads ``left``, ``right`` and ``scale`` from each node.
 
     ``global_bound`` is the most global tokens that a text may hold; 0 leaves out all that they need. The answer for a
@@ -62,10 +62,10 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: boo
     if bound < 0:
         raise ValueError(f"The bound of {bound} global tokens is negative.")
     decided: dict[str, Any] = {"dilation": dilation, "bound": bound, "grouped": grouped}
-    return Bodies(
+    return FunctionBodies(
         suffix=_suffix(dilation, bound, grouped),
-        parallel=heads_first(partial(_parallel, **decided)),
-        sequential=partial(_sequential, **decided),
+        batched=heads_first(partial(_batched, **decided)),
+        blockwise=partial(_blockwise, **decided),
     )
 
 
@@ -75,7 +75,7 @@ def _suffix(dilation: Sequence[int], bound: int, grouped: bool) -> str:
     return suffix + ("" if steps == [1] else "_dilation" + "_".join(map(str, steps)))
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -91,12 +91,12 @@ def _parallel(
         key, value = _with_globals(op, texts.globals_, key, value)
     sums = []
     for step, heads in _heads_of_steps(dilation):
-        spans = _spans(op, texts, step, BlockOrder.PARALLEL)
+        spans = _spans(op, texts, step, BodyVariant.BATCHED)
         if heads is None:
-            rows = _in_parallel(op, texts, spans, query, key, value, grouped=grouped)
+            rows = _batched_rows(op, texts, spans, query, key, value, grouped=grouped)
         else:
             states = _states_of_heads(op, heads, query, key, value, grouped=grouped)
-            rows = _in_parallel(op, texts, spans, *states, grouped=False)
+            rows = _batched_rows(op, texts, spans, *states, grouped=False)
         rows = op.Reshape(rows, op.Concat([0, 0, -1], op.Shape(query, start=3), axis=0))
         sums.append(op.Slice(rows, [0], texts.tokens_1d, [2]))
     # Padding needs a rule of its own, since it may see keys.
@@ -104,7 +104,7 @@ def _parallel(
     return rows_or_zero(op, real, _joined_heads(op, sums, dilation, axis=1))
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,
@@ -118,8 +118,8 @@ def _sequential(
     texts = _texts(op, token_kind, bound)
     sums = []
     for step, heads in _heads_of_steps(dilation):
-        spans = _spans(op, texts, step, BlockOrder.SEQUENTIAL)
-        rows = _in_sequence(op, texts, spans, query, key, value, heads=heads, grouped=grouped)
+        spans = _spans(op, texts, step, BodyVariant.BLOCKWISE)
+        rows = _blockwise_rows(op, texts, spans, query, key, value, heads=heads, grouped=grouped)
         rows = op.Reshape(rows, op.Concat([0, -1], op.Shape(rows, start=4), axis=0))
         sums.append(op.Slice(rows, [0], texts.tokens_1d, [1]))
     return _joined_heads(op, sums, dilation, axis=2)
@@ -244,7 +244,7 @@ class _Spans:
     center: Value
 
 
-def _spans(op: Op, texts: _Texts, step: int, order: BlockOrder) -> _Spans:
+def _spans(op: Op, texts: _Texts, step: int, variant: BodyVariant) -> _Spans:
     """Compute the tables of a dilation. Their rows count the tokens of one residue class.
 
     A span that would begin before the text is moved to its beginning, so that a span never needs more keys than there
@@ -255,7 +255,7 @@ def _spans(op: Op, texts: _Texts, step: int, order: BlockOrder) -> _Spans:
     rows = op.Div(op.Add(texts.last_token, step), step)
     # Larger blocks copy fewer keys twice and compute more masked scores. In the parallel order a quarter of the reach
     # was best; in the sequential order 32 to 256 queries hardly differed in time.
-    if order is BlockOrder.PARALLEL:
+    if variant is BodyVariant.BATCHED:
         block = op.Min(op.Max(op.Mul(op.Div(reach, 256), 64), 64), 256)
     else:
         block = op.Min(rows, 64)
@@ -338,7 +338,7 @@ def _sums(op: Op, scaled_query: Value, keys: Value, values: Value, seen: Value, 
 # the group, so that products broadcast and nothing is copied for each head.
 
 
-def _in_parallel(
+def _batched_rows(
     op: Op, texts: _Texts, spans: _Spans, query: Value, key: Value, value: Value, *, grouped: bool
 ) -> Value:
     """Compute [batch, heads, blocks, block, step, head_dim]: the tokens in order, and some behind the end of the text.
@@ -363,7 +363,7 @@ def _in_parallel(
     return op.Transpose(sums, perm=[0, 1, 2, 4, 3, 5])
 
 
-def _in_sequence(
+def _blockwise_rows(
     op: Op,
     texts: _Texts,
     spans: _Spans,

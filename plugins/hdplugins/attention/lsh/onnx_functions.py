@@ -39,7 +39,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
 from hdplugins.attention.body_parts import (
     biased_scores,
     heads_first,
@@ -48,7 +48,7 @@ from hdplugins.attention.body_parts import (
     swap_heads_and_tokens,
     wide,
 )
-from hdplugins.attention.chunks.graph import behind_bias, chunk_tables
+from hdplugins.attention.chunks.onnx_functions import behind_bias, chunk_tables
 
 _EPSILON = 1.0e-6
 _GROUP_TOKENS = 512
@@ -58,20 +58,20 @@ _SELF_SCORE = -1.0e15
 exp() of this one is exactly 0."""
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with these attributes, of which all but ``scale`` decide the body."""
     buckets, rounds = attributes["buckets"], attributes["rounds"]
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
     suffix += f"_rounds{rounds}_buckets{'x'.join(map(str, buckets))}"
     suffix += "_causal" * bool(attributes["causal"]) + "_byrow" * bool(attributes["ends_by_row"])
-    return Bodies(
+    return FunctionBodies(
         suffix=suffix,
-        parallel=heads_first(partial(_parallel, attributes=attributes), states=2),
-        sequential=partial(_sequential, attributes=attributes),
+        batched=heads_first(partial(_batched, attributes=attributes), states=2),
+        blockwise=partial(_blockwise, attributes=attributes),
     )
 
 
-def _parallel(
+def _batched(
     op: Op, query_key: Value, value: Value, token_mask: Value, rotations: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
     chunk, buckets, rounds = (attributes[name] for name in ("chunk", "buckets", "rounds"))
@@ -131,7 +131,7 @@ def _parallel(
     return rows_or_zero(op, op.Unsqueeze(tables.real, [1, 3]), joined)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query_key: Value,
     value: Value,

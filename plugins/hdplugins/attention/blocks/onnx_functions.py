@@ -24,20 +24,20 @@ from functools import partial
 from typing import Any
 
 from hdplugins.attention.blocks.tables import BlockTables, Parts, block_tables, neighbours
-from hdplugins.attention.body_maker import Bodies, Op, Value, choose, float_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, choose, float_attribute, scan
 from hdplugins.attention.body_parts import MASKED, attention, heads_first, rows_or_zero, steps_of_texts, wide
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with these inputs and attributes; how many blocks there are, a body reads from each node.
 
     A ValueError says that the queries of a long text would see nothing at all.
     """
     parts = Parts.of(attributes, listed="listed_blocks" in inputs)
-    return Bodies(
+    return FunctionBodies(
         suffix=parts.suffix,
-        parallel=heads_first(partial(_parallel, parts=parts)),
-        sequential=partial(_sequential, parts=parts),
+        batched=heads_first(partial(_batched, parts=parts)),
+        blockwise=partial(_blockwise, parts=parts),
     )
 
 
@@ -52,7 +52,7 @@ def _sparse_attention(
     return rows_or_zero(op, op.Greater(op.ReduceMax(bias, [-1]), MASKED / 10), sums)
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -160,7 +160,7 @@ def _spans(op: Op, parts: Parts, tables: BlockTables, state: Value) -> Value:
     return op.Concat(*spans, axis=3)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,

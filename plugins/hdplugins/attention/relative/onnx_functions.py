@@ -28,7 +28,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
 from hdplugins.attention.body_parts import (
     MASKED,
     Blocks,
@@ -44,18 +44,18 @@ from hdplugins.attention.body_parts import (
 )
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with ``segment_scores`` among their inputs, or without; all but ``scale`` decide it."""
     causal, reach = attributes["causal"], attributes["reach"]
     suffix = "_causal" * causal + f"_reach{reach}" * bool(reach) + "_segments" * ("segment_scores" in inputs)
-    return Bodies(
+    return FunctionBodies(
         suffix=suffix,
-        parallel=heads_first(partial(_parallel, causal=bool(causal), reach=reach)),
-        sequential=heads_first(partial(_sequential, causal=bool(causal), reach=reach), states=1),
+        batched=heads_first(partial(_batched, causal=bool(causal), reach=reach)),
+        blockwise=heads_first(partial(_blockwise, causal=bool(causal), reach=reach), states=1),
     )
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -106,7 +106,7 @@ def _parallel(
     return op.CastLike(_join(op, blocks, op.Transpose(sums, perm=[1, 2, 0, 3, 4])), query)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,

@@ -21,7 +21,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, integer_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, integer_attribute, scan
 from hdplugins.attention.body_parts import (
     MASKED,
     column,
@@ -38,18 +38,18 @@ _BLOCK_TOKENS = 64
 faster."""
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with these inputs and attributes: ``radius`` and ``side_tokens`` decide the body."""
     radius, side_tokens, has_sides = attributes["radius"], attributes["side_tokens"], "side_key" in inputs
     check_sides(side_tokens=side_tokens, side_reach=attributes["side_reach"], has_sides=has_sides)
-    return Bodies(
+    return FunctionBodies(
         suffix=f"_radius{radius}" + f"_sides{side_tokens}" * has_sides,
-        parallel=heads_first(partial(_parallel, radius=radius, side_tokens=side_tokens)),
-        sequential=heads_first(partial(_sequential, radius=radius, side_tokens=side_tokens)),
+        batched=heads_first(partial(_batched, radius=radius, side_tokens=side_tokens)),
+        blockwise=heads_first(partial(_blockwise, radius=radius, side_tokens=side_tokens)),
     )
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -96,7 +96,7 @@ def _parallel(
     return _real_rows(op, blocks, padded)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,
