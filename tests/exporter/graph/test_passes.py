@@ -18,7 +18,7 @@ from hdexport.graph.passes.narrow_norms import narrow_norms
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdexport.lowering.nodes import operator_nodes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
-from hdplugins.attention.body_maker import Bodies
+from hdplugins.attention.body_maker import FunctionBodies
 from hdplugins.attention.relative import graph
 from hdruntime.errors import ExportError
 
@@ -64,7 +64,7 @@ def test_nodes_that_need_two_bodies_of_one_name_are_refused(monkeypatch: pytest.
     """Ours have other names for other numbers of inputs; those of another package may not."""
     original = graph.bodies
 
-    def of_one_name(*described: Any) -> Bodies:
+    def of_one_name(*described: Any) -> FunctionBodies:
         return replace(original(*described), suffix="")
 
     monkeypatch.setattr(graph, "bodies", of_one_name)
