@@ -1,8 +1,8 @@
-"""A bundle's operators in ONNX Runtime's CUDA provider: planned by their faces, launched by a library in C.
+"""Register a bundle's operators in ONNX Runtime's CUDA provider: `PluginSpec` computes launches, C code starts them.
 
-ONNX Runtime takes a registered operator in the place of a function of that name in the model, and never looks at the
-function then. So an operator is registered only where its kernels are there, which `KernelOperators` looks for first;
-everything else runs the function's body.
+ONNX Runtime replaces a model's function by a registered operator of its name, and ignores the function body then. So an
+operator is registered only if its kernels exist, which `KernelOperators` checks first; other operators run their
+function body.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from hdplugins.kernels.cuda_launch import Launch, LaunchError, LoadedKernel, loa
 logger = logging.getLogger(__name__)
 
 _LIBRARY = "_launcher"
-"""The library's name, without the platform's suffix; setuptools builds it where there is a C compiler."""
+"""Name of the launcher, a C library, without the platform's suffix; setuptools builds it if there is a C compiler."""
 
 _INTERFACE = 1
 """As LAUNCHER_INTERFACE of ``interface.h``."""
 
 _TYPES = {"float32": 1, "int32": 6, "bool": 9, "float16": 10, "bfloat16": 16}
-"""Our name of a type -> ONNX's number."""
+"""hdexport's name of a dtype -> ONNX's number."""
 
 _DTYPES = {number: name for name, number in _TYPES.items()}
 
@@ -55,7 +55,7 @@ _ALIGNMENT = 256
 _THREADS_OF_WARP = 32
 
 _SCALARS = {"i32": "<ixxxx", "i64": "<q", "fp32": "<fxxxx"}
-"""Triton's type of a scalar -> how its bits lie in a word."""
+"""Triton's type of a scalar -> format of its bits in a 64-bit word."""
 
 _PLANNER = ctypes.CFUNCTYPE(
     ctypes.c_int64,
@@ -66,18 +66,18 @@ _PLANNER = ctypes.CFUNCTYPE(
 
 
 def library_path() -> Path | None:
-    """The library in C; None where the package was installed without a compiler and without a wheel that has it."""
+    """Return the path of the launcher; None if hdplugins was installed from source without a C compiler."""
     folder = Path(__file__).parent
-    found = (folder / f"{_LIBRARY}{suffix}" for suffix in EXTENSION_SUFFIXES)
-    return next((path for path in found if path.exists()), None)
+    candidates = (folder / f"{_LIBRARY}{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in candidates if path.exists()), None)
 
 
 class LauncherError(RuntimeError):
-    """The library in C cannot launch kernels."""
+    """The launcher cannot launch kernels."""
 
 
-def why_no_launcher() -> str | None:
-    """Why the library in C cannot launch kernels here; None where it can."""
+def launcher_unavailable_reason() -> str | None:
+    """Return the reason why the launcher is unavailable, or None."""
     path = library_path()
     if path is None:
         return "was not built when hdexport was installed"
@@ -89,10 +89,10 @@ def why_no_launcher() -> str | None:
 
 
 class KernelOperators:
-    """The operators of one bundle, for the sessions of one provider.
+    """The operators of one bundle, for sessions of one execution provider.
 
     Args:
-        library: see `library_path`; a LauncherError says that it is another version's.
+        library: path of the launcher; a LauncherError says that it belongs to another version of hdplugins.
         kernels: the bundle's folder of kernels.
         node_types: type of a node in the graph -> its operator; the type has the name of the node's function.
         provider: ONNX Runtime's name of the provider that runs them.
@@ -111,7 +111,7 @@ class KernelOperators:
         self._operators: list[tuple[Operator, PluginSpec, BlockIndexUse]] = []
         self._loaded: dict[tuple[int, int], Mapping[str, LoadedKernel]] = {}
         self._lock = threading.Lock()
-        # The library calls it as long as a session lives, and sessions may outlive this object.
+        # The launcher calls it as long as a session lives, and sessions may outlive this object.
         planner = _PLANNER(self._answer)
         _planners.append(planner)
         self._registry = self._library.hd_new_registry(planner)
@@ -122,7 +122,7 @@ class KernelOperators:
 
     def register(self, options: Any) -> None:
         """Let sessions with these ``SessionOptions`` find the operators."""
-        # ONNX Runtime calls the library back in this thread, before it returns.
+        # ONNX Runtime calls the launcher in this thread, before it returns.
         self._library.hd_register_next(self._registry)
         options.register_custom_ops_library(str(self._path))
 
@@ -157,13 +157,13 @@ class KernelOperators:
             logger.debug("a call was refused", exc_info=True)
             # Whole characters: ONNX Runtime's message is UTF-8, and a path need not be.
             text = str(problem).encode(errors="backslashreplace")[: error_bytes - 1].decode(errors="ignore")
-            said = text.encode() + b"\0"
-            ctypes.memmove(error, said, len(said))
+            message = text.encode() + b"\0"
+            ctypes.memmove(error, message, len(message))
             return -1
         return len(planned)
 
     def _planned(self, asked: Sequence[int]) -> Iterator[int]:
-        """The answer to what is asked, as ``launcher.c`` describes both."""
+        """Yield the words of the answer to a request; ``launcher.c`` describes both."""
         words = iter(asked)
         number, context = next(words), next(words)
         operator, spec, use = self._operators[number]
@@ -213,7 +213,7 @@ class KernelOperators:
 
 
 _planners: list[Any] = []
-"""Functions that the library may call until the process ends."""
+"""Functions that the launcher may call until the process ends."""
 
 
 @functools.cache
@@ -240,7 +240,7 @@ def _opened(path: Path) -> ctypes.CDLL:
 
 
 def _counted(words: Iterator[int]) -> list[int]:
-    """The values behind their number."""
+    """Return the values that follow their number."""
     return list(itertools.islice(words, next(words)))
 
 
@@ -263,7 +263,7 @@ def _check_block_index(given: tuple[int, ...], wanted: tuple[int, int]) -> None:
 
 
 def _described(kernel: LoadedKernel, launch: Launch, places: Mapping[str, tuple[int, int]]) -> Iterator[int]:
-    """A launch as words."""
+    """Yield a launch as words."""
     compiled = kernel.compiled
     arguments: list[tuple[int, int]] = []
     for name, kind in compiled.arguments:

@@ -1,4 +1,4 @@
-"""The plugin class of an operator: TensorRT's `IPluginV3` interfaces, filled from the operator's face.
+"""`TensorRTPlugin` implements TensorRT's `IPluginV3` interfaces for an operator's `PluginSpec`.
 
 How TensorRT calls a plugin: it creates one by the creator, from a node's attributes or an engine's fields, clones it,
 passes it the shapes (`on_shape_change`) whenever they change, and then calls `enqueue`. Kernels are loaded and launches
@@ -7,7 +7,7 @@ the error code that TensorRT expects, and print it; `take_plugin_errors` returns
 
 On a machine without a GPU TensorRT-RTX 1.7.1 calls everything but `attach_to_context`, `set_tactic`, `on_shape_change`
 and `enqueue`. Full TensorRT runs plugins while it builds. Its classes have the same methods (read in the bindings of
-11.4 and in their published source); neither flavour's execution has been run on a GPU yet. With
+11.4 and in their published source); neither TensorRT variant has run plugins on a GPU yet. With
 plain base classes in place of TensorRT's, plugins have launched their kernels on an H100, at once and from a graph.
 """
 
@@ -42,22 +42,22 @@ from hdplugins.tensorrt.plugin_fields import FieldCollection
 logger = logging.getLogger(__name__)
 
 PLUGIN_NAMESPACE = ONNX_DOMAIN
-"""Where TensorRT's registry has our creators; a node of the graph names it in its attribute ``plugin_namespace``."""
+"""Namespace of hdexport's creators in TensorRT's registry; nodes name it in their attribute ``plugin_namespace``."""
 
 _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "BOOL": "bool"}
-"""TensorRT's name of a type -> ours."""
+"""TensorRT's name of a dtype -> hdexport's name."""
 
 _WORKSPACE_ALIGNMENT = 256
 """Bytes between the scratch buffers of one call; TensorRT aligns the first of them so."""
 
-_MOST_CALLS = 256
-"""Shapes whose launches a plugin keeps."""
+_MAX_CALLS = 256
+"""Maximum number of shapes whose launches a plugin keeps."""
 
 _errors: deque[str] = deque(maxlen=16)
 
 
 def take_plugin_errors() -> tuple[str, ...]:
-    """The errors of this process's plugins, oldest first; this clears them."""
+    """Return the errors of this process's plugins, oldest first, and clear them."""
     taken = []
     with contextlib.suppress(IndexError):
         while True:
@@ -69,7 +69,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def reported(method: _Method) -> _Method:
-    """Keep what a method raises: TensorRT learns that it failed, but not why."""
+    """Keep a method's exception for `take_plugin_errors`: TensorRT learns of a failure, but not of the reason."""
 
     @functools.wraps(method)
     def reporting(self: Any, *arguments: Any) -> Any:
@@ -86,12 +86,12 @@ def reported(method: _Method) -> _Method:
 
 @dataclass(frozen=True, kw_only=True)
 class _PackedCall:
-    """A call's launches, packed for one set of shapes.
+    """The packed launches of one call, for one set of shapes.
 
     Attributes:
-        shapes: of the states.
-        launches: to be started in order.
-        offsets: of the scratch buffers in the workspace, in bytes.
+        shapes: shapes of the states.
+        launches: launches in order.
+        offsets: offsets of the scratch buffers in the workspace, in bytes.
         stream_type: the driver's ``CUstream``.
     """
 
@@ -101,8 +101,8 @@ class _PackedCall:
     stream_type: Any
 
 
-class Plugin:
-    """What a plugin does. Its other bases, TensorRT's interfaces, are each flavour's own: see `plugin_class`."""
+class TensorRTPlugin:
+    """An operator's plugin. `plugin_class` adds the interfaces of a TensorRT variant as further bases."""
 
     trt: Any
     operator: Operator
@@ -131,15 +131,15 @@ class Plugin:
         self._calls.clear()
         self._loaded.clear()
 
-    def get_capability_interface(self, kind: Any) -> Plugin:
+    def get_capability_interface(self, kind: Any) -> TensorRTPlugin:
         # One object has all three capabilities: core, build and runtime.
         return self
 
-    def clone(self) -> Plugin:
+    def clone(self) -> TensorRTPlugin:
         # Launches hold buffers of their own, so that two execution contexts never share them.
         return type(self)({**self.attributes, **self._block_index_field()}, self.kernels)
 
-    def attach_to_context(self, context: Any) -> Plugin:
+    def attach_to_context(self, context: Any) -> TensorRTPlugin:
         return self.clone()
 
     def get_fields_to_serialize(self) -> Any:
@@ -170,11 +170,11 @@ class Plugin:
 
     @reported
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self.spec.check([tuple(tensor.max) for tensor in self._own(inputs)], self.attributes)
+        self.spec.check([tuple(tensor.max) for tensor in self._operator_inputs(inputs)], self.attributes)
 
     @reported
     def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        return self._workspace([tuple(tensor.max) for tensor in self._own(inputs)])[1]
+        return self._workspace([tuple(tensor.max) for tensor in self._operator_inputs(inputs)])[1]
 
     def get_valid_tactics(self) -> list[int]:
         # TensorRT's default only: the GPU decides the kernel, when the shapes are known.
@@ -188,10 +188,10 @@ class Plugin:
         self._call = None
         if self.kernels is None:
             return  # a build that runs nothing; `enqueue` raises an error
-        shapes = tuple(tuple(tensor.dims) for tensor in self._own(inputs))
+        shapes = tuple(tuple(tensor.dims) for tensor in self._operator_inputs(inputs))
         dtype = _DTYPES[inputs[0].type.name]
         if (shapes, dtype) not in self._calls:
-            if len(self._calls) >= _MOST_CALLS:
+            if len(self._calls) >= _MAX_CALLS:
                 self._calls.clear()
             self._calls[shapes, dtype] = self._prepared(shapes, dtype, self.kernels)
         self._call = self._calls[shapes, dtype]
@@ -220,15 +220,15 @@ class Plugin:
         for launch in call.launches:
             launch.start(addresses, cuda_stream)
 
-    def _own(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The operator's inputs, without a block index behind them."""
+    def _operator_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the operator's inputs, without a block index after them."""
         return inputs[:-1] if self.block_index_use is BlockIndexUse.INPUT else inputs
 
     def _block_index_field(self) -> dict[str, int]:
         return {} if self.block_index_use is BlockIndexUse.PRIVATE else {BLOCK_INDEX_USE: int(self.block_index_use)}
 
     def _block_index_shape(self, inputs: Sequence[Any], builder: Any) -> Any:
-        """[batch, values] of the block index."""
+        """Return the dimensions of the block index, [batch, values]."""
         operations, dims = self.trt.DimensionOperation, self.trt.DimsExprs(2)
         # Of the mask, whose axes vary, nothing is read; a table has constant axes.
         shapes = [[axis.get_constant_value() if axis.is_constant() else 1 for axis in shape] for shape in inputs]
@@ -250,10 +250,10 @@ class Plugin:
             self._loaded = load_kernels(kernels, f"{self.operator.name}-", spec.kernels, serves=serves)
         constants = {name: kernel.compiled.constants for name, kernel in self._loaded.items()}
         offsets, _ = self._workspace(shapes)
-        given = self.operator.inputs[: len(shapes)]
+        inputs = self.operator.inputs[: len(shapes)]
         takes, gives = (self.block_index_use is use for use in (BlockIndexUse.INPUT, BlockIndexUse.OUTPUT))
         # In the order of the addresses: inputs, outputs, the workspace.
-        names = (*given, *[BLOCK_INDEX] * takes, spec.OUTPUT, *[BLOCK_INDEX] * gives, *offsets)
+        names = (*inputs, *[BLOCK_INDEX] * takes, spec.OUTPUT, *[BLOCK_INDEX] * gives, *offsets)
         places = {name: place for place, name in enumerate(names)}
         left_out = spec.block_index_kernels if takes else ()
         return _PackedCall(
@@ -268,7 +268,7 @@ class Plugin:
         )
 
     def _workspace(self, shapes: Sequence[Sequence[int]]) -> tuple[dict[str, int], int]:
-        """Offset of each scratch buffer, and the bytes of all."""
+        """Return the offset of each scratch buffer, and the size of the workspace in bytes."""
         parts = dict(self.spec.workspace(shapes, self.attributes))
         if self.block_index_use is not BlockIndexUse.PRIVATE:
             del parts[BLOCK_INDEX]
@@ -279,13 +279,13 @@ class Plugin:
 
 
 @functools.cache
-def plugin_class(trt: ModuleType, operator: Operator) -> type[Plugin]:
-    """The class for a flavour.
+def plugin_class(trt: ModuleType, operator: Operator) -> type[TensorRTPlugin]:
+    """Return the plugin class of an operator for a TensorRT variant.
 
     Args:
         trt: the module ``tensorrt`` or ``tensorrt_rtx``.
-        operator: one with a face `plugin`.
+        operator: an operator with a `PluginSpec`.
     """
     interfaces = (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime)
     members = {"trt": trt, "operator": operator, "spec": plugin_spec_of(operator), "interfaces": interfaces}
-    return type(f"{operator.name}Plugin", (Plugin, *interfaces), members)
+    return type(f"{operator.name}Plugin", (TensorRTPlugin, *interfaces), members)

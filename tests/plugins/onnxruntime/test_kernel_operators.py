@@ -36,7 +36,7 @@ from hdplugins import OPERATORS
 from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.kernels.block_config import BlockConfig
 from hdplugins.onnxruntime import operators
-from hdplugins.onnxruntime.operators import KernelOperators, LauncherError, library_path, why_no_launcher
+from hdplugins.onnxruntime.operators import KernelOperators, LauncherError, launcher_unavailable_reason, library_path
 from support.attention_graphs import attention_model, chain_of
 from support.attention_layers import Layer, token_kinds
 from support.comparators import assert_close, named_case
@@ -773,10 +773,10 @@ def compiled(source: Path) -> Path:
 def test_the_library_of_another_version_is_not_used(
     made: Callable[[Path], Path], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert why_no_launcher() is None
+    assert launcher_unavailable_reason() is None
     library = made(tmp_path)
     monkeypatch.setattr(operators, "library_path", lambda: library)
-    assert re.fullmatch(message, why_no_launcher() or "")
+    assert re.fullmatch(message, launcher_unavailable_reason() or "")
     with pytest.raises(LauncherError, match=message):
         KernelOperators(library, tmp_path, node_types={})
 
