@@ -14,7 +14,7 @@ from hdexport.graph.targets.onnxruntime.shared_block_indexes import share_block_
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.attention.body_maker import function_of_node
 from hdplugins.attention.plugin_spec import plugin_spec_of
-from hdplugins.onnxruntime.operators import KernelOperators, library_path, why_no_launcher
+from hdplugins.onnxruntime.operators import KernelOperators, launcher_unavailable_reason, library_path
 from hdruntime.backends.onnxruntime import CUDA_PROVIDER
 from hdruntime.optional import installed_version
 
@@ -48,7 +48,7 @@ def _check_machine() -> None:
 
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         raise SkippedError(f"ONNX Runtime {onnxruntime.__version__} has no {CUDA_PROVIDER}")
-    launcher = why_no_launcher()
+    launcher = launcher_unavailable_reason()
     if launcher is not None:
         raise SkippedError(f"the library that launches kernels {launcher}: see hdexport doctor")
     if installed_version("cuda-bindings") is None:

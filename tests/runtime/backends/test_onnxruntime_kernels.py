@@ -433,7 +433,7 @@ def test_operators_are_registered_only_where_all_that_they_need_is_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if launcher is not None:
-        monkeypatch.setattr(onnxruntime_kernels, "why_no_launcher", lambda: launcher)
+        monkeypatch.setattr(onnxruntime_kernels, "launcher_unavailable_reason", lambda: launcher)
     registered: list[str] = []
 
     class Options:

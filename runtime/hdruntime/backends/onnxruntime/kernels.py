@@ -11,7 +11,7 @@ from hdplugins.attention.operator import Operator
 from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.kernels.aot import KernelError
 from hdplugins.kernels.cuda_launch import find_kernels
-from hdplugins.onnxruntime.operators import KernelOperators, library_path, why_no_launcher
+from hdplugins.onnxruntime.operators import KernelOperators, launcher_unavailable_reason, library_path
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
@@ -48,7 +48,7 @@ def use_kernels(bundle: Bundle, options: Any, *, architecture: int, provider: st
 
 
 def _what_is_missing(bundle: Bundle, nodes: Sequence[KernelNode], architecture: int) -> str | None:
-    launcher = why_no_launcher()
+    launcher = launcher_unavailable_reason()
     if launcher is not None:
         return f"the library that launches kernels {launcher}; build it with: {INSTALL_LAUNCHER}"
     try:
