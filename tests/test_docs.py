@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from hdexport.cli import parser
 from hdexport.graph.targets.tensorrt.packages import EngineTarget
-from hdplugins.kernels.attention_tiles import tiles_for
+from hdplugins.kernels.block_config import block_config_for
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import InputError
 from support.pages import ROOT, code_blocks, page
@@ -107,7 +107,7 @@ def builds_for(architecture: str) -> bool:
 
 def has_kernels(architecture: int) -> bool:
     try:
-        tiles_for(architecture, 64, "float16")
+        block_config_for(architecture, 64, "float16")
     except ValueError:
         return False
     return True

@@ -16,7 +16,7 @@ from hdexport.attention.kinds import kinds
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.lowering.lowering import ENGINES, Lowering
 from hdplugins import OPERATORS
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.backends.onnxruntime import CPU_LOWERING
 from hdruntime.backends.openvino import OPENVINO_LOWERING
@@ -41,12 +41,12 @@ def support_table() -> str:
     lowerings = {lowering.operator: lowering for kind in kinds() for lowering in kind.lowerings}
     for name, operator in OPERATORS.items():
         lowering = lowerings.get(name, Lowering())
-        function = ", ".join(get_args(Dtype)) if operator.has_face("graph") else "-"
+        function = ", ".join(get_args(Dtype)) if operator.has_implementation("onnx_functions") else "-"
         fused = lowering.fused.get(CPU_LOWERING)
         cpu = f"fused in {', '.join(fused)}" if fused else "linear function"
         cpu += ", fused for short texts" * lowering.fuses_short_texts
         is_plugin = operator in plugin_operators()
-        in_engines = face_of(operator).DTYPES if is_plugin else lowering.fused.get(ENGINES)
+        in_engines = plugin_spec_of(operator).DTYPES if is_plugin else lowering.fused.get(ENGINES)
         kind = "plugin" if is_plugin else "fused"
         engine = f"{kind} in {', '.join(in_engines)}; function otherwise" if in_engines else "function"
         in_openvino = "fused" if OPENVINO_LOWERING in lowering.fused else "function"

@@ -27,8 +27,8 @@ from benchmarks.gpu.peers import PEERS
 from benchmarks.roofline.ceilings import Ceilings, measured_ceilings, times_ms
 from hdplugins import Operator
 from hdplugins.attention.kernel_launch import launch
-from hdplugins.attention.plugin_face import face_of
-from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, cubin_architecture
+from hdplugins.attention.plugin_spec import plugin_spec_of
+from hdplugins.kernels.block_config import HEAD_DIMS, BlockConfig, cubin_architecture
 from hdplugins.kernels.cuda_launch import LoadedKernel, PreparedLaunch, find_kernels, load_kernels
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
@@ -54,7 +54,7 @@ _AGREES = 2.0**-6
 4 keep 8 bits. A window that is wrong by a token differs by far more."""
 
 _REHEARSED_WINDOW = 8
-_REHEARSED_TILES = 2
+_REHEARSED_BLOCK_CONFIGS = 2
 """Of those that are tuned."""
 
 _NO_CEILINGS = Ceilings(device="cpu", dtype="float16", matmul_flops_per_s=1.0, copy_bytes_per_s=1.0)
@@ -96,10 +96,10 @@ def check(job: Job, family: str, head_dims: Sequence[int] = HEAD_DIMS) -> None:
         head_dims: the sizes of a head to check; a rehearsal has one of its own.
     """
     cases = FAMILIES[family]
-    tiles = cases.REHEARSED_TILES if job.rehearsal else None
+    block_config = cases.REHEARSED_BLOCK_CONFIG if job.rehearsal else None
     for head_dim in (32,) if job.rehearsal else head_dims:
         asked = itertools.chain.from_iterable(cases.checked(head_dim, dtype) for dtype in DTYPES)
-        problems = [found for case in asked if (found := _problem(case, job.device, tiles))]
+        problems = [found for case in asked if (found := _problem(case, job.device, block_config))]
         job.write(case="answers", head_dim=head_dim, problems=problems)
         if problems:
             raise StepFailedError(f"{len(problems)} wrong answers, the first: {problems[0]}")
@@ -109,7 +109,7 @@ def check_long(job: Job) -> None:
     """Every operator's answers at 4096 and 16384 tokens, in every dtype; fails if any is wrong."""
     problems = []
     for family, cases in FAMILIES.items():
-        tiles = cases.REHEARSED_TILES if job.rehearsal else None
+        block_config = cases.REHEARSED_BLOCK_CONFIG if job.rehearsal else None
         for head_dim, dtype in itertools.product((32,) if job.rehearsal else (64, 128), DTYPES):
             checked = list(cases.checked(head_dim, dtype))
             most = max(case.tokens for case in checked)
@@ -117,7 +117,7 @@ def check_long(job: Job) -> None:
                 if case.tokens != most:
                     continue
                 long = dataclasses.replace(case, **shape)
-                found = _problem(long, job.device, tiles)
+                found = _problem(long, job.device, block_config)
                 problems += [found] if found else []
                 job.write(case="long answers", family=family, **long.row, problem=found)
     if problems:
@@ -190,8 +190,8 @@ def count_registers(job: Job, family: str, architectures: Sequence[int]) -> None
     if job.rehearsal:
         asked = itertools.product([cases.COMPILED[len(cases.COMPILED) // 2]], ("float16",), (32,))
     for attributes, dtype, head_dim in asked:
-        face, shapes = face_of(cases.OPERATOR), cases.compiled_shapes(head_dim)
-        sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=architectures)
+        spec, shapes = plugin_spec_of(cases.OPERATOR), cases.compiled_shapes(head_dim)
+        sources = spec.kernel_sources(shapes, attributes, dtype=dtype, architectures=architectures)
         start = time.perf_counter()
         kernels = compile_kernels(sources)
         seconds = time.perf_counter() - start
@@ -218,7 +218,7 @@ def _shipped_problem(job: Job, family: str) -> str | None:
     import torch
 
     case = FAMILIES[family].shipped()
-    face, operator = face_of(case.OPERATOR), case.OPERATOR
+    spec, operator = plugin_spec_of(case.OPERATOR), case.OPERATOR
     architecture = architecture_of(job.device)
     tensors = [tensor for tensor in case.tensors(job.device, is_ragged=True) if tensor is not None]
     shapes = [tuple(tensor.shape) for tensor in tensors]
@@ -226,11 +226,11 @@ def _shipped_problem(job: Job, family: str) -> str | None:
         write_shipped(Path(folder), case, tensors, architecture=architecture)
         kernels = _loaded(job, Path(folder), case, architecture, shapes)
     out, scratch = _buffers(operator, tensors, case.attributes)
-    places = dict(zip(operator.inputs, tensors, strict=False)) | {face.OUTPUT: out} | scratch
+    places = dict(zip(operator.inputs, tensors, strict=False)) | {spec.OUTPUT: out} | scratch
     constants = {name: kernel.compiled.constants for name, kernel in kernels.items()}
     launches = [
         PreparedLaunch(kernels[launch.kernel], launch, {name: place for place, name in enumerate(places)})
-        for launch in face.launches(shapes, case.attributes, constants=constants)
+        for launch in spec.launches(shapes, case.attributes, constants=constants)
     ]
     problem = None
     if not job.rehearsal:
@@ -246,7 +246,7 @@ def write_shipped(folder: Path, case: Case, tensors: Sequence[Any], *, architect
     """Compile the kernels of a case, whose inputs are those tensors, into a folder like a bundle's."""
     from hdplugins.kernels.aot import compile_kernels
 
-    sources = face_of(case.OPERATOR).kernel_sources(
+    sources = plugin_spec_of(case.OPERATOR).kernel_sources(
         [tuple(tensor.shape) for tensor in tensors],
         case.attributes,
         dtype=case.dtype,
@@ -262,7 +262,7 @@ def attention_call(
     tensors: Sequence[Any],
     attributes: Mapping[str, Any],
     *,
-    tiles: Tiles | None = None,
+    block_config: BlockConfig | None = None,
 ) -> Callable[[], Any]:
     """A call of an operator's kernels that allocates nothing; output and workspace hold NaN before the first call.
 
@@ -272,11 +272,13 @@ def attention_call(
     """
     shapes = [tuple(tensor.shape) for tensor in tensors if tensor is not None]
     dtype, architecture = str(tensors[0].dtype).removeprefix("torch."), architecture_of(tensors[0].device.type)
-    of_gpu = tiles or face_of(operator).tiles(shapes, attributes, dtype=dtype, architecture=architecture)
+    of_gpu = block_config or plugin_spec_of(operator).block_config(
+        shapes, attributes, dtype=dtype, architecture=architecture
+    )
     out, scratch = _buffers(operator, tensors, attributes)
 
     def call() -> Any:
-        launch(operator, tensors, out, scratch, tiles=of_gpu, attributes=attributes)
+        launch(operator, tensors, out, scratch, block_config=of_gpu, attributes=attributes)
         return out
 
     return call
@@ -321,7 +323,7 @@ def timed_row(
     }
 
 
-def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
+def _problem(case: Case, device: str, block_config: BlockConfig | None) -> str | None:
     """What is wrong with the kernels' answer, as a sentence; None also where it is not requested.
 
     Triton's interpreter multiplies the bit patterns of bfloat16 as integers, and takes long for a long text.
@@ -329,7 +331,9 @@ def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
     if device == "cpu" and (case.dtype == "bfloat16" or case.tokens > _MOST_INTERPRETED_TOKENS):
         return None
     tensors = case.tensors(device, is_ragged=True)
-    found = difference(case, tensors, attention_call(case.OPERATOR, tensors, case.attributes, tiles=tiles)())
+    found = difference(
+        case, tensors, attention_call(case.OPERATOR, tensors, case.attributes, block_config=block_config)()
+    )
     shape = [case.batch, case.tokens, case.heads, case.head_dim]
     return f"{case.dtype} {shape}, {case.attributes}: {found}" if found else None
 
@@ -337,7 +341,7 @@ def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
 def difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
     """What is wrong with an answer to a case with those inputs, or None; see `compare`."""
     reference = functools.partial(case.OPERATOR.definition, **case.attributes)
-    is_own = [dtype is None for dtype in face_of(case.OPERATOR).INPUT_DTYPES]
+    is_own = [dtype is None for dtype in plugin_spec_of(case.OPERATOR).INPUT_DTYPES]
     exact = [
         tensor.double() if own and tensor is not None else tensor for tensor, own in zip(tensors, is_own, strict=False)
     ]
@@ -349,19 +353,19 @@ def _time_tiles(job: Job, case: Case, ceilings: Ceilings) -> None:
     from triton.runtime.errors import OutOfResources
 
     shapes = [tuple(tensor.shape) for tensor in case.tensors(job.device) if tensor is not None]
-    table = face_of(case.OPERATOR).tiles(
+    table = plugin_spec_of(case.OPERATOR).block_config(
         shapes, case.attributes, dtype=case.dtype, architecture=architecture_of(job.device)
     )
     heads = {table.head, 1 << (case.head_dim.bit_length() - 1)}
     others = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), heads, (1, 3))
-    candidates = dict.fromkeys([table, *itertools.starmap(Tiles, others)])
-    for tiles in itertools.islice(candidates, _REHEARSED_TILES if job.rehearsal else None):
+    candidates = dict.fromkeys([table, *itertools.starmap(BlockConfig, others)])
+    for block_config in itertools.islice(candidates, _REHEARSED_BLOCK_CONFIGS if job.rehearsal else None):
         try:
-            call = attention_call(case.OPERATOR, case.tensors(job.device), case.attributes, tiles=tiles)
-            row = timed_row("tiles", case, call, ceilings, least_s=job.least_s(_TUNING_SECONDS))
-            job.write(**row, tiles=asdict(tiles))
+            call = attention_call(case.OPERATOR, case.tensors(job.device), case.attributes, block_config=block_config)
+            row = timed_row("block_config", case, call, ceilings, least_s=job.least_s(_TUNING_SECONDS))
+            job.write(**row, block_config=asdict(block_config))
         except OutOfResources as error:
-            print(f"{tiles} does not fit: {error}", file=sys.stderr)
+            print(f"{block_config} does not fit: {error}", file=sys.stderr)
 
 
 def _call(case: Case, device: str, computed_by: str) -> Callable[[], Any]:
@@ -398,7 +402,7 @@ def _buffers(operator: Operator, tensors: Sequence[Any], attributes: Mapping[str
     shapes = [tuple(tensor.shape) for tensor in tensors if tensor is not None]
     scratch = {
         name: torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
-        for name, size in face_of(operator).workspace(shapes, attributes).items()
+        for name, size in plugin_spec_of(operator).workspace(shapes, attributes).items()
     }
     out = torch.empty_like(tensors[0])
     out.fill_(torch.nan)
@@ -412,13 +416,13 @@ def _loaded(
 ) -> dict[str, LoadedKernel]:
     import torch
 
-    face, prefix = face_of(case.OPERATOR), f"{case.OPERATOR.name}-"
+    spec, prefix = plugin_spec_of(case.OPERATOR), f"{case.OPERATOR.name}-"
 
     def serves(kernel: Any) -> bool:
-        return face.serves(kernel, shapes, case.attributes, dtype=case.dtype)
+        return spec.serves(kernel, shapes, case.attributes, dtype=case.dtype)
 
     if job.rehearsal:
-        found = find_kernels(folder, prefix, face.kernels, architecture=architecture, serves=serves)
+        found = find_kernels(folder, prefix, spec.kernels, architecture=architecture, serves=serves)
         return {name: LoadedKernel(compiled=kernel, function=None, driver=None) for name, kernel in found.items()}
     torch.cuda.init()
-    return load_kernels(folder, prefix, face.kernels, serves=serves)
+    return load_kernels(folder, prefix, spec.kernels, serves=serves)

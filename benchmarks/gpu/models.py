@@ -14,7 +14,7 @@ from benchmarks.gpu.kernels import architecture_of
 from benchmarks.gpu.peers import compile_every_shape, flex_attention_on
 from hdplugins import OPERATORS
 from hdplugins.attention.kernel_launch import launch
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_spec import plugin_spec_of
 
 _MAX_GLOBAL = 16
 """Global tokens that a Longformer's graph has place for, as in a bundle; the first token is one."""
@@ -196,8 +196,7 @@ def _attend_by(node: Callable[..., Any]) -> None:
 
 
 class _OurKernel:
-    """The Triton kernel on states where they are; the layers of a forward pass share the first one's plan, as in an
-    engine."""
+    """The Triton kernel on strided states; the layers of a forward pass share one block index, as in an engine."""
 
     def __init__(self) -> None:
         self._token_kind: Any = None
@@ -209,20 +208,28 @@ class _OurKernel:
         import torch
 
         operator, attributes = OPERATORS["SlidingWindowAttention"], {"dilation": dilation, **others}
-        inputs, face = (query, key, value, token_kind), face_of(operator)
+        inputs, spec = (query, key, value, token_kind), plugin_spec_of(operator)
         shapes = [tuple(tensor.shape) for tensor in inputs]
         # The layers of one pass are handed one tensor. It is kept, so that no other takes its place.
-        is_planned = token_kind is self._token_kind
-        if not is_planned:
+        has_block_index = token_kind is self._token_kind
+        if not has_block_index:
             self._token_kind = token_kind
             self._scratch = {
                 name: torch.empty(size, dtype=torch.uint8, device=query.device)
-                for name, size in face.workspace(shapes, attributes).items()
+                for name, size in spec.workspace(shapes, attributes).items()
             }
         dtype, architecture = str(query.dtype).removeprefix("torch."), architecture_of(query.device.type)
-        tiles = face.tiles(shapes, attributes, dtype=dtype, architecture=architecture)
+        block_config = spec.block_config(shapes, attributes, dtype=dtype, architecture=architecture)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        launch(operator, inputs, out, self._scratch, tiles=tiles, attributes=attributes, is_planned=is_planned)
+        launch(
+            operator,
+            inputs,
+            out,
+            self._scratch,
+            block_config=block_config,
+            attributes=attributes,
+            has_block_index=has_block_index,
+        )
         return out
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from benchmarks.gpu.cases import FAMILIES, Case
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.kernels import architecture_of, difference, write_shipped
-from hdexport.graph.targets.onnxruntime.shared_plans import share_plans
+from hdexport.graph.targets.onnxruntime.shared_block_indexes import share_block_indexes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.attention.body_maker import function_of_node
-from hdplugins.attention.plugin_face import face_of
-from hdplugins.onnxruntime.operators import KernelOperators, library_path, why_no_launcher
+from hdplugins.attention.plugin_spec import plugin_spec_of
+from hdplugins.onnxruntime.operators import KernelOperators, launcher_unavailable_reason, library_path
 from hdruntime.backends.onnxruntime import CUDA_PROVIDER
 from hdruntime.optional import installed_version
 
@@ -27,8 +27,8 @@ _REHEARSED_HEAD_DIM, _HEAD_DIM = 32, 64
 def check(job: Job) -> None:
     """Every operator in ONNX Runtime by its kernels, against its definition in float64; fails if an answer is wrong.
 
-    A graph has two nodes of one mask; where kernels plan, the second node takes the plan of the first. A rehearsal runs
-    the bodies of standard operators, which ignore plans.
+    A graph has two nodes of one mask; where kernels plan, the second node takes the block index of the first. A
+    rehearsal runs the bodies of standard operators, which ignore block indexes.
     """
     if not job.rehearsal:
         _check_machine()
@@ -48,7 +48,7 @@ def _check_machine() -> None:
 
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         raise SkippedError(f"ONNX Runtime {onnxruntime.__version__} has no {CUDA_PROVIDER}")
-    launcher = why_no_launcher()
+    launcher = launcher_unavailable_reason()
     if launcher is not None:
         raise SkippedError(f"the library that launches kernels {launcher}: see hdexport doctor")
     if installed_version("cuda-bindings") is None:
@@ -79,7 +79,7 @@ def _problem(job: Job, case: Case) -> str | None:
 
 
 def _model(case: Case, tensors: Sequence[Any]) -> tuple[bytes, str]:
-    """Two nodes of the same inputs, and the type that they have where they share no plan."""
+    """Two nodes of the same inputs, and the type that they have where they share no block index."""
     import numpy as np
     import onnx_ir as ir
     from onnx import helper
@@ -89,7 +89,7 @@ def _model(case: Case, tensors: Sequence[Any]) -> tuple[bytes, str]:
 
     operator = case.OPERATOR
     body = function_of_node(operator, inputs=len(tensors), attributes=case.attributes)
-    kinds = [kind or case.dtype for kind in face_of(operator).INPUT_DTYPES]
+    kinds = [kind or case.dtype for kind in plugin_spec_of(operator).INPUT_DTYPES]
     inputs = [value(*given) for given in zip(operator.inputs, kinds, tensors, strict=False)]
     outputs = [value(name, case.dtype, tensors[0]) for name in ("first", "second")]
     names = [given.name for given in inputs]
@@ -99,5 +99,5 @@ def _model(case: Case, tensors: Sequence[Any]) -> tuple[bytes, str]:
     opsets = [helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)]
     graph = helper.make_graph(nodes, "operators", inputs, outputs)
     model = ir.from_proto(helper.make_model(graph, functions=[body], opset_imports=opsets, ir_version=10))
-    share_plans(model)
+    share_block_indexes(model)
     return ir.to_proto(model).SerializeToString(), body.name

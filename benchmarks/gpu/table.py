@@ -94,7 +94,7 @@ def kernel_line(row: Row) -> str:
             f"{row['shared_bytes']:>7} bytes shared  "
             f"({row['seconds_of_all_architectures']:.1f} s for all architectures)"
         )
-    tiles = " ".join(map(str, row["tiles"].values())) if "tiles" in row else ""
+    tiles = " ".join(map(str, row["block_config"].values())) if "block_config" in row else ""
     return (
         f"d{row['head_dim']:<4} {row['batch']:>4} x {row['tokens']:<6} {row['case']:<28} {row['median_ms']:8.3f} ms "
         f"(p20 {row['p20_ms']:.3f}, p80 {row['p80_ms']:.3f})  {row['tflops']:6.1f} TFLOP/s  "

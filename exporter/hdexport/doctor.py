@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 
-from hdplugins.onnxruntime.operators import why_no_launcher
+from hdplugins.onnxruntime.operators import launcher_unavailable_reason
 from hdruntime import __version__
 from hdruntime.backends.entry import BackendEntry
 from hdruntime.backends.findings import Finding, FindingStatus, Probed
@@ -115,7 +115,7 @@ def _gpu(found: tuple[Gpu, ...]) -> Finding:
 
 def _launcher() -> Finding:
     part = "kernel launcher"
-    why = why_no_launcher()
+    why = launcher_unavailable_reason()
     if why is not None:
         missing = f"it {why}; ONNX Runtime on a GPU computes attention without hdexport's kernels, which is slower"
         return Finding(part, FindingStatus.MISSING, missing, INSTALL_LAUNCHER)

@@ -166,4 +166,4 @@ def test_the_kernels_of_one_operator_can_be_requested(options: str, cases: int, 
     assert answers["problems"] == []
     assert len(rows) == cases == done.stdout.count(": rehearsed\n")
     assert all(row["rehearsal"] and row["command"].startswith("python -m benchmarks.gpu ") for row in rows)
-    assert ("tiles" in rows[0]) == ("--tune" in options)
+    assert ("block_config" in rows[0]) == ("--tune" in options)

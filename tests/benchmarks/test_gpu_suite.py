@@ -26,7 +26,7 @@ from benchmarks.gpu.steps import Step
 from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS, answer_verdicts, growth_verdicts, lines_of, peer_verdicts
 from fakes.simulated_cuda import write_simulated_kernels
 from fakes.stand_in_driver import StandInDriver, build_stand_in
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.onnxruntime.operators import KernelOperators
 from hdruntime.backends.registry import this_machine
 from hdruntime.bundle.reader import Bundle
@@ -80,7 +80,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_without_a_gpu_every_step_of_the_plan_is_skipped_for_that_reason_and_it_exits_with_3(
+def test_without_a_gpu_every_step_of_the_block_index_is_skipped_for_that_reason_and_it_exits_with_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -179,14 +179,14 @@ def test_attention_that_sees_a_token_too_many_is_a_wrong_answer(
 
 
 @pytest.mark.parametrize("model", ["bert-base", "longformer-base"])
-def test_the_kernels_read_projections_where_they_are_and_plan_once_a_pass(
+def test_the_kernels_read_projections_where_they_are_and_block_index_once_a_pass(
     model: str, monkeypatch: pytest.MonkeyPatch, restored_attention: None
 ) -> None:
     calls: list[tuple[bool, bool]] = []
 
-    def launched(operator: Any, inputs: Any, out: Any, scratch: Any, *, is_planned: bool, **_: Any) -> None:
-        assert scratch.keys() == {"plan"}
-        calls.append((is_planned, all(state.is_contiguous() for state in (*inputs[:3], out))))
+    def launched(operator: Any, inputs: Any, out: Any, scratch: Any, *, has_block_index: bool, **_: Any) -> None:
+        assert scratch.keys() == {"block_index"}
+        calls.append((has_block_index, all(state.is_contiguous() for state in (*inputs[:3], out))))
         out.fill_(0)
 
     monkeypatch.setattr(models, "launch", launched)
@@ -398,7 +398,7 @@ def test_nodes_are_checked_by_kernels(tmp_path: Path) -> None:
     """On a stand-in for the driver: as on a GPU, but for the provider."""
     with Interpreter() as interpreter:
         launches = interpreter.run(_nodes_by_kernels, build_stand_in(tmp_path), tmp_path / "rows.jsonl")
-    assert launches == ["plan_keys", "attend", "attend"] * 2
+    assert launches == ["index_keys", "attend", "attend"] * 2
     assert {row["problem"] for row in rows_of(tmp_path / "rows.jsonl")} == {None}
 
 
@@ -407,8 +407,8 @@ def _nodes_by_kernels(stand_in: Path, output: Path) -> list[str]:
 
     def write(folder: Path, case: Any, tensors: Any, *, architecture: int) -> None:
         shapes = [tuple(tensor.shape) for tensor in tensors]
-        sources = face_of(case.OPERATOR).kernel_sources(
-            shapes, case.attributes, dtype=case.dtype, architectures=[86], tiles=case.REHEARSED_TILES
+        sources = plugin_spec_of(case.OPERATOR).kernel_sources(
+            shapes, case.attributes, dtype=case.dtype, architectures=[86], block_config=case.REHEARSED_BLOCK_CONFIG
         )
         write_simulated_kernels(folder, case.OPERATOR.name, sources)
 
@@ -427,7 +427,7 @@ def _nodes_by_kernels(stand_in: Path, output: Path) -> list[str]:
     return driver.launches
 
 
-def test_the_plan_for_half_an_hour_leaves_no_step_out_and_says_what_each_proves(
+def test_the_block_index_for_half_an_hour_leaves_no_step_out_and_says_what_each_proves(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     longest = max(step.budget_s for step in suite.STEPS if not step.is_timed)

@@ -293,7 +293,7 @@ def test_the_command_of_the_log_adds_kernels_for_another_gpu(
     """To a bundle without an engine: none is built."""
     pytest.importorskip("triton", reason="compiles kernels, and has no wheel for this platform")
     monkeypatch.setattr("hdexport.engines.build.gpus", lambda: ())
-    monkeypatch.setattr("hdruntime.backends.onnxruntime.kernels.why_no_launcher", lambda: None)
+    monkeypatch.setattr("hdruntime.backends.onnxruntime.kernels.launcher_unavailable_reason", lambda: None)
     bundle = tmp_path / "a bundle"
     options = ("--target", "onnx", "--no-verify", "--attention", "window:8", "--sm", "86", "-o", bundle)
     assert hdexport("build", with_heads_of_32, *options).returncode == 0

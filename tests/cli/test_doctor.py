@@ -100,7 +100,7 @@ def test_the_limits_of_a_container_are_said(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("why", [None, "was not built"])
 def test_it_says_whether_the_launcher_of_kernels_was_built(why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "backends", list)
-    monkeypatch.setattr(doctor, "why_no_launcher", lambda: why)
+    monkeypatch.setattr(doctor, "launcher_unavailable_reason", lambda: why)
     found = {finding["part"]: finding for finding in json.loads(run_here("doctor", "--json").stdout)["findings"]}
     launcher = found["kernel launcher"]
     assert launcher["status"] == ("missing" if why else "ok")

@@ -15,8 +15,9 @@ import torch
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver, write_simulated_kernels
 from hdplugins import OPERATORS
-from hdplugins.attention.plugin_face import PlanUse, PluginFace, face_of
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.attention.plugin_spec import BlockIndexUse, PluginSpec, plugin_spec_of
+from hdplugins.kernels.aot_worker import with_tuples
+from hdplugins.kernels.block_config import BlockConfig
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugins import PLUGIN_NAMESPACE, plugins_with_kernels
 from support.interpreted_kernel import Inputs, guarded
@@ -58,8 +59,8 @@ def plugin_of(
 def tensor_descriptions(
     trt: Any, shapes: Sequence[Sequence[int]], dtype: str, *, operator: str = "SlidingWindowAttention"
 ) -> list[Any]:
-    """TensorRT's descriptions of an operator's inputs, and of a plan behind them."""
-    described, dtypes = [], face_of(OPERATORS[operator]).INPUT_DTYPES[: len(shapes)]
+    """TensorRT's descriptions of an operator's inputs, and of a block index behind them."""
+    described, dtypes = [], plugin_spec_of(OPERATORS[operator]).INPUT_DTYPES[: len(shapes)]
     for dims, own in itertools.zip_longest(shapes, dtypes, fillvalue="int32"):
         tensor = trt.PluginTensorDesc()
         tensor.dims, tensor.format = trt.Dims(tuple(dims)), trt.TensorFormat.LINEAR
@@ -72,9 +73,9 @@ def plugin_answers(
     operator: str,
     calls: Sequence[Inputs],
     folder: Path,
-    tiles: Tiles,
+    block_config: BlockConfig,
     attributes: dict[str, Any],
-    uses: Sequence[PlanUse] = (PlanUse.OWN,),
+    uses: Sequence[BlockIndexUse] = (BlockIndexUse.PRIVATE,),
 ) -> list[torch.Tensor]:
     """The answers of plugins in one execution context to calls, in order; for `Interpreter.run`.
 
@@ -84,7 +85,7 @@ def plugin_answers(
         folder: an empty one, for the kernels.
         tiles: of the kernels.
         attributes: of the plugins.
-        uses: of each plugin; those that take a plan take the one that a plugin before them gave.
+        uses: of each plugin; those that take a block index take the one that a plugin before them gave.
     """
     provide_library_link()
     import tensorrt_rtx as trt
@@ -92,44 +93,44 @@ def plugin_answers(
     memory: dict[int, torch.Tensor] = {}
     driver = SimulatedDriver(run=lambda launched: _run(launched, memory))
     sys.modules["cuda.bindings.driver"] = driver  # type: ignore[assignment]
-    face = face_of(OPERATORS[operator])
+    spec = plugin_spec_of(OPERATORS[operator])
     dtype = str(next(iter(calls[0].values())).dtype).removeprefix("torch.")
     shapes = [tuple(tensor.shape) for tensor in calls[0].values()]
-    sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=[86], tiles=tiles)
+    sources = spec.kernel_sources(shapes, attributes, dtype=dtype, architectures=[86], block_config=block_config)
     write_simulated_kernels(folder, operator, sources)
     plugins = [
-        plugin_of(trt, attributes, folder, operator=operator, plan_use=int(use) or None).attach_to_context(None)
+        plugin_of(trt, attributes, folder, operator=operator, block_index_use=int(use) or None).attach_to_context(None)
         for use in uses
     ]
     answers: list[torch.Tensor] = []
     told: dict[Any, list[tuple[int, ...]]] = {}
-    plan: torch.Tensor | None = None
+    block_index: torch.Tensor | None = None
     for inputs, (use, plugin) in itertools.product(calls, zip(uses, plugins, strict=True)):
-        sizes = dict(face.workspace([tuple(tensor.shape) for tensor in inputs.values()], attributes))
+        sizes = dict(spec.workspace([tuple(tensor.shape) for tensor in inputs.values()], attributes))
         given = dict(inputs)
-        if use is PlanUse.TAKES:
-            assert plan is not None
-            given["plan"] = plan
+        if use is BlockIndexUse.INPUT:
+            assert block_index is not None
+            given["block_index"] = block_index
         shapes = [tuple(tensor.shape) for tensor in given.values()]
         described = tensor_descriptions(trt, shapes, dtype, operator=operator)
         if told.get(plugin) != shapes:
             plugin.on_shape_change(described, described[:1])
             told[plugin] = shapes
-        if use is not PlanUse.OWN:
-            del sizes["plan"]
-        plan_shape = _plan_shape(face, inputs, attributes) if use is PlanUse.GIVES else None
+        if use is not BlockIndexUse.PRIVATE:
+            del sizes["block_index"]
+        block_index_shape = _block_index_shape(spec, inputs, attributes) if use is BlockIndexUse.OUTPUT else None
         driver.launching_only = True
-        answer, made = _enqueue(plugin, described, given, sizes, memory, plan_shape)
-        plan = plan if made is None else made
+        answer, made = _enqueue(plugin, described, given, sizes, memory, block_index_shape)
+        block_index = block_index if made is None else made
         answers.append(answer)
         driver.launching_only = False
     return answers
 
 
-def _plan_shape(face: PluginFace, inputs: Inputs, attributes: Mapping[str, Any]) -> tuple[int, int]:
+def _block_index_shape(spec: PluginSpec, inputs: Inputs, attributes: Mapping[str, Any]) -> tuple[int, int]:
     """[batch, values]"""
     batch, tokens, _, _ = next(iter(inputs.values())).shape
-    size = face.plan_size([tuple(tensor.shape) for tensor in inputs.values()], attributes)
+    size = spec.block_index_size([tuple(tensor.shape) for tensor in inputs.values()], attributes)
     assert size is not None
     return batch, size.fixed + size.per_unit * -(-tokens // size.unit)
 
@@ -140,9 +141,9 @@ def _enqueue(
     inputs: Inputs,
     sizes: Mapping[str, int],
     memory: dict[int, torch.Tensor],
-    plan_shape: tuple[int, int] | None,
+    block_index_shape: tuple[int, int] | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The answer, and the plan if one is given."""
+    """The answer, and the block index if one is given."""
     aligned = (-(-max(1, size) // _ALIGNMENT) * _ALIGNMENT for size in sizes.values())
     *places, size = itertools.accumulate(aligned, initial=0)
     tensors = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -154,9 +155,9 @@ def _enqueue(
         addresses, made = ([tensor.data_ptr() for tensor in group] for group in (tensors.values(), outputs.values()))
         plugin.enqueue(described, described[:1], addresses, [out.data_ptr(), *made], workspace.data_ptr(), _STREAM)
 
-    outputs = {} if plan_shape is None else {"plan": 4 * math.prod(plan_shape)}
+    outputs = {} if block_index_shape is None else {"block_index": 4 * math.prod(block_index_shape)}
     out, buffers = guarded(run, tensors, {"workspace": size, **outputs})
-    return out, buffers["plan"].view(torch.int32).reshape(plan_shape) if plan_shape else None
+    return out, buffers["block_index"].view(torch.int32).reshape(block_index_shape) if block_index_shape else None
 
 
 def _run(launched: LaunchedKernel, memory: Mapping[int, torch.Tensor]) -> None:
@@ -168,7 +169,7 @@ def _run(launched: LaunchedKernel, memory: Mapping[int, torch.Tensor]) -> None:
         for name, value in launched.arguments.items()
     }
     kernel = getattr(importlib.import_module(launched.source["module"]), launched.source["function"])
-    kernel[launched.grid](**arguments, **launched.source["constants"])
+    kernel[launched.grid](**with_tuples(arguments), **launched.source["constants"])
 
 
 def _typed(tensor: torch.Tensor, kind: str) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
 from fakes.simulated_device import FIRST_CONTEXT, Code, SimulatedDevice
+from hdplugins.kernels.aot_worker import with_tuples
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _LAUNCHED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, *[ctypes.c_uint] * 5, ctypes.c_uint64, ctypes.c_uint64)
@@ -148,7 +149,7 @@ class StandInDriver(SimulatedDriver):
         with self._lock:  # the interpreter is one for all threads
             self.launches.append(launched.source["function"])
             self.launched_in[self._current] += 1
-            kernel[launched.grid](**arguments, **launched.source["constants"])
+            kernel[launched.grid](**with_tuples(arguments), **launched.source["constants"])
 
 
 def _tensor_at(address: int, kind: str) -> Any:

@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_layers import Layer
 from support.operators.dense import Dense
 
@@ -31,7 +31,7 @@ _MASKS = {
 _DENSE = Dense()
 
 
-def chain_of(layers: Sequence[Layer], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
+def chain_of(layers: Sequence[Layer], variant: BodyVariant = BodyVariant.BATCHED) -> onnx.ModelProto:
     """Attentions alone, each taking its first state from the one before; all are of the first one's heads and dtype.
 
     The inputs are the operator's that no layer has as constants. All but masks have the dtype. An axis has a name where
@@ -60,7 +60,7 @@ def chain_of(layers: Sequence[Layer], order: BlockOrder = BlockOrder.PARALLEL) -
     *between, output = (helper.make_tensor_value_info(name, dtype, axes[query]) for name in names[1:])
     return helper.make_model(
         helper.make_graph(nodes, "attention", inputs, [output], constants, value_info=between),
-        functions=list({layer.name: layer.body(order) for layer in layers}.values()),
+        functions=list({layer.name: layer.body(variant) for layer in layers}.values()),
         opset_imports=[helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)],
         ir_version=10,
     )

@@ -15,7 +15,7 @@ import torch
 
 from hdplugins import Operator
 from hdplugins.attention.body_maker import function_of_node
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 
 PADDINGS = ("none", "right", "left", "holes", "all")
 GLOBALS = ("none", "first", "scattered", "all")
@@ -94,11 +94,11 @@ class Layer(ABC):
         """Operator type of the node in a portable graph."""
         return self.body().name
 
-    def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
+    def body(self, variant: BodyVariant = BodyVariant.BATCHED) -> onnx.FunctionProto:
         """A body; in the parallel order, the one of the portable graph."""
         described: dict[str, Any] = {"attributes": self.node_attributes, "grouped": self.is_grouped}
         inputs = self.operator.states + len(self.inputs)
-        return function_of_node(self.operator, inputs=inputs, order=order, **described)
+        return function_of_node(self.operator, inputs=inputs, variant=variant, **described)
 
     @property
     def answers_padding(self) -> bool:
@@ -202,14 +202,14 @@ class Description:
     measured: Sequence[SparseLayer]  # nodes whose measure is tried on wrong answers
     wrong: Callable[[Any], Sequence[SparseLayer]]  # of a measured node, nodes that must not pass for it
     # of a node and an order, how many nodes of some types its body has
-    counts: Callable[[Any, BlockOrder], Mapping[str, int]]
+    counts: Callable[[Any, BodyVariant], Mapping[str, int]]
     names: Mapping[SparseLayer, str]  # nodes and what their bodies are called
     bodiless: Sequence[tuple[SparseLayer, str]]  # nodes and the message that refuses a body for them
     # nodes that share a model of two bodies, and the error allowed, as measured
     chain: tuple[Sequence[SparseLayer], float]
     repeated: SparseLayer  # a node whose repetition computes its tables once
     # order of the blocks -> operators that three such nodes have as many of as one has, and how many if known
-    once: Mapping[BlockOrder, Mapping[str, int | None]]
+    once: Mapping[BodyVariant, Mapping[str, int | None]]
     choices: int  # nodes Where that every layer's parallel body has of its own
     wide: SparseLayer  # a node with four heads of 64 whose memory is measured
     built: Sequence[tuple[SparseLayer, bool]]  # nodes that TensorRT-RTX builds, and whether nightly only
@@ -275,8 +275,8 @@ class BodyDescription:
     chain: tuple[Sequence[Layer], Callable[[Any], Feeds], int, float]
     wrong: Callable[[Any], Wrong]
     # a node, its inputs, and order -> mistakes in its body that change no answer, and the reason
-    mistaken: tuple[Layer, Callable[[Any], Feeds], Mapping[BlockOrder, Mapping[str, str]]]
-    counts: Callable[[Any, BlockOrder], Mapping[str, int]]  # nodes of a body by type; MatMul counts Gemm as well
+    mistaken: tuple[Layer, Callable[[Any], Feeds], Mapping[BodyVariant, Mapping[str, str]]]
+    counts: Callable[[Any, BodyVariant], Mapping[str, int]]  # nodes of a body by type; MatMul counts Gemm as well
     names: Mapping[Layer, str]  # nodes and what their bodies are called
     distinct: Sequence[Layer] = ()  # nodes whose bodies all differ
     # a node, its inputs, and changes of attributes and inputs -> the message that refuses them
@@ -284,6 +284,6 @@ class BodyDescription:
     bodiless: Sequence[tuple[Layer, str]]  # nodes and the message that refuses a body for them
 
 
-def scans(order: BlockOrder, sequential: int) -> dict[str, int]:
+def scans(variant: BodyVariant, sequential: int) -> dict[str, int]:
     """Loops of a body that has some in sequence alone."""
-    return {"Scan": sequential if order is BlockOrder.SEQUENTIAL else 0}
+    return {"Scan": sequential if variant is BodyVariant.BLOCKWISE else 0}

@@ -22,7 +22,7 @@ _MODULES = {
     for module in [importlib.import_module(f"support.operators.{found.name}")]
 }
 
-WITH_KERNELS = {name for name, operator in OPERATORS.items() if operator.has_face("kernel")}
+WITH_KERNELS = {name for name, operator in OPERATORS.items() if operator.has_implementation("kernel")}
 """Names of operators."""
 
 NODES: dict[str, Sequence[Layer]] = {name: module.NODES for name, module in _MODULES.items()}

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_graphs import chain_of
 from support.attention_layers import Layer
 from support.comparators import assert_as_accurate
@@ -69,14 +69,14 @@ def assert_right(node: Layer, got: np.ndarray, inputs: Mapping[str, np.ndarray])
     assert (got[described.zero(inputs, got.shape[1])] == 0).all()
 
 
-def answer_of_body(node: Layer, order: BlockOrder, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+def answer_of_body(node: Layer, variant: BodyVariant, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """The answer of a node's body in that order of blocks."""
-    return run(_session_of(node, order), inputs)
+    return run(_session_of(node, variant), inputs)
 
 
 @functools.cache
-def _session_of(node: Layer, order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(chain_of([node], order))
+def _session_of(node: Layer, variant: BodyVariant) -> onnxruntime.InferenceSession:
+    return new_session(chain_of([node], variant))
 
 
 def _by_definition(node: Layer, inputs: Mapping[str, np.ndarray], dtype: torch.dtype, **changes: Any) -> np.ndarray:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.plugin_face import face_of
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.attention.plugin_spec import plugin_spec_of
+from hdplugins.kernels.block_config import BlockConfig
 
 Inputs = Mapping[str, torch.Tensor]
 """The inputs of an operator by name, in its order; optional ones may be left out."""
@@ -50,7 +50,7 @@ class Interpreter:
         operator: str,
         inputs: Inputs,
         *,
-        tiles: Tiles,
+        block_config: BlockConfig,
         attributes: Mapping[str, Any],
         out_strides: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -58,7 +58,7 @@ class Interpreter:
 
         The result is contiguous where no strides are given.
         """
-        return self.run(_attention, operator, dict(inputs), tiles, dict(attributes), out_strides)
+        return self.run(_attention, operator, dict(inputs), block_config, dict(attributes), out_strides)
 
 
 def guarded(
@@ -125,14 +125,16 @@ def _patch_the_language_once_a_launch() -> None:
 def _attention(
     operator: str,
     inputs: dict[str, torch.Tensor],
-    tiles: Tiles,
+    block_config: BlockConfig,
     attributes: dict[str, Any],
     out_strides: Sequence[int] | None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     from hdplugins.attention.kernel_launch import launch
 
     def run(out: torch.Tensor, **scratch: torch.Tensor) -> None:
-        launch(OPERATORS[operator], list(inputs.values()), out, scratch, tiles=tiles, attributes=attributes)
+        launch(
+            OPERATORS[operator], list(inputs.values()), out, scratch, block_config=block_config, attributes=attributes
+        )
 
     shapes = [tuple(tensor.shape) for tensor in inputs.values()]
-    return guarded(run, inputs, face_of(OPERATORS[operator]).workspace(shapes, attributes), out_strides)
+    return guarded(run, inputs, plugin_spec_of(OPERATORS[operator]).workspace(shapes, attributes), out_strides)

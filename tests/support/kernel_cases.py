@@ -12,8 +12,8 @@ import torch
 
 from hdplugins import Operator
 from hdplugins.attention.kernel_launch import launch
-from hdplugins.attention.plugin_face import face_of
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.attention.plugin_spec import plugin_spec_of
+from hdplugins.kernels.block_config import BlockConfig
 from support.attention_layers import Layer
 from support.interpreted_kernel import Inputs
 
@@ -25,7 +25,7 @@ KERNEL_DTYPES = ("float32", "float16")
 class KernelDescription:
     """The kernel of one operator, for tests of all kernels and plugins."""
 
-    tiles: Tiles  # small ones: short texts then have blocks of every sort, at the edges and between them
+    block_config: BlockConfig  # small ones: short texts then have blocks of every sort, at the edges and between them
     cases: Sequence[Any]  # layer, kinds, tiles and size of the queries, whose answers must be right
     # a node, tokens, the first key that holds NaN, the end of the queries that must not see it, and the first of
     # the queries that do; None where hashes decide which keys are seen
@@ -48,7 +48,7 @@ def inputs_of(layer: Layer, kinds: torch.Tensor, *, size: float = 1.0) -> Inputs
     typed = (query, *others)
     states = dict(zip(names, typed, strict=True))
     tables = map(torch.from_numpy, layer.constants.values())
-    mask = kinds != 0 if face_of(layer.operator).INPUT_DTYPES[len(names)] == "bool" else kinds
+    mask = kinds != 0 if plugin_spec_of(layer.operator).INPUT_DTYPES[len(names)] == "bool" else kinds
     return states | dict(zip(layer.operator.inputs[len(names) :], (mask, *tables), strict=False))
 
 
@@ -62,34 +62,36 @@ def answer_of_gpu(operator: Operator, inputs: Inputs, attributes: Mapping[str, A
     """The kernels' results on the machine's GPU, with its tiles; skips a test where PyTorch has no CUDA."""
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
-    on_gpu, face = [tensor.cuda() for tensor in inputs.values()], face_of(operator)
+    on_gpu, spec = [tensor.cuda() for tensor in inputs.values()], plugin_spec_of(operator)
     shapes, dtype = [tuple(tensor.shape) for tensor in on_gpu], str(on_gpu[0].dtype).removeprefix("torch.")
-    sizes = face.workspace(shapes, attributes)
+    sizes = spec.workspace(shapes, attributes)
     scratch = {name: torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda") for name, size in sizes.items()}
     major, minor = torch.cuda.get_device_capability()
-    tiles = face.tiles(shapes, attributes, dtype=dtype, architecture=10 * major + minor)
+    block_config = spec.block_config(shapes, attributes, dtype=dtype, architecture=10 * major + minor)
     out = torch.full_like(on_gpu[0], torch.nan)
-    launch(operator, on_gpu, out, scratch, tiles=tiles, attributes=attributes)
+    launch(operator, on_gpu, out, scratch, block_config=block_config, attributes=attributes)
     return out.cpu()
 
 
-def tiles_of_gpu(layer: Layer) -> Tiles:
+def block_config_of_gpu(layer: Layer) -> BlockConfig:
     """A node's tiles for sm_86."""
     shapes = [(1, 1, 1, layer.head_dim)] * layer.operator.states
-    return face_of(layer.operator).tiles(shapes, layer.node_attributes, dtype=layer.dtype, architecture=86)
+    return plugin_spec_of(layer.operator).block_config(
+        shapes, layer.node_attributes, dtype=layer.dtype, architecture=86
+    )
 
 
 def kernel_case(
     *name: object,
     layer: Layer,
     kinds: torch.Tensor,
-    tiles: Tiles | None = None,
+    block_config: BlockConfig | None = None,
     size: float = 1.0,
     is_nightly: bool = False,
 ) -> Any:
     """A call of a kernel: mask or kinds of tokens, [batch, tokens], and tiles, None for small ones."""
     marks = pytest.mark.nightly if is_nightly else ()
-    return pytest.param(layer, kinds, tiles, size, id=" ".join(map(str, name)), marks=marks)
+    return pytest.param(layer, kinds, block_config, size, id=" ".join(map(str, name)), marks=marks)
 
 
 def row_of_kinds(tokens: int, globals_: Sequence[int] = (), padding: Sequence[int] = ()) -> torch.Tensor:

@@ -11,8 +11,8 @@ import pytest
 from fakes.simulated_cuda import write_simulated_kernels
 from fakes.simulated_gpu import tensor_descriptions
 from hdplugins import OPERATORS
-from hdplugins.attention.plugin_face import face_of
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.attention.plugin_spec import plugin_spec_of
+from hdplugins.kernels.block_config import BlockConfig
 from hdplugins.tensorrt.link import provide_library_link
 from support.described_operators import PLUGIN_NODES
 
@@ -30,10 +30,10 @@ WINDOW_LAYER, BLOCK_LAYER, CHUNK_LAYER, LSH_LAYER, CLIPPED_LAYER = (
 WINDOW, BIGBIRD, CIRCLE, REFORMER, DISTANCES, NEZHA = (
     ATTRIBUTES[name] for name in (WINDOWS, BLOCKS, CHUNKS, LSH, RELATIVE, CLIPPED)
 )
-TILES = {
-    **dict.fromkeys(ATTRIBUTES, Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)),
-    WINDOWS: Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
-    BLOCKS: Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=2, head=32),
+BLOCK_CONFIG = {
+    **dict.fromkeys(ATTRIBUTES, BlockConfig(block_m=16, block_n=16, num_warps=4, num_stages=2, block_d=32)),
+    WINDOWS: BlockConfig(block_m=32, block_n=16, num_warps=4, num_stages=2, block_d=32),
+    BLOCKS: BlockConfig(block_m=64, block_n=64, num_warps=4, num_stages=2, block_d=32),
 }
 SHAPE = (2, 70, 2, 32)
 STREAM, WORKSPACE = 0x570, 0x9000
@@ -44,8 +44,8 @@ def kernels_for(
     folder: Path, *shapes: list[Sequence[int]], operator: str = WINDOWS, architectures: Sequence[int]
 ) -> Path:
     for given in shapes:
-        face = face_of(OPERATORS[operator])
-        sources = face.kernel_sources(given, ATTRIBUTES[operator], dtype="float16", architectures=architectures)
+        spec = plugin_spec_of(OPERATORS[operator])
+        sources = spec.kernel_sources(given, ATTRIBUTES[operator], dtype="float16", architectures=architectures)
         write_simulated_kernels(folder / "kernels", operator, sources)
     return folder / "kernels"
 

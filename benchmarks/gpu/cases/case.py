@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hdplugins import Operator
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.kernels.block_config import BlockConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +20,14 @@ class Case(ABC):
         OPERATOR: the operator.
         COMPILED: attributes that its kernels are compiled for besides head_dim and dtype, each time other kernels.
         IN_ROWS: what a result says of a case besides its shape.
-        REHEARSED_TILES: small ones.
+        REHEARSED_BLOCK_CONFIG: small ones.
         REHEARSED_TOKENS: of the text that a rehearsal times, short as it is.
     """
 
     OPERATOR: ClassVar[Operator]
     COMPILED: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     IN_ROWS: ClassVar[tuple[str, ...]] = ()
-    REHEARSED_TILES: ClassVar[Tiles] = Tiles(64, 64, 4, 2, 32)
+    REHEARSED_BLOCK_CONFIG: ClassVar[BlockConfig] = BlockConfig(64, 64, 4, 2, 32)
     REHEARSED_TOKENS: ClassVar[int] = 100
 
     batch: int

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.gpu.cases.case import Case
 from hdplugins import OPERATORS
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.kernels.block_config import BlockConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class RelativeCase(Case):
 
     OPERATOR = OPERATORS["RelativeAttention"]
     IN_ROWS = ("causal", "reach", "segments")
-    REHEARSED_TILES = Tiles(32, 32, 4, 2, 32)
+    REHEARSED_BLOCK_CONFIG = BlockConfig(32, 32, 4, 2, 32)
 
     causal: int = 0
     reach: int = 0

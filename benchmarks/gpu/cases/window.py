@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu.cases.case import Case
 from hdplugins import OPERATORS
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.kernels.block_config import BlockConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class WindowCase(Case):
 
     OPERATOR = OPERATORS["SlidingWindowAttention"]
     IN_ROWS = ("left", "right", "globals")
-    REHEARSED_TILES = Tiles(64, 32, 4, 2, 32)
+    REHEARSED_BLOCK_CONFIG = BlockConfig(64, 32, 4, 2, 32)
     REHEARSED_TOKENS = 32
 
     left: int

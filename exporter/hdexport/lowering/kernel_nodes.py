@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.lowering.bias_by_distance import LONG_TEXTS, has_shared_numbers
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
-from hdplugins.attention.plugin_face import PLAN, PLUGIN_FACE, face_of, sizes
+from hdplugins.attention.plugin_spec import BLOCK_INDEX, PLUGIN, plugin_spec_of, sizes
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.errors import ExportError
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 def kernel_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
     """The nodes whose operators have kernels, in graph order."""
-    return [node for node in operator_nodes(model) if operator_of(node).has_face(PLUGIN_FACE)]
+    return [node for node in operator_nodes(model) if operator_of(node).has_implementation(PLUGIN)]
 
 
 def shapes_of_inputs(node: onnx_ir.Node, inputs: Sequence[onnx_ir.Value | None] | None = None) -> list[list[int]]:
@@ -37,41 +37,41 @@ def shapes_of_inputs(node: onnx_ir.Node, inputs: Sequence[onnx_ir.Value | None] 
     return shapes
 
 
-def nodes_of_equal_plans(nodes: Sequence[onnx_ir.Node]) -> list[list[onnx_ir.Node]]:
-    """The nodes whose plans are equal, two or more at a time, in graph order.
+def nodes_of_equal_block_indexes(nodes: Sequence[onnx_ir.Node]) -> list[list[onnx_ir.Node]]:
+    """The nodes whose block indexes are equal, two or more at a time, in graph order.
 
-    A plan depends on the mask, on few attributes, and on the size of a head, which decides the steps of keys that a
-    plan of blocks is for. The layers of a graph mostly have equal plans.
+    A block index depends on the mask, on few attributes, and on the size of a head, which decides the steps of keys
+    that a block index is for. The layers of a graph mostly have equal block indexes.
     """
     alike: dict[Any, list[onnx_ir.Node]] = {}
     for node in nodes:
         operator, attributes = operator_of(node), attributes_of(node)
-        face, shapes = face_of(operator), shapes_of_inputs(node)
-        if face.plan_size(shapes, attributes) is not None:
+        spec, shapes = plugin_spec_of(operator), shapes_of_inputs(node)
+        if spec.block_index_size(shapes, attributes) is not None:
             given = dict(zip(operator.inputs, node.inputs, strict=False))
-            inputs = [value for name, value in given.items() if name in face.planned_inputs]
-            decided = [attributes[name] for name in face.PLANNED_BY]
+            inputs = [value for name, value in given.items() if name in spec.block_index_inputs]
+            decided = [attributes[name] for name in spec.BLOCK_INDEX_ATTRIBUTES]
             key = (operator.name, node.graph, sizes(shapes[0]).head_dim, *inputs, *decided)
             alike.setdefault(key, []).append(node)
     return [each for each in alike.values() if len(each) > 1]
 
 
-def give_plan(first: onnx_ir.Node, others: Sequence[onnx_ir.Node]) -> None:
-    """Give a node a second output, its plan, which becomes the last input of the others."""
+def give_block_index(first: onnx_ir.Node, others: Sequence[onnx_ir.Node]) -> None:
+    """Give a node a second output, its block index, which becomes the last input of the others."""
     import onnx_ir as ir
 
     first.resize_outputs(2)
-    result, plan = first.outputs
-    plan.name, plan.type = f"{result.name}_{PLAN}", ir.TensorType(ir.DataType.INT32)
+    result, block_index = first.outputs
+    block_index.name, block_index.type = f"{result.name}_{BLOCK_INDEX}", ir.TensorType(ir.DataType.INT32)
     for other in others:
         other.resize_inputs(len(other.inputs) + 1)
-        other.replace_input_with(len(other.inputs) - 1, plan)
+        other.replace_input_with(len(other.inputs) - 1, block_index)
 
 
 def kernel_node(node: onnx_ir.Node, shapes: Sequence[Sequence[int]]) -> KernelNode:
     """What a manifest says of a node whose inputs have these shapes."""
     operator, attributes = operator_of(node), attributes_of(node)
-    fields = {name: attributes[name] for name in face_of(operator).FIELDS}
+    fields = {name: attributes[name] for name in plugin_spec_of(operator).FIELDS}
     return KernelNode(
         op_type=node.op_type,
         operator=operator.name,
@@ -89,15 +89,15 @@ def kernel_records(model: onnx_ir.Model, *, dtype: str) -> tuple[KernelNode, ...
     """
     records, refused = dict[str, list[KernelNode]](), set[str]()
     for node in kernel_nodes(model):
-        face, record = face_of(operator_of(node)), kernel_node(node, shapes_of_inputs(node))
+        spec, record = plugin_spec_of(operator_of(node)), kernel_node(node, shapes_of_inputs(node))
         try:
-            if dtype not in face.DTYPES:
-                raise ValueError(f"The kernel has no {dtype}; it has {', '.join(face.DTYPES)}.")
-            face.check(record.shapes, record.operator_attributes)
+            if dtype not in spec.DTYPES:
+                raise ValueError(f"The kernel has no {dtype}; it has {', '.join(spec.DTYPES)}.")
+            spec.check(record.shapes, record.operator_attributes)
         except ValueError as error:
             logger.info("attention runs without our kernels in ONNX Runtime on a GPU: %s", error)
             refused.add(node.op_type)
-        better_on = face.better_on(record.shapes, record.operator_attributes, dtype=dtype)
+        better_on = spec.better_on(record.shapes, record.operator_attributes, dtype=dtype)
         if better_on is not None:
             record = replace(record, architectures=tuple(f"sm{number}" for number in better_on))
         found = [record]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hdexport.lowering.nodes import add_function, body_of
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -70,4 +70,4 @@ class Lowering:
 
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
         """Replace a node of a float32 graph, or give the node its body, in place."""
-        add_function(parts.model, body_of(node, BlockOrder.SEQUENTIAL))
+        add_function(parts.model, body_of(node, BodyVariant.BLOCKWISE))

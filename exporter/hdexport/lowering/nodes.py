@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hdplugins import ONNX_DOMAIN, OPERATORS, Operator
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 
 if TYPE_CHECKING:
     import onnx
@@ -34,7 +34,7 @@ def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
     return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
-def body_of(node: onnx_ir.Node, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
+def body_of(node: onnx_ir.Node, variant: BodyVariant = BodyVariant.BATCHED) -> onnx.FunctionProto:
     """The body, a function of standard operators, that computes a node and all others of its name; the node's inputs
     have shapes."""
     from hdplugins.attention.body_maker import function_of_node
@@ -42,7 +42,7 @@ def body_of(node: onnx_ir.Node, order: BlockOrder = BlockOrder.PARALLEL) -> onnx
     operator = operator_of(node)
     grouped = operator.groups_heads and group_of(node) > 1
     return function_of_node(
-        operator, inputs=len(node.inputs), attributes=attributes_of(node), grouped=grouped, order=order
+        operator, inputs=len(node.inputs), attributes=attributes_of(node), grouped=grouped, variant=variant
     )
 
 

@@ -1,1 +1,1 @@
-"""The operators, one folder each, and what their faces share."""
+"""The attention operators, one folder each, and the code that their implementations share."""

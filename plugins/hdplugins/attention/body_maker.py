@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, TensorProto, helper
 
-from hdplugins.attention.operator import BlockOrder, Operator
+from hdplugins.attention.operator import BodyVariant, Operator
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
 
 
@@ -62,12 +62,12 @@ class Op:
         return functools.partial(self._append, op_type)
 
     def _append(self, op_type: str, *inputs: Any, _outputs: int = 1, _name: str = "", **attributes: Any) -> Any:
-        known, least, most = _signature(op_type, self._opset)
+        known, min_inputs, max_inputs = _signature(op_type, self._opset)
         if not known.issuperset(attributes):
             raise TypeError(f"{op_type} has the attributes {sorted(known)}, not {sorted(attributes)}.")
-        if not least <= len(inputs) <= most:
-            raise TypeError(f"{op_type} has {least} to {most} inputs, not {len(inputs)}.")
-        names = [self._name_of(given) for given in inputs]
+        if not min_inputs <= len(inputs) <= max_inputs:
+            raise TypeError(f"{op_type} has {min_inputs} to {max_inputs} inputs, not {len(inputs)}.")
+        names = [self._name_of(operand) for operand in inputs]
         outputs = [Value(_name or self.new_name(op_type)) for _ in range(_outputs)]
         node = helper.make_node(op_type, names, [output.name for output in outputs])
         node.attribute.extend(
@@ -77,10 +77,10 @@ class Op:
         self._nodes.append(node)
         return outputs[0] if _outputs == 1 else tuple(outputs)
 
-    def _name_of(self, given: Value | float | list[int] | None) -> str:
-        if given is None:
+    def _name_of(self, operand: Value | float | list[int] | None) -> str:
+        if operand is None:
             return ""
-        return given.name if isinstance(given, Value) else self._constant(given).name
+        return operand.name if isinstance(operand, Value) else self._constant(operand).name
 
     def _constant(self, literal: float | list[int]) -> Value:
         key = repr(literal)
@@ -96,14 +96,14 @@ class Op:
 
 @functools.cache
 def _signature(op_type: str, opset: int) -> tuple[frozenset[str], int, int]:
-    """Return the names of an operator's attributes, and its least and largest number of inputs."""
+    """Return the names of an operator's attributes, and its minimum and maximum number of inputs."""
     schema = onnx.defs.get_schema(op_type, opset)
     return frozenset(schema.attributes), schema.min_input, schema.max_input
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bodies:
-    """The function bodies of the nodes of an operator that differ in nothing that decides a body.
+class FunctionBodies:
+    """The function bodies of an operator's nodes that agree in every attribute that decides a body.
 
     A body is a function that takes `op` and the inputs, and returns the result. States and result are [batch, tokens,
     heads, head_dim].
@@ -112,12 +112,12 @@ class Bodies:
         suffix: the end of the names of the bodies, behind the name of the operator. Bodies that differ need names that
             differ. Overloads of one name would be the standard's way, but TensorRT-RTX 1.7.1 gives every node the first
             overload without warning.
-        sequential: the body in the sequential order; None for an operator without such a body.
+        sequential: the body in the blockwise variant; None for an operator without such a body.
     """
 
     suffix: str = ""
-    parallel: Callable[..., Value]
-    sequential: Callable[..., Value] | None = None
+    batched: Callable[..., Value]
+    blockwise: Callable[..., Value] | None = None
 
 
 def function_of_node(
@@ -126,7 +126,7 @@ def function_of_node(
     inputs: int,
     attributes: Mapping[str, Any],
     grouped: bool = False,
-    order: BlockOrder = BlockOrder.PARALLEL,
+    variant: BodyVariant = BodyVariant.BATCHED,
 ) -> onnx.FunctionProto:
     """Build the function body for a node of the portable graph, and for the others of the same name.
 
@@ -139,8 +139,10 @@ def function_of_node(
         raise ValueError(f"{operator.name} has {' or '.join(map(str, allowed))} inputs, not {inputs}.")
     operator.check(**attributes)
     described = {"grouped": grouped} if operator.groups_heads else {}
-    bodies = operator.face("graph").bodies(operator.inputs[:inputs], attributes, **described)
-    body = bodies.parallel if order is BlockOrder.PARALLEL else bodies.sequential
+    bodies = operator.implementation("onnx_functions").function_bodies(
+        operator.inputs[:inputs], attributes, **described
+    )
+    body = bodies.batched if variant is BodyVariant.BATCHED else bodies.blockwise
     assert body is not None
     return function(operator, body, inputs=inputs, suffix=bodies.suffix)
 
@@ -202,15 +204,17 @@ def scan(
             the value where there is one.
     """
     _, *names = inspect.signature(body).parameters
-    given = [*states, *sequences]
-    elements = [None if value is None else Value(op.new_name(name)) for name, value in zip(names, given, strict=True)]
+    inputs_of_steps = [*states, *sequences]
+    elements = [
+        None if value is None else Value(op.new_name(name)) for name, value in zip(names, inputs_of_steps, strict=True)
+    ]
     graph = GraphProto(name=body.__name__)
     graph.input.extend(onnx.ValueInfoProto(name=element.name) for element in elements if element is not None)
     outputs = _outputs_of(body(op.within(graph), *elements))
     graph.output.extend(onnx.ValueInfoProto(name=state.name) for state in outputs[: len(states)])
     for result, shape in zip(outputs[len(states) :], shapes, strict=True):
         graph.output.append(helper.make_tensor_value_info(result.name, TensorProto.FLOAT, shape))
-    inputs = [value for value in given if value is not None]
+    inputs = [value for value in inputs_of_steps if value is not None]
     return op.Scan(*inputs, body=graph, num_scan_inputs=len(inputs) - len(states), _outputs=len(outputs))
 
 

@@ -1,4 +1,4 @@
-"""The parts that the function bodies of several operators share."""
+"""The parts that the ONNX function bodies of several operators share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BLOCK_TOKENS = 128
 """The queries of a block: at 1024 keys their scores stay in a CPU's cache. With 64 to 256 the time hardly differs."""
 
 
-def wide(op: Op, value: Value) -> Value:
-    """Cast a value to float32."""
+def upcast(op: Op, value: Value) -> Value:
+    """Upcast a value to float32."""
     return op.Cast(value, to=TensorProto.FLOAT)
 
 
@@ -27,23 +27,23 @@ def column(op: Op, count: Value | int) -> Value:
     return op.Unsqueeze(op.Range(0, count, 1), [1])
 
 
-def swap_heads_and_tokens(op: Op, state: Value) -> Value:
-    """Turn [batch, heads, tokens, head_dim] into [batch, tokens, heads, head_dim], or the reverse."""
+def transpose_heads_and_tokens(op: Op, state: Value) -> Value:
+    """Transpose [batch, heads, tokens, head_dim] (BHSD) to [batch, tokens, heads, head_dim] (BSHD), or the reverse."""
     return op.Transpose(state, perm=[0, 2, 1, 3])
 
 
-def heads_first(body: Callable[..., Value], *, states: int = 3) -> Callable[..., Value]:
-    """Return a body that turns its leading states and its result, for one whose products need heads before tokens.
+def bshd_body(body: Callable[..., Value], *, states: int = 3) -> Callable[..., Value]:
+    """Return a BSHD body that transposes states and result of a BHSD body, whose matmuls need heads before tokens.
 
-    The given body takes and returns [batch, heads, tokens, head_dim], the returned one [batch, tokens, heads,
-    head_dim]. Other inputs are passed on.
+    `body` takes and returns [batch, heads, tokens, head_dim] (BHSD); the returned body takes and returns [batch,
+    tokens, heads, head_dim] (BSHD). Only the first `states` inputs are transposed.
     """
 
-    def turned(op: Op, *inputs: Value) -> Value:
-        of_heads = [swap_heads_and_tokens(op, state) for state in inputs[:states]]
-        return swap_heads_and_tokens(op, body(op, *of_heads, *inputs[states:]))
+    def transposed(op: Op, *inputs: Value) -> Value:
+        of_heads = [transpose_heads_and_tokens(op, state) for state in inputs[:states]]
+        return transpose_heads_and_tokens(op, body(op, *of_heads, *inputs[states:]))
 
-    return turned
+    return transposed
 
 
 def rows_or_zero(op: Op, are_defined: Value, rows: Value) -> Value:
@@ -64,7 +64,7 @@ def biased_scores(op: Op, scaled_query: Value, keys: Value, bias: Value, *, axes
         axes: the number of axes of the queries and keys.
     """
     key_columns = op.Transpose(keys, perm=[*range(axes - 2), axes - 1, axes - 2])
-    return op.Add(wide(op, op.MatMul(scaled_query, key_columns)), bias)
+    return op.Add(upcast(op, op.MatMul(scaled_query, key_columns)), bias)
 
 
 def attention(op: Op, scaled_query: Value, keys: Value, values: Value, bias: Value, *, axes: int) -> Value:
@@ -79,8 +79,8 @@ class Blocks:
 
     Attributes:
         block: the number of queries of a block; a Python number where the size is fixed.
-        count: the number of blocks of a text.
-        padded_1d: the number of queries of all blocks of a text.
+        count: the number of blocks of a sequence.
+        padded_1d: the number of queries of all blocks of a sequence.
     """
 
     batch_1d: Value
@@ -98,8 +98,8 @@ class Blocks:
 def query_blocks(op: Op, query: Value, *, is_fixed: bool) -> Blocks:
     """The sizes of the blocks of queries, [batch, heads, tokens, head_dim].
 
-    `is_fixed` says whether the block of a shorter text has the full size; otherwise it has the size of the text. With
-    blocks of the size of a shorter text, TensorRT-RTX plans far more memory.
+    `is_fixed` says whether the block of a shorter sequence has the full size; otherwise it has the size of the
+    sequence. With blocks of the size of a shorter sequence, TensorRT-RTX plans far more memory.
     """
     batch_1d, heads_1d, tokens_1d, head_dim_1d = (op.Shape(query, start=axis, end=axis + 1) for axis in range(4))
     tokens = op.Squeeze(tokens_1d)
@@ -120,62 +120,62 @@ def query_blocks(op: Op, query: Value, *, is_fixed: bool) -> Blocks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextBlocks(Blocks):
-    """Blocks that begin with the first token of a text; padding fills the last block.
+class SequenceBlocks(Blocks):
+    """Blocks that begin with the first token of a sequence; padding fills the last block.
 
     Attributes:
         scale: [], the factor of the scores, in the element type of the queries.
         scaled_query: [batch, heads, padded, head_dim].
         first_queries: [blocks], the number of each block's first query.
         key_bias: [batch, tokens], float32, 0 for a key that the mask shows.
-        is_text: [batch, 1, 1, 1], false for a text that consists of padding.
+        is_text: [batch, 1, 1, 1], false for a sequence that consists of padding.
     """
 
     scale: Value
     scaled_query: Value
     first_queries: Value
     key_bias: Value
-    is_text: Value
+    has_keys: Value
 
 
-def blocks_from_start(op: Op, query: Value, key_mask: Value, *, is_fixed: bool) -> TextBlocks:
+def blocks_from_start(op: Op, query: Value, key_mask: Value, *, is_fixed: bool) -> SequenceBlocks:
     """Cut the queries into blocks; key_mask is [batch, tokens], the other arguments are those of `query_blocks`."""
     blocks = query_blocks(op, query, is_fixed=is_fixed)
     scale = op.CastLike(float_attribute(op, "scale"), query)
     missing_1d = op.Sub(blocks.padded_1d, blocks.tokens_1d)
     padded_query = op.Pad(query, op.Concat([0, 0, 0, 0, 0, 0], missing_1d, [0], axis=0))
-    any_real = op.Cast(op.ReduceMax(wide(op, key_mask), [1], keepdims=1), to=TensorProto.BOOL)
-    return TextBlocks(
+    any_real = op.Cast(op.ReduceMax(upcast(op, key_mask), [1], keepdims=1), to=TensorProto.BOOL)
+    return SequenceBlocks(
         **vars(blocks),
         scale=scale,
         scaled_query=op.Mul(padded_query, scale),
         first_queries=op.Mul(op.Range(0, blocks.count, 1), blocks.block),
         key_bias=op.Where(key_mask, 0.0, MASKED),
-        is_text=op.Unsqueeze(any_real, [2, 3]),
+        has_keys=op.Unsqueeze(any_real, [2, 3]),
     )
 
 
-def steps_of_texts(op: Op, batch_1d: Value, count: Value) -> tuple[Value, Value]:
-    """Return the text and the number within the text of each step, [steps], of a loop with `count` steps per text."""
+def steps_of_sequences(op: Op, batch_1d: Value, count: Value) -> tuple[Value, Value]:
+    """Return the sequence of each step of a loop, and the step's number in its sequence; `count` steps per sequence."""
     steps = op.Range(0, op.Mul(op.Squeeze(batch_1d), count), 1)
-    texts = op.Div(steps, count)
-    return texts, op.Sub(steps, op.Mul(texts, count))
+    sequences = op.Div(steps, count)
+    return sequences, op.Sub(steps, op.Mul(sequences, count))
 
 
-def split_by_block(op: Op, blocks: TextBlocks) -> Value:
+def split_by_block(op: Op, blocks: SequenceBlocks) -> Value:
     """Turn the scaled queries into [blocks, batch, heads, block, head_dim]."""
     shape = op.Concat([0, 0], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
     return op.Transpose(op.Reshape(blocks.scaled_query, shape), perm=[2, 0, 1, 3, 4])
 
 
-def join_heads(op: Op, blocks: TextBlocks, sums: Value) -> Value:
+def join_heads(op: Op, blocks: SequenceBlocks, sums: Value) -> Value:
     """Turn float32 sums, [steps, padded, head_dim], into [batch, heads, tokens, head_dim]."""
     shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0)
     rows = op.Slice(op.Reshape(sums, shape), [0], blocks.tokens_1d, [2])
-    return rows_or_zero(op, blocks.is_text, rows)
+    return rows_or_zero(op, blocks.has_keys, rows)
 
 
-def join_blocks(op: Op, blocks: TextBlocks, sums: Value) -> Value:
+def join_blocks(op: Op, blocks: SequenceBlocks, sums: Value) -> Value:
     """Turn float32 sums, [blocks, batch, heads, block, head_dim], into [batch, heads, tokens, head_dim]."""
     return join_heads(op, blocks, op.Transpose(sums, perm=[1, 2, 0, 3, 4]))
 

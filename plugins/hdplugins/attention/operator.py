@@ -1,4 +1,4 @@
-"""The specification of an operator: a name, a signature, and faces that are loaded on demand."""
+"""`Operator`: an operator's name, signature, and implementations, which are imported on demand."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 
-class BlockOrder(str, Enum):
-    """The order in which a function body computes the blocks of a text.
+class BodyVariant(str, Enum):
+    """How a function body computes the blocks of a sequence.
 
     Attributes:
-        PARALLEL: all blocks of a head are one batch of products, or a step of a loop takes a block of all heads.
-        SEQUENTIAL: a step of a loop takes one block, which fits in the caches of a CPU.
+        BATCHED: all blocks of a head are one batched matmul, or a step of a loop computes one block of all heads.
+        BLOCKWISE: a step of a loop computes one block, which fits in the caches of a CPU.
     """
 
-    PARALLEL = "parallel"
-    SEQUENTIAL = "sequential"
+    BATCHED = "batched"
+    BLOCKWISE = "blockwise"
 
 
 class Range(NamedTuple):
-    """Whole numbers from `least` to `most`, both included; None for no upper bound."""
+    """Integers from `min` to `max`, both included; None for no upper bound."""
 
-    least: int
-    most: int | None = None
+    min: int
+    max: int | None = None
 
 
 FLAG = Range(0, 1)
@@ -38,31 +38,32 @@ FLAG = Range(0, 1)
 class Operator:
     """The specification of one operator of the ONNX domain ``hdexport``.
 
-    A face is a module of the operator's folder: ``reference`` (the semantics), ``graph`` (the bodies of standard ONNX
-    operators), ``kernel`` and ``plugin``.
+    An implementation is a module of the operator's folder: ``reference`` (PyTorch, which defines the semantics),
+    ``onnx_functions`` (function bodies of standard ONNX operators), ``kernel`` (Triton) and ``plugin``.
 
     Attributes:
         name: the operator type in the graph.
-        version: the version, which grows when the semantics change.
+        version: the version, which increases when the semantics change.
         package: the import path of the operator's folder.
         inputs: the names of the inputs, in order: the states, the mask, and others.
-        states: the number of leading inputs of shape [batch, tokens, heads, head_dim], a view of what projections make.
-            The states behind the first one may have more tokens, the tokens of the keys. The mask, [batch, tokens] of
-            the last state, is next.
+        states: the number of leading inputs of shape [batch, tokens, heads, head_dim], each a view of a linear layer's
+            output. States after the first one may have more tokens, the tokens of the keys. The next input is the mask,
+            [batch, tokens] of the last state.
         groups_heads: whether keys and values may have fewer heads than queries. If so, `heads` is a multiple of
-            `kv_heads`, and head h of the queries sees head h // (heads // kv_heads) of the keys. `bodies` of the face
-            `graph` takes ``grouped``.
+            `kv_heads`, and head h of the queries sees head h // (heads // kv_heads) of the keys. `function_bodies` of
+            ``onnx_functions`` then takes ``grouped``.
         optional_inputs: the trailing inputs that a node may leave out.
-        attributes: the names of the attributes, in order, each with the range that `check` holds it to; None for those
-            that are no whole number, or that `check_fit` judges.
-        check_fit: refuses attributes that are in their ranges and define nothing together, by a ValueError.
-        pairs: (attributes, ``tokens`` of a text without padding, ``heads``) -> the queries and keys that see each other
-            in all heads, each pair once: the amount of work, linear in tokens to compute. By default every query sees
-            every key. The attributes are those of a node; ``memory``, tokens that are remembered, and
-            ``global_tokens``, where there are any; and ``listed_blocks``, the node's table.
-        products: the matrix products of each pair; by default query by key, and weight by value.
-        as_dense: the attributes by which every query sees every key; None where that is dense attention.
-        counts_in_floats: whether the parallel body counts tokens in floats: half precision rounds the counts.
+        attributes: the names of the attributes, in order, each with its accepted range; None if the attribute is not an
+            integer, or is checked by `check_fit`.
+        check_fit: raises a ValueError for attributes that are in their ranges but contradict each other.
+        pairs: (attributes, ``tokens`` of a sequence without padding, ``heads``) -> the number of (query, key) pairs
+        that
+            see each other in all heads, each pair once: the amount of work, linear in tokens to compute. By default
+            every query sees every key. The attributes are the node's attributes; ``memory``, the number of cached
+            tokens, and ``global_tokens``, if there are any; and ``listed_blocks``, the node's table.
+        products: the matmuls of each pair; by default two, query by key and weight by value.
+        as_dense: the attributes with which every query sees every key; None for dense attention.
+        counts_in_floats: whether the batched body counts tokens in floats: half precision rounds the counts.
     """
 
     name: str
@@ -93,29 +94,28 @@ class Operator:
     def definition(self) -> Callable[..., Any]:
         """The function of ``reference`` that defines the operator: tensors as ``inputs``, attributes by name."""
         words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", self.name)
-        function: Callable[..., Any] = getattr(self.face("reference"), words.lower())
+        function: Callable[..., Any] = getattr(self.implementation("reference"), words.lower())
         return function
 
     def check(self, **attributes: Any) -> None:
-        """Refuse attributes that define nothing, by a ValueError; those that are left out are not judged."""
+        """Raise a ValueError for attributes out of range, or that contradict each other; absent ones are ignored."""
         for name, range_ in self.attributes.items():
             if range_ is not None and name in attributes:
-                number, (least, most) = attributes[name], range_
-                if number < least or (most is not None and number > most):
-                    fits = (
-                        f"{least} or more" if most is None else f"{least} {'or' if most == least + 1 else 'to'} {most}"
-                    )
-                    raise ValueError(f"{name} is {number}; it must be {fits}.")
+                value, (minimum, maximum) = attributes[name], range_
+                if value < minimum or (maximum is not None and value > maximum):
+                    to = "or" if maximum == minimum + 1 else "to"
+                    accepted = f"{minimum} or more" if maximum is None else f"{minimum} {to} {maximum}"
+                    raise ValueError(f"{name} is {value}; it must be {accepted}.")
         self.check_fit(attributes)
 
-    def face(self, face: str) -> ModuleType:
-        """Import a face such as ``"graph"``, with the packages that it alone needs.
+    def implementation(self, name: str) -> ModuleType:
+        """Import an implementation such as ``"onnx_functions"``, with the packages that this implementation needs.
 
         Raises:
-            ModuleNotFoundError: the operator has no such face, or a package that the face needs is not installed.
+            ModuleNotFoundError: the operator has no such implementation, or a package is not installed.
         """
-        return importlib.import_module(f"{self.package}.{face}")
+        return importlib.import_module(f"{self.package}.{name}")
 
-    def has_face(self, face: str) -> bool:
-        """Whether the operator has that face; only the operator's folder is imported."""
-        return importlib.util.find_spec(f"{self.package}.{face}") is not None
+    def has_implementation(self, name: str) -> bool:
+        """Return whether the operator has that implementation; only the operator's folder is imported."""
+        return importlib.util.find_spec(f"{self.package}.{name}") is not None

@@ -54,12 +54,13 @@ class KernelSource:
         function: name of the `triton.jit` function.
         architecture: compute capability as in sm_90: 90.
         signature: Triton's type of each argument that is not a constant, in the function's order: "*fp16", "i32".
-        constants: the `tl.constexpr` arguments; None for a pointer that this kernel does without.
+            Names "strides.batch" and "strides.head" are the elements of the tuple argument `strides`.
+        constants: the `tl.constexpr` arguments; None for a pointer that this kernel does not use.
         called_modules: import paths of the modules whose functions the kernel calls beside its own.
-        aligned: the arguments that are divisible by 16, pointers in bytes: without it no load is wider than one value.
-        num_warps: warps of one program.
+        aligned: arguments that are divisible by 16, pointers in bytes: without it no load is wider than one value.
+        num_warps: warps of one CTA.
         num_stages: depth of the software pipeline.
-        maxnreg: most registers of a thread, if none is spilled; None for any number.
+        maxnreg: maximum registers of a thread, unless it makes the kernel spill; None for no limit.
     """
 
     module: str
@@ -79,7 +80,7 @@ class KernelSource:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledKernel:
-    """A compiled kernel and what a launch of it must know.
+    """A compiled kernel and the metadata that a launch needs.
 
     Attributes:
         cubin: the machine code, for `cuModuleLoadData`.
@@ -126,7 +127,7 @@ class CompiledKernel:
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: the platform's directory for caches, or XDG_CACHE_HOME where that is set."""
+    """Return the directory of compiled kernels, in XDG_CACHE_HOME or in the platform's directory for caches."""
     if os.environ.get("XDG_CACHE_HOME"):
         base = Path(os.environ["XDG_CACHE_HOME"])
     elif sys.platform == "darwin":
@@ -193,7 +194,7 @@ def read_kernel(metadata: Path) -> CompiledKernel:
 
 
 def _triton_version() -> str:
-    # Asked of the installed package: importing Triton would take most of the time that a warm cache has.
+    # From the package's metadata: importing Triton would take most of the time that a warm cache has.
     try:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -204,7 +205,7 @@ def _triton_version() -> str:
 
 
 def _key(source: KernelSource, version: str) -> str:
-    """Changes with everything that the machine code depends on."""
+    """Return a cache key that changes with everything that the machine code depends on."""
     digest = hashlib.sha256()
     for module in (_WORKER, source.module, *source.called_modules):
         digest.update(_file_of(module).read_bytes())
@@ -215,10 +216,10 @@ def _key(source: KernelSource, version: str) -> str:
 
 
 def _file_of(module: str) -> Path:
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
         raise KernelError(f"There is no module {module} with a kernel to compile.")
-    return Path(found.origin)
+    return Path(spec.origin)
 
 
 def _read_entry(entry: Path) -> CompiledKernel:
@@ -255,8 +256,8 @@ def _serve_compiler(waiting: queue.SimpleQueue[tuple[Path, KernelSource]]) -> No
                     job = {"source": dataclasses.asdict(source), "stem": str(Path(folder, entry.name))}
                     if _answer(compiler, job) != "done":
                         log.seek(0)
-                        said = "\n".join(log.read().strip().splitlines()[-_LOG_LINES:])
-                        raise KernelError(f"{source} could not be compiled.\n{said}")
+                        output = "\n".join(log.read().strip().splitlines()[-_LOG_LINES:])
+                        raise KernelError(f"{source} could not be compiled.\n{output}")
                     _publish(Path(folder), entry)
         except BaseException:
             # The other compilers finish their current source and take no more.

@@ -11,18 +11,22 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-_REGISTERS_OF_PROCESSOR = 65536
-_MOST_REGISTERS = 255
-"""Of a thread (CUDA C++ Programming Guide, compute capabilities 8.0 to 12.0); they are given out by eights."""
+_REGISTERS_OF_SM = 65536
+_MAX_REGISTERS = 255
+"""Maximum registers of a thread, which are allocated in eights (CUDA C++ Programming Guide, compute capabilities 8.0 to
+12.0)."""
+
+_Value = TypeVar("_Value")
 
 
 def main() -> None:
-    """Serve jobs from standard input until it ends; the first that fails ends the process with a traceback."""
+    """Serve jobs from standard input until it ends; the first failure ends the process with a traceback."""
     with tempfile.TemporaryDirectory() as folder:
-        # Read by Triton at its import. Line information would put this machine's paths into every kernel.
+        # Triton reads these at its import. Line information would put this machine's paths into every kernel.
         os.environ.update(TRITON_CACHE_DIR=folder, TRITON_DUMP_PTXAS_LOG="1", TRITON_DISABLE_LINE_INFO="1")
         for line in sys.stdin:
             job = json.loads(line)
@@ -30,6 +34,20 @@ def main() -> None:
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 _compile(job["source"], Path(job["stem"]), printed)
             print("done", flush=True)
+
+
+def with_tuples(arguments: Mapping[str, _Value]) -> dict[str, _Value | tuple[_Value, ...]]:
+    """Group the elements of tuple arguments: the values of "strides.batch" and "strides.head" become one `strides`."""
+    grouped: dict[str, _Value | tuple[_Value, ...]] = {}
+    for name, value in arguments.items():
+        argument, is_element, _ = name.partition(".")
+        if is_element:
+            elements = grouped.get(argument, ())
+            assert isinstance(elements, tuple)
+            grouped[argument] = (*elements, value)
+        else:
+            grouped[name] = value
+    return grouped
 
 
 def _compile(source: dict[str, Any], stem: Path, printed: io.StringIO) -> None:
@@ -40,12 +58,18 @@ def _compile(source: dict[str, Any], stem: Path, printed: io.StringIO) -> None:
     _check_assembler(source["architecture"])
     function = getattr(importlib.import_module(source["module"]), source["function"])
     arguments = [name for name in function.arg_names if name not in source["constants"]]
-    if arguments != list(source["signature"]):
-        raise ValueError(f"The signature has {list(source['signature'])}; {function.__name__} takes {arguments}.")
-    alignment = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in source["aligned"]}
+    signature = with_tuples(source["signature"])
+    if arguments != list(signature):
+        raise ValueError(f"The signature has {list(signature)}; {function.__name__} takes {arguments}.")
+    # (index of the argument,), or (index of a tuple, index of its element).
+    paths = {name: (function.arg_names.index(name),) for name in signature}
+    for name, elements in with_tuples({name: name for name in source["signature"]}).items():
+        if isinstance(elements, tuple):
+            paths |= {element: (*paths[name], index) for index, element in enumerate(elements)}
+    alignment = {paths[name]: [["tt.divisibility", 16]] for name in source["aligned"]}
     ast = ASTSource(
         fn=function,
-        signature={**source["signature"], **dict.fromkeys(source["constants"], "constexpr")},
+        signature={**signature, **dict.fromkeys(source["constants"], "constexpr")},
         constexprs=source["constants"],
         attrs=alignment,
     )
@@ -60,8 +84,8 @@ def _compile(source: dict[str, Any], stem: Path, printed: io.StringIO) -> None:
     kernel, resources = compiled(source["maxnreg"])
     if resources["spilled_bytes"] and source["maxnreg"]:
         kernel, resources = compiled(None)
-    # The assembler spills some registers so that more blocks fit a processor, each version in other kernels: it may use
-    # those of a block less, and so on.
+    # The assembler spills some registers so that more CTAs fit on a multiprocessor, each version in other kernels: give
+    # it the registers of one CTA less, and so on.
     for limit in register_limits(resources["registers"], source["num_warps"]):
         if not resources["spilled_bytes"]:
             break
@@ -89,10 +113,10 @@ def _compile(source: dict[str, Any], stem: Path, printed: io.StringIO) -> None:
 
 
 def register_limits(registers: int, num_warps: int) -> list[int]:
-    """Registers of a thread with which one block of so many warps less fits a processor, two blocks less, and so on."""
+    """Return the registers of a thread with which one CTA less fits on a multiprocessor, two CTAs less, and so on."""
     threads = 32 * num_warps
-    blocks = _REGISTERS_OF_PROCESSOR // (threads * registers)
-    limits = [min(_MOST_REGISTERS, _REGISTERS_OF_PROCESSOR // (threads * fewer) // 8 * 8) for fewer in range(1, blocks)]
+    ctas = _REGISTERS_OF_SM // (threads * registers)
+    limits = [min(_MAX_REGISTERS, _REGISTERS_OF_SM // (threads * fewer) // 8 * 8) for fewer in range(1, ctas)]
     return sorted({limit for limit in limits if limit > registers})
 
 
@@ -116,14 +140,14 @@ def _parameters(ptx: str) -> int:
 
 
 def _resources(report: str) -> dict[str, Any]:
-    """Registers and spills, as `ptxas -v` states them, and its warnings of code that is slow, if there are any."""
+    """Parse registers, spills and warnings of slow code from the report of `ptxas -v`."""
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
     registers = re.findall(r"Used (\d+) registers", report)
     if len(spills) != 2 or len(registers) != 1:
         raise ValueError(f"The assembler's report cannot be parsed:\n{report}")
-    found: dict[str, Any] = {"registers": int(registers[0]), "spilled_bytes": sum(map(int, spills))}
+    resources: dict[str, Any] = {"registers": int(registers[0]), "spilled_bytes": sum(map(int, spills))}
     warnings = re.findall(r"\((C75\d\d)\)", report)
-    return found | ({"warnings": sorted(set(warnings))} if warnings else {})
+    return resources | ({"warnings": sorted(set(warnings))} if warnings else {})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from hdplugins.kernels.aot import CompiledKernel, KernelError, read_kernel
 
-FIRST_ARCHITECTURE_OF_ITS_OWN = 90
+FIRST_SINGLE_ARCHITECTURE = 90
 """From here on Triton compiles for one architecture with all its instructions (sm_90a), and others cannot run it."""
 
 _POINTER_ALIGNMENT = 16
@@ -42,7 +42,7 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One kernel to start: on a stream, after the one before it; the grid is programs along x, y and z."""
+    """One kernel to start: on a stream, after the one before it; the grid is CTAs along x, y and z."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -128,7 +128,7 @@ def find_kernels(
     KernelError says that no kernel is for that GPU, or that a file is missing or damaged.
     """
     kernels = [read_kernel(path) for path in sorted(folder.glob(f"{prefix}*.json"))]
-    found: dict[str, CompiledKernel] = {}
+    kernel_of: dict[str, CompiledKernel] = {}
     for function in functions:
         fitting = [kernel for kernel in kernels if kernel.function == function and serves(kernel)]
         running = [kernel for kernel in fitting if _runs_on(kernel.architecture, architecture)]
@@ -139,8 +139,8 @@ def find_kernels(
                 f"{has}.\nCompile it for this GPU: "
                 f"hdexport rebuild {shlex.quote(str(folder.parent))} --target onnx --sm {architecture}"
             )
-        found[function] = max(running, key=lambda kernel: kernel.architecture)
-    return found
+        kernel_of[function] = max(running, key=lambda kernel: kernel.architecture)
+    return kernel_of
 
 
 def load_kernels(
@@ -157,8 +157,8 @@ def load_kernels(
     context = _call(driver, "cuCtxGetCurrent")
     if not int(context):
         raise LaunchError("This thread has no CUDA context to load kernels into.")
-    found = find_kernels(folder, prefix, functions, architecture=_architecture(driver), serves=serves)
-    return {function: _loaded(driver, int(context), kernel) for function, kernel in found.items()}
+    compiled = find_kernels(folder, prefix, functions, architecture=_architecture(driver), serves=serves)
+    return {function: _loaded(driver, int(context), kernel) for function, kernel in compiled.items()}
 
 
 _kernels: dict[tuple[Any, int, str], LoadedKernel] = {}
@@ -209,7 +209,7 @@ def _architecture(driver: Any) -> int:
 def _runs_on(compiled_for: int, architecture: int) -> bool:
     # CUDA runs a cubin on the same major and a higher minor (Programming Guide, binary compatibility), unless it was
     # compiled for one architecture alone.
-    if architecture >= FIRST_ARCHITECTURE_OF_ITS_OWN or compiled_for > architecture:
+    if architecture >= FIRST_SINGLE_ARCHITECTURE or compiled_for > architecture:
         return compiled_for == architecture
     return compiled_for // 10 == architecture // 10
 
@@ -222,6 +222,6 @@ def _call(driver: Any, name: str, *arguments: Any) -> Any:
 
 
 def _error(driver: Any, code: Any, doing: str, hint: str = "") -> LaunchError:
-    found, text = driver.cuGetErrorString(code)
-    explained = "no explanation" if found or not text else text.decode()
+    failure, text = driver.cuGetErrorString(code)
+    explained = "no explanation" if failure or not text else text.decode()
     return LaunchError(f"CUDA error {int(code)} at {doing}: {explained}.{hint}")

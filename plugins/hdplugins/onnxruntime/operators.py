@@ -1,8 +1,8 @@
-"""A bundle's operators in ONNX Runtime's CUDA provider: planned by their faces, launched by a library in C.
+"""Register a bundle's operators in ONNX Runtime's CUDA provider: `PluginSpec` computes launches, C code starts them.
 
-ONNX Runtime takes a registered operator in the place of a function of that name in the model, and never looks at the
-function then. So an operator is registered only where its kernels are there, which `KernelOperators` looks for first;
-everything else runs the function's body.
+ONNX Runtime replaces a model's function by a registered operator of its name, and ignores the function body then. So an
+operator is registered only if its kernels exist, which `KernelOperators` checks first; other operators run their
+function body.
 """
 
 from __future__ import annotations
@@ -19,23 +19,32 @@ from pathlib import Path
 from typing import Any
 
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import PLAN, Attributes, FieldType, PlanUse, PluginFace, Shapes, face_of, sizes
+from hdplugins.attention.plugin_spec import (
+    BLOCK_INDEX,
+    Attributes,
+    BlockIndexUse,
+    FieldType,
+    PluginSpec,
+    Shapes,
+    plugin_spec_of,
+    sizes,
+)
 from hdplugins.kernels.cuda_launch import Launch, LaunchError, LoadedKernel, load_kernels
 
 logger = logging.getLogger(__name__)
 
 _LIBRARY = "_launcher"
-"""The library's name, without the platform's suffix; setuptools builds it where there is a C compiler."""
+"""Name of the launcher, a C library, without the platform's suffix; setuptools builds it if there is a C compiler."""
 
 _INTERFACE = 1
 """As LAUNCHER_INTERFACE of ``interface.h``."""
 
 _TYPES = {"float32": 1, "int32": 6, "bool": 9, "float16": 10, "bfloat16": 16}
-"""Our name of a type -> ONNX's number."""
+"""hdexport's name of a dtype -> ONNX's number."""
 
 _DTYPES = {number: name for name, number in _TYPES.items()}
 
-_PLAN_DTYPE = "int32"
+_BLOCK_INDEX_DTYPE = "int32"
 
 _FIELD_TYPES = {FieldType.INT: 0, FieldType.INTS: 1, FieldType.FLOAT: 2}
 _INPUT, _OUTPUT, _SCRATCH, _VALUE = range(4)
@@ -46,7 +55,7 @@ _ALIGNMENT = 256
 _THREADS_OF_WARP = 32
 
 _SCALARS = {"i32": "<ixxxx", "i64": "<q", "fp32": "<fxxxx"}
-"""Triton's type of a scalar -> how its bits lie in a word."""
+"""Triton's type of a scalar -> format of its bits in a 64-bit word."""
 
 _PLANNER = ctypes.CFUNCTYPE(
     ctypes.c_int64,
@@ -57,18 +66,18 @@ _PLANNER = ctypes.CFUNCTYPE(
 
 
 def library_path() -> Path | None:
-    """The library in C; None where the package was installed without a compiler and without a wheel that has it."""
+    """Return the path of the launcher; None if hdplugins was installed from source without a C compiler."""
     folder = Path(__file__).parent
-    found = (folder / f"{_LIBRARY}{suffix}" for suffix in EXTENSION_SUFFIXES)
-    return next((path for path in found if path.exists()), None)
+    candidates = (folder / f"{_LIBRARY}{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in candidates if path.exists()), None)
 
 
 class LauncherError(RuntimeError):
-    """The library in C cannot launch kernels."""
+    """The launcher cannot launch kernels."""
 
 
-def why_no_launcher() -> str | None:
-    """Why the library in C cannot launch kernels here; None where it can."""
+def launcher_unavailable_reason() -> str | None:
+    """Return the reason why the launcher is unavailable, or None."""
     path = library_path()
     if path is None:
         return "was not built when hdexport was installed"
@@ -80,10 +89,10 @@ def why_no_launcher() -> str | None:
 
 
 class KernelOperators:
-    """The operators of one bundle, for the sessions of one provider.
+    """The operators of one bundle, for sessions of one execution provider.
 
     Args:
-        library: see `library_path`; a LauncherError says that it is another version's.
+        library: path of the launcher; a LauncherError says that it belongs to another version of hdplugins.
         kernels: the bundle's folder of kernels.
         node_types: type of a node in the graph -> its operator; the type has the name of the node's function.
         provider: ONNX Runtime's name of the provider that runs them.
@@ -99,10 +108,10 @@ class KernelOperators:
     ) -> None:
         self._path, self._kernels = library, kernels.absolute()
         self._library = _opened(library)
-        self._operators: list[tuple[Operator, PluginFace, PlanUse]] = []
+        self._operators: list[tuple[Operator, PluginSpec, BlockIndexUse]] = []
         self._loaded: dict[tuple[int, int], Mapping[str, LoadedKernel]] = {}
         self._lock = threading.Lock()
-        # The library calls it as long as a session lives, and sessions may outlive this object.
+        # The launcher calls it as long as a session lives, and sessions may outlive this object.
         planner = _PLANNER(self._answer)
         _planners.append(planner)
         self._registry = self._library.hd_new_registry(planner)
@@ -113,27 +122,30 @@ class KernelOperators:
 
     def register(self, options: Any) -> None:
         """Let sessions with these ``SessionOptions`` find the operators."""
-        # ONNX Runtime calls the library back in this thread, before it returns.
+        # ONNX Runtime calls the launcher in this thread, before it returns.
         self._library.hd_register_next(self._registry)
         options.register_custom_ops_library(str(self._path))
 
     def _add(self, op_type: str, operator: Operator, provider: str) -> None:
-        """An operator of ONNX Runtime's for each dtype and use of a plan: types of inputs and outputs are fixed."""
-        face = face_of(operator)
-        names, kinds = list(face.FIELDS), [_FIELD_TYPES[kind] for kind in face.FIELDS.values()]
-        uses = tuple(PlanUse) if PLAN in face.SCRATCH else (PlanUse.OWN,)
-        for dtype, use in itertools.product(face.DTYPES, uses):
-            # A plan has the type of the optional inputs, and stands behind those that a node has.
-            inputs = [_TYPES[kind or dtype] for kind in (*face.INPUT_DTYPES, *[_PLAN_DTYPE] * (use is PlanUse.TAKES))]
-            outputs = [_TYPES[kind] for kind in (dtype, *[_PLAN_DTYPE] * (use is PlanUse.GIVES))]
+        """Add one ONNX Runtime operator per dtype and use of a block index: its input and output types are fixed."""
+        spec = plugin_spec_of(operator)
+        names, kinds = list(spec.FIELDS), [_FIELD_TYPES[kind] for kind in spec.FIELDS.values()]
+        uses = tuple(BlockIndexUse) if BLOCK_INDEX in spec.SCRATCH else (BlockIndexUse.PRIVATE,)
+        for dtype, use in itertools.product(spec.DTYPES, uses):
+            # A block index has the type of the optional inputs, and stands behind those that a node has.
+            inputs = [
+                _TYPES[kind or dtype]
+                for kind in (*spec.INPUT_DTYPES, *[_BLOCK_INDEX_DTYPE] * (use is BlockIndexUse.INPUT))
+            ]
+            outputs = [_TYPES[kind] for kind in (dtype, *[_BLOCK_INDEX_DTYPE] * (use is BlockIndexUse.OUTPUT))]
             number = self._library.hd_add_operator(
-                self._registry, (op_type + use.ending).encode(), provider.encode(),
+                self._registry, (op_type + use.suffix).encode(), provider.encode(),
                 len(inputs), _ints(inputs), len(inputs) - len(operator.optional_inputs), len(outputs), _ints(outputs),
                 len(names), (ctypes.c_char_p * len(names))(*(name.encode() for name in names)), _ints(kinds),
             )  # fmt: skip
             if number != len(self._operators):
                 raise ValueError(f"The library has no room for {op_type}, with {len(inputs)} inputs and {names}.")
-            self._operators.append((operator, face, use))
+            self._operators.append((operator, spec, use))
 
     def _answer(self, asked: Any, words: int, answer: Any, room: int, error: int, error_bytes: int) -> int:
         try:
@@ -145,35 +157,35 @@ class KernelOperators:
             logger.debug("a call was refused", exc_info=True)
             # Whole characters: ONNX Runtime's message is UTF-8, and a path need not be.
             text = str(problem).encode(errors="backslashreplace")[: error_bytes - 1].decode(errors="ignore")
-            said = text.encode() + b"\0"
-            ctypes.memmove(error, said, len(said))
+            message = text.encode() + b"\0"
+            ctypes.memmove(error, message, len(message))
             return -1
         return len(planned)
 
     def _planned(self, asked: Sequence[int]) -> Iterator[int]:
-        """The answer to what is asked, as ``launcher.c`` describes both."""
+        """Yield the words of the answer to a request; ``launcher.c`` describes both."""
         words = iter(asked)
         number, context = next(words), next(words)
-        operator, face, use = self._operators[number]
-        attributes = {name: _value(kind, _counted(words)) for name, kind in face.FIELDS.items()}
+        operator, spec, use = self._operators[number]
+        attributes = {name: _value(kind, _counted(words)) for name, kind in spec.FIELDS.items()}
         inputs = [(next(words), tuple(_counted(words))) for _ in range(next(words))]
         while not inputs[-1][0]:  # left out
             inputs.pop()
         shapes, dtype = [shape for _, shape in inputs], _DTYPES[inputs[0][0]]
-        plan = shapes.pop() if use is PlanUse.TAKES else None
+        block_index = shapes.pop() if use is BlockIndexUse.INPUT else None
         loaded = self._kernels_of(number, context, shapes, attributes, dtype)
         constants = {name: kernel.compiled.constants for name, kernel in loaded.items()}
-        launches = face.launches(shapes, attributes, constants=constants)
-        workspace, given = dict(face.workspace(shapes, attributes)), list[tuple[int, int]]()
+        launches = spec.launches(shapes, attributes, constants=constants)
+        workspace, given = dict(spec.workspace(shapes, attributes)), list[tuple[int, int]]()
         places = {name: (_INPUT, place) for place, name in enumerate(operator.inputs[: len(shapes)])}
-        places[face.OUTPUT] = _OUTPUT, 0
-        if use is PlanUse.GIVES:
-            places[PLAN] = _OUTPUT, 1
-            given.append(_shape_of_plan(workspace.pop(PLAN), shapes))
-        if plan is not None:
-            places[PLAN] = _INPUT, len(shapes)
-            _check_plan(plan, _shape_of_plan(workspace.pop(PLAN), shapes))
-            launches = tuple(launch for launch in launches if launch.kernel not in face.planning_kernels)
+        places[spec.OUTPUT] = _OUTPUT, 0
+        if use is BlockIndexUse.OUTPUT:
+            places[BLOCK_INDEX] = _OUTPUT, 1
+            given.append(_block_index_shape(workspace.pop(BLOCK_INDEX), shapes))
+        if block_index is not None:
+            places[BLOCK_INDEX] = _INPUT, len(shapes)
+            _check_block_index(block_index, _block_index_shape(workspace.pop(BLOCK_INDEX), shapes))
+            launches = tuple(launch for launch in launches if launch.kernel not in spec.block_index_kernels)
         bytes_of = [-(-max(1, size) // _ALIGNMENT) * _ALIGNMENT for size in workspace.values()]
         offsets = list(itertools.accumulate(bytes_of, initial=0))
         places |= {name: (_SCRATCH, offset) for name, offset in zip(workspace, offsets, strict=False)}
@@ -187,21 +199,21 @@ class KernelOperators:
     def _kernels_of(
         self, number: int, context: int, shapes: Shapes, attributes: Attributes, dtype: str
     ) -> Mapping[str, LoadedKernel]:
-        operator, face, _ = self._operators[number]
+        operator, spec, _ = self._operators[number]
 
         def serves(kernel: Any) -> bool:
-            return face.serves(kernel, shapes, attributes, dtype=dtype)
+            return spec.serves(kernel, shapes, attributes, dtype=dtype)
 
         with self._lock:
             loaded = self._loaded.get((number, context))
             if loaded is None or not all(serves(kernel.compiled) for kernel in loaded.values()):
-                loaded = load_kernels(self._kernels, f"{operator.name}-", face.kernels, serves=serves)
+                loaded = load_kernels(self._kernels, f"{operator.name}-", spec.kernels, serves=serves)
                 self._loaded[number, context] = loaded
         return loaded
 
 
 _planners: list[Any] = []
-"""Functions that the library may call until the process ends."""
+"""Functions that the launcher may call until the process ends."""
 
 
 @functools.cache
@@ -228,7 +240,7 @@ def _opened(path: Path) -> ctypes.CDLL:
 
 
 def _counted(words: Iterator[int]) -> list[int]:
-    """The values behind their number."""
+    """Return the values that follow their number."""
     return list(itertools.islice(words, next(words)))
 
 
@@ -238,20 +250,20 @@ def _value(kind: FieldType, words: list[int]) -> Any:
     return _float(words[0]) if kind is FieldType.FLOAT else words[0]
 
 
-def _shape_of_plan(plan_bytes: int, shapes: Shapes) -> tuple[int, int]:
+def _block_index_shape(index_bytes: int, shapes: Shapes) -> tuple[int, int]:
     """[batch, values], int32."""
     batch = sizes(shapes[0]).batch
-    return batch, plan_bytes // (4 * batch)
+    return batch, index_bytes // (4 * batch)
 
 
-def _check_plan(given: tuple[int, ...], wanted: tuple[int, int]) -> None:
+def _check_block_index(given: tuple[int, ...], wanted: tuple[int, int]) -> None:
     # Kernels would read behind a shorter one.
     if given != wanted:
-        raise LaunchError(f"the plan that it takes is {list(given)}; for these states it is {list(wanted)}.")
+        raise LaunchError(f"the block index that it takes is {list(given)}; for these states it is {list(wanted)}.")
 
 
 def _described(kernel: LoadedKernel, launch: Launch, places: Mapping[str, tuple[int, int]]) -> Iterator[int]:
-    """A launch as words."""
+    """Yield a launch as words."""
     compiled = kernel.compiled
     arguments: list[tuple[int, int]] = []
     for name, kind in compiled.arguments:

@@ -1,1 +1,1 @@
-"""TensorRT plugins, made of operators' faces."""
+"""TensorRT plugins of hdexport's operators, which implement their `PluginSpec`."""

@@ -31,7 +31,7 @@ def provide_library_link() -> bool:
     """Make ``libtensorrt_rtx.so`` resolvable for TensorRT-RTX's parser; call it before importing the package.
 
     Returns:
-        Whether the parser can import plugins. It cannot when the library was loaded before from an
+        Whether the parser can import plugins. It cannot if TensorRT-RTX was loaded before from an
         installation without the link.
     """
     folder = _libraries_folder()

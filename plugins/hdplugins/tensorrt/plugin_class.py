@@ -1,4 +1,4 @@
-"""The plugin class of an operator: TensorRT's `IPluginV3` interfaces, filled from the operator's face.
+"""`TensorRTPlugin` implements TensorRT's `IPluginV3` interfaces for an operator's `PluginSpec`.
 
 How TensorRT calls a plugin: it creates one by the creator, from a node's attributes or an engine's fields, clones it,
 passes it the shapes (`on_shape_change`) whenever they change, and then calls `enqueue`. Kernels are loaded and launches
@@ -7,7 +7,7 @@ the error code that TensorRT expects, and print it; `take_plugin_errors` returns
 
 On a machine without a GPU TensorRT-RTX 1.7.1 calls everything but `attach_to_context`, `set_tactic`, `on_shape_change`
 and `enqueue`. Full TensorRT runs plugins while it builds. Its classes have the same methods (read in the bindings of
-11.4 and in their published source); neither flavour's execution has been run on a GPU yet. With
+11.4 and in their published source); neither TensorRT variant has run plugins on a GPU yet. With
 plain base classes in place of TensorRT's, plugins have launched their kernels on an H100, at once and from a graph.
 """
 
@@ -27,29 +27,37 @@ from typing import Any, TypeVar, cast
 
 from hdplugins import ONNX_DOMAIN
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import PLAN, PLAN_USE, FieldType, PlanUse, PluginFace, face_of, sizes
+from hdplugins.attention.plugin_spec import (
+    BLOCK_INDEX,
+    BLOCK_INDEX_USE,
+    BlockIndexUse,
+    FieldType,
+    PluginSpec,
+    plugin_spec_of,
+    sizes,
+)
 from hdplugins.kernels.cuda_launch import LaunchError, LoadedKernel, PreparedLaunch, load_kernels
 from hdplugins.tensorrt.plugin_fields import FieldCollection
 
 logger = logging.getLogger(__name__)
 
 PLUGIN_NAMESPACE = ONNX_DOMAIN
-"""Where TensorRT's registry has our creators; a node of the graph names it in its attribute ``plugin_namespace``."""
+"""Namespace of hdexport's creators in TensorRT's registry; nodes name it in their attribute ``plugin_namespace``."""
 
 _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "BOOL": "bool"}
-"""TensorRT's name of a type -> ours."""
+"""TensorRT's name of a dtype -> hdexport's name."""
 
 _WORKSPACE_ALIGNMENT = 256
 """Bytes between the scratch buffers of one call; TensorRT aligns the first of them so."""
 
-_MOST_CALLS = 256
-"""Shapes whose launches a plugin keeps."""
+_MAX_CALLS = 256
+"""Maximum number of shapes whose launches a plugin keeps."""
 
 _errors: deque[str] = deque(maxlen=16)
 
 
 def take_plugin_errors() -> tuple[str, ...]:
-    """The errors of this process's plugins, oldest first; this clears them."""
+    """Return the errors of this process's plugins, oldest first, and clear them."""
     taken = []
     with contextlib.suppress(IndexError):
         while True:
@@ -61,7 +69,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def reported(method: _Method) -> _Method:
-    """Keep what a method raises: TensorRT learns that it failed, but not why."""
+    """Keep a method's exception for `take_plugin_errors`: TensorRT learns of a failure, but not of the reason."""
 
     @functools.wraps(method)
     def reporting(self: Any, *arguments: Any) -> Any:
@@ -78,12 +86,12 @@ def reported(method: _Method) -> _Method:
 
 @dataclass(frozen=True, kw_only=True)
 class _PackedCall:
-    """A call's launches, packed for one set of shapes.
+    """The packed launches of one call, for one set of shapes.
 
     Attributes:
-        shapes: of the states.
-        launches: to be started in order.
-        offsets: of the scratch buffers in the workspace, in bytes.
+        shapes: shapes of the states.
+        launches: launches in order.
+        offsets: offsets of the scratch buffers in the workspace, in bytes.
         stream_type: the driver's ``CUstream``.
     """
 
@@ -93,12 +101,12 @@ class _PackedCall:
     stream_type: Any
 
 
-class Plugin:
-    """What a plugin does. Its other bases, TensorRT's interfaces, are each flavour's own: see `plugin_class`."""
+class TensorRTPlugin:
+    """An operator's plugin. `plugin_class` adds the interfaces of a TensorRT variant as further bases."""
 
     trt: Any
     operator: Operator
-    face: PluginFace
+    spec: PluginSpec
     interfaces: tuple[Any, ...]
 
     def __init__(self, attributes: Mapping[str, Any], kernels: Path | None) -> None:
@@ -106,9 +114,9 @@ class Plugin:
             interface.__init__(self)
         self.plugin_name, self.plugin_version = self.operator.name, str(self.operator.version)
         self.attributes, self.kernels = dict(attributes), kernels
-        self.plan_use = PlanUse(self.attributes.pop(PLAN_USE, PlanUse.OWN))
+        self.block_index_use = BlockIndexUse(self.attributes.pop(BLOCK_INDEX_USE, BlockIndexUse.PRIVATE))
         self.plugin_namespace = PLUGIN_NAMESPACE
-        self.num_outputs = 2 if self.plan_use is PlanUse.GIVES else 1
+        self.num_outputs = 2 if self.block_index_use is BlockIndexUse.OUTPUT else 1
         self._loaded: dict[str, LoadedKernel] = {}
         self._calls: dict[Any, _PackedCall] = {}
         self._call: _PackedCall | None = None
@@ -123,22 +131,22 @@ class Plugin:
         self._calls.clear()
         self._loaded.clear()
 
-    def get_capability_interface(self, kind: Any) -> Plugin:
+    def get_capability_interface(self, kind: Any) -> TensorRTPlugin:
         # One object has all three capabilities: core, build and runtime.
         return self
 
-    def clone(self) -> Plugin:
+    def clone(self) -> TensorRTPlugin:
         # Launches hold buffers of their own, so that two execution contexts never share them.
-        return type(self)({**self.attributes, **self._plan_field()}, self.kernels)
+        return type(self)({**self.attributes, **self._block_index_field()}, self.kernels)
 
-    def attach_to_context(self, context: Any) -> Plugin:
+    def attach_to_context(self, context: Any) -> TensorRTPlugin:
         return self.clone()
 
     def get_fields_to_serialize(self) -> Any:
         # TensorRT reads the fields after this returns, from memory that Python owns.
-        plan = self._plan_field()
-        types = {**self.face.FIELDS, **dict.fromkeys(plan, FieldType.INT)}
-        self._serialized = FieldCollection(self.trt, types, {**self.attributes, **plan})
+        block_index = self._block_index_field()
+        types = {**self.spec.FIELDS, **dict.fromkeys(block_index, FieldType.INT)}
+        self._serialized = FieldCollection(self.trt, types, {**self.attributes, **block_index})
         return self._serialized.collection
 
     def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
@@ -147,26 +155,26 @@ class Plugin:
     @reported
     def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], builder: Any) -> list[Any]:
         result = self.trt.DimsExprs(inputs[0])
-        return [result] if self.num_outputs == 1 else [result, self._plan_shape(inputs, builder)]
+        return [result] if self.num_outputs == 1 else [result, self._block_index_shape(inputs, builder)]
 
     def supports_format_combination(self, position: int, tensors: Sequence[Any], num_inputs: int) -> bool:
         described = tensors[position].desc
         if described.format != self.trt.TensorFormat.LINEAR:
             return False
-        own = num_inputs - (self.plan_use is PlanUse.TAKES)
-        inputs = [*self.face.INPUT_DTYPES[:own], "int32"][:num_inputs]
+        own = num_inputs - (self.block_index_use is BlockIndexUse.INPUT)
+        inputs = [*self.spec.INPUT_DTYPES[:own], "int32"][:num_inputs]
         wanted = (*inputs, None, "int32")[position]
         if wanted is not None:
             return _DTYPES.get(described.type.name) == wanted
-        return _DTYPES.get(described.type.name) in self.face.DTYPES and described.type == tensors[0].desc.type
+        return _DTYPES.get(described.type.name) in self.spec.DTYPES and described.type == tensors[0].desc.type
 
     @reported
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self.face.check([tuple(tensor.max) for tensor in self._own(inputs)], self.attributes)
+        self.spec.check([tuple(tensor.max) for tensor in self._operator_inputs(inputs)], self.attributes)
 
     @reported
     def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        return self._workspace([tuple(tensor.max) for tensor in self._own(inputs)])[1]
+        return self._workspace([tuple(tensor.max) for tensor in self._operator_inputs(inputs)])[1]
 
     def get_valid_tactics(self) -> list[int]:
         # TensorRT's default only: the GPU decides the kernel, when the shapes are known.
@@ -180,10 +188,10 @@ class Plugin:
         self._call = None
         if self.kernels is None:
             return  # a build that runs nothing; `enqueue` raises an error
-        shapes = tuple(tuple(tensor.dims) for tensor in self._own(inputs))
+        shapes = tuple(tuple(tensor.dims) for tensor in self._operator_inputs(inputs))
         dtype = _DTYPES[inputs[0].type.name]
         if (shapes, dtype) not in self._calls:
-            if len(self._calls) >= _MOST_CALLS:
+            if len(self._calls) >= _MAX_CALLS:
                 self._calls.clear()
             self._calls[shapes, dtype] = self._prepared(shapes, dtype, self.kernels)
         self._call = self._calls[shapes, dtype]
@@ -212,20 +220,20 @@ class Plugin:
         for launch in call.launches:
             launch.start(addresses, cuda_stream)
 
-    def _own(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The operator's inputs, without a plan behind them."""
-        return inputs[:-1] if self.plan_use is PlanUse.TAKES else inputs
+    def _operator_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the operator's inputs, without a block index after them."""
+        return inputs[:-1] if self.block_index_use is BlockIndexUse.INPUT else inputs
 
-    def _plan_field(self) -> dict[str, int]:
-        return {} if self.plan_use is PlanUse.OWN else {PLAN_USE: int(self.plan_use)}
+    def _block_index_field(self) -> dict[str, int]:
+        return {} if self.block_index_use is BlockIndexUse.PRIVATE else {BLOCK_INDEX_USE: int(self.block_index_use)}
 
-    def _plan_shape(self, inputs: Sequence[Any], builder: Any) -> Any:
-        """[batch, values] of the plan."""
+    def _block_index_shape(self, inputs: Sequence[Any], builder: Any) -> Any:
+        """Return the dimensions of the block index, [batch, values]."""
         operations, dims = self.trt.DimensionOperation, self.trt.DimsExprs(2)
         # Of the mask, whose axes vary, nothing is read; a table has constant axes.
         shapes = [[axis.get_constant_value() if axis.is_constant() else 1 for axis in shape] for shape in inputs]
-        size = self.face.plan_size(shapes, self.attributes)
-        assert size is not None, "graphs share no plan that has no size"
+        size = self.spec.block_index_size(shapes, self.attributes)
+        assert size is not None, "graphs share no block index that has no size"
         batch, _, tokens, _ = sizes(inputs[0])
         units = builder.operation(operations.CEIL_DIV, tokens, builder.constant(size.unit))
         varying = builder.operation(operations.PROD, units, builder.constant(size.per_unit))
@@ -233,26 +241,26 @@ class Plugin:
         return dims
 
     def _prepared(self, shapes: tuple[tuple[int, ...], ...], dtype: str, kernels: Path) -> _PackedCall:
-        face = self.face
+        spec = self.spec
 
         def serves(kernel: Any) -> bool:
-            return face.serves(kernel, shapes, self.attributes, dtype=dtype)
+            return spec.serves(kernel, shapes, self.attributes, dtype=dtype)
 
         if not self._loaded or not all(serves(kernel.compiled) for kernel in self._loaded.values()):
-            self._loaded = load_kernels(kernels, f"{self.operator.name}-", face.kernels, serves=serves)
+            self._loaded = load_kernels(kernels, f"{self.operator.name}-", spec.kernels, serves=serves)
         constants = {name: kernel.compiled.constants for name, kernel in self._loaded.items()}
         offsets, _ = self._workspace(shapes)
-        given = self.operator.inputs[: len(shapes)]
-        takes, gives = (self.plan_use is use for use in (PlanUse.TAKES, PlanUse.GIVES))
+        inputs = self.operator.inputs[: len(shapes)]
+        takes, gives = (self.block_index_use is use for use in (BlockIndexUse.INPUT, BlockIndexUse.OUTPUT))
         # In the order of the addresses: inputs, outputs, the workspace.
-        names = (*given, *[PLAN] * takes, face.OUTPUT, *[PLAN] * gives, *offsets)
+        names = (*inputs, *[BLOCK_INDEX] * takes, spec.OUTPUT, *[BLOCK_INDEX] * gives, *offsets)
         places = {name: place for place, name in enumerate(names)}
-        left_out = face.planning_kernels if takes else ()
+        left_out = spec.block_index_kernels if takes else ()
         return _PackedCall(
             shapes=shapes[: self.operator.states],
             launches=tuple(
                 PreparedLaunch(self._loaded[launch.kernel], launch, places)
-                for launch in face.launches(shapes, self.attributes, constants=constants)
+                for launch in spec.launches(shapes, self.attributes, constants=constants)
                 if launch.kernel not in left_out
             ),
             offsets=tuple(offsets.values()),
@@ -260,10 +268,10 @@ class Plugin:
         )
 
     def _workspace(self, shapes: Sequence[Sequence[int]]) -> tuple[dict[str, int], int]:
-        """Offset of each scratch buffer, and the bytes of all."""
-        parts = dict(self.face.workspace(shapes, self.attributes))
-        if self.plan_use is not PlanUse.OWN:
-            del parts[PLAN]
+        """Return the offset of each scratch buffer, and the size of the workspace in bytes."""
+        parts = dict(self.spec.workspace(shapes, self.attributes))
+        if self.block_index_use is not BlockIndexUse.PRIVATE:
+            del parts[BLOCK_INDEX]
         # An empty buffer needs an address, too, and TensorRT gives none where the workspace is empty.
         sizes = [-(-max(1, size) // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT for size in parts.values()]
         ends = list(itertools.accumulate(sizes, initial=0))
@@ -271,13 +279,13 @@ class Plugin:
 
 
 @functools.cache
-def plugin_class(trt: ModuleType, operator: Operator) -> type[Plugin]:
-    """The class for a flavour.
+def plugin_class(trt: ModuleType, operator: Operator) -> type[TensorRTPlugin]:
+    """Return the plugin class of an operator for a TensorRT variant.
 
     Args:
         trt: the module ``tensorrt`` or ``tensorrt_rtx``.
-        operator: one with a face `plugin`.
+        operator: an operator with a `PluginSpec`.
     """
     interfaces = (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime)
-    members = {"trt": trt, "operator": operator, "face": face_of(operator), "interfaces": interfaces}
-    return type(f"{operator.name}Plugin", (Plugin, *interfaces), members)
+    members = {"trt": trt, "operator": operator, "spec": plugin_spec_of(operator), "interfaces": interfaces}
+    return type(f"{operator.name}Plugin", (TensorRTPlugin, *interfaces), members)

@@ -1,4 +1,4 @@
-"""An operator's attributes as TensorRT's plugin fields, and back: what an engine stores of a plugin."""
+"""Convert an operator's attributes to TensorRT's plugin fields, which an engine stores, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hdplugins.attention.plugin_face import FieldType
+from hdplugins.attention.plugin_spec import FieldType
 
 # 32 bits, as TensorRT's ONNX parser hands attributes over.
 _STORED = {
@@ -47,18 +47,18 @@ class FieldCollection:
 def attributes_from_fields(
     trt: Any, types: Mapping[str, FieldType], fields: Iterable[Any], *, optional: Mapping[str, FieldType]
 ) -> dict[str, Any]:
-    """An operator's attributes, all of them, the optional ones that are given, and nothing else.
+    """Return all attributes of an operator, and the optional ones that are present.
 
-    A ValueError says that a field, as TensorRT hands it to a creator, is missing, unknown, given twice, or of another
-    type.
+    Raises:
+        ValueError: a field that TensorRT passes to a creator is missing, unknown, duplicate, or of another type.
     """
-    given = list(fields)
-    names = [field.name for field in given]
+    received = list(fields)
+    names = [field.name for field in received]
     if sorted(name for name in names if name not in optional) != sorted(types) or len(names) > len(set(names)):
         raise ValueError(
             f"the fields {', '.join(names) or 'none'} were given; they must be {', '.join(types)}, each exactly once."
         )
-    by_name = dict(zip(names, given, strict=True))
+    by_name = dict(zip(names, received, strict=True))
     return {
         name: _value(trt, name, kind, by_name[name]) for name, kind in {**types, **optional}.items() if name in by_name
     }

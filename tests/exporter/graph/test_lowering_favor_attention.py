@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto
 
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
-from hdplugins.attention.favor.graph import CHUNK_TOKENS
+from hdplugins.attention.favor.onnx_functions import CHUNK_TOKENS
 from support.attention_graphs import BATCH, answer_by_definition, portable_graph, session_of, states_of
 from support.attention_layers import PADDINGS, token_kinds
 from support.comparators import assert_close, named_case

@@ -18,8 +18,8 @@ from hdexport.graph.passes.narrow_norms import narrow_norms
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdexport.lowering.nodes import operator_nodes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
-from hdplugins.attention.body_maker import Bodies
-from hdplugins.attention.relative import graph
+from hdplugins.attention.body_maker import FunctionBodies
+from hdplugins.attention.relative import onnx_functions
 from hdruntime.errors import ExportError
 
 HALF = {"float16": (ir.DataType.FLOAT16, np.float16), "bfloat16": (ir.DataType.BFLOAT16, ml_dtypes.bfloat16)}
@@ -62,12 +62,12 @@ def test_a_graph_without_our_nodes_gets_no_body() -> None:
 
 def test_nodes_that_need_two_bodies_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours have other names for other numbers of inputs; those of another package may not."""
-    original = graph.bodies
+    original = onnx_functions.function_bodies
 
-    def of_one_name(*described: Any) -> Bodies:
+    def of_one_name(*described: Any) -> FunctionBodies:
         return replace(original(*described), suffix="")
 
-    monkeypatch.setattr(graph, "bodies", of_one_name)
+    monkeypatch.setattr(onnx_functions, "function_bodies", of_one_name)
     with pytest.raises(ExportError, match="RelativeAttention have 7 and 8 inputs, for which one body"):
         attach_functions(attention_model(7, 8))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_graphs import chain_of
 from support.attention_layers import BodyDescription, Layer
 from support.comparators import assert_close, named_case
@@ -20,7 +20,7 @@ from support.function_bodies import new_session, operators_of, run, unnoticed_mi
 FORBIDDEN = {"NonZero", "ScatterND", "ScatterElements", "TopK", "EyeLike", "OneHot", "Compress", "Unique"}
 """Operators that a runtime lacks, or that it has in memory or time beyond the operator's."""
 
-each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
+each_variant = pytest.mark.parametrize("variant", BodyVariant, ids=lambda variant: variant.value)
 each_operator = pytest.mark.parametrize("described", BODIES.values(), ids=BODIES)
 each_node = pytest.mark.parametrize(
     ("described", "node"), [pytest.param(BODIES[name], node, id=str(node)) for name in BODIES for node in NODES[name]]
@@ -29,9 +29,9 @@ each_node = pytest.mark.parametrize(
 
 def assert_cases(node: Layer, cases: Any) -> None:
     for name, inputs in cases:
-        for order in BlockOrder:
-            with named_case(order.value, *name):
-                assert_right(node, answer_of_body(node, order, inputs), inputs)
+        for variant in BodyVariant:
+            with named_case(variant.value, *name):
+                assert_right(node, answer_of_body(node, variant, inputs), inputs)
 
 
 @each_node
@@ -45,30 +45,30 @@ def test_every_padding_meets_every_batch(described: BodyDescription, node: Layer
     assert_cases(node, described.paddings(node))
 
 
-@each_order
+@each_variant
 @each_operator
-def test_what_is_not_seen_does_not_change_the_answer(described: BodyDescription, order: BlockOrder) -> None:
+def test_what_is_not_seen_does_not_change_the_answer(described: BodyDescription, variant: BodyVariant) -> None:
     nodes, inputs_of = described.unseen
     for node in nodes:
         before, after = inputs_of(node)
-        np.testing.assert_array_equal(answer_of_body(node, order, before), answer_of_body(node, order, after))
+        np.testing.assert_array_equal(answer_of_body(node, variant, before), answer_of_body(node, variant, after))
 
 
-@each_order
+@each_variant
 @pytest.mark.parametrize("described", [pytest.param(each, id=name) for name, each in BODIES.items() if each.large])
-def test_large_scores_overflow_in_no_dtype(described: BodyDescription, order: BlockOrder) -> None:
+def test_large_scores_overflow_in_no_dtype(described: BodyDescription, variant: BodyVariant) -> None:
     """Scaled after the product, 60 x 60 x 64 would be outside float16."""
     assert described.large is not None
     node, inputs_of, atol = described.large
     inputs = inputs_of(node)
-    assert_close(answer_of_body(node, order, inputs), exact_answer(node, inputs), atol=atol)
+    assert_close(answer_of_body(node, variant, inputs), exact_answer(node, inputs), atol=atol)
 
 
-@each_order
+@each_variant
 @each_operator
-def test_nodes_that_differ_share_a_model(described: BodyDescription, order: BlockOrder) -> None:
+def test_nodes_that_differ_share_a_model(described: BodyDescription, variant: BodyVariant) -> None:
     nodes, inputs_of, bodies, atol = described.chain
-    model, inputs = chain_of(nodes, order), inputs_of(nodes[0])
+    model, inputs = chain_of(nodes, variant), inputs_of(nodes[0])
     assert len(model.functions) == bodies
     exact = {name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in inputs.items()}
     for node in nodes:
@@ -85,36 +85,36 @@ def test_the_measure_of_bodies_refuses_wrong_answers(described: BodyDescription,
             assert_right(node, exact_answer(other, given, **attributes).astype(node.dtype), inputs)
 
 
-@each_order
+@each_variant
 @each_operator
-def test_a_wrong_body_is_found(described: BodyDescription, order: BlockOrder) -> None:
+def test_a_wrong_body_is_found(described: BodyDescription, variant: BodyVariant) -> None:
     node, inputs_of, harmless = described.mistaken
     inputs = inputs_of(node)
     unnoticed = unnoticed_mistakes(
-        chain_of([node], order), lambda session: assert_right(node, run(session, inputs), inputs)
+        chain_of([node], variant), lambda session: assert_right(node, run(session, inputs), inputs)
     )
-    assert unnoticed == [*harmless[order]]
+    assert unnoticed == [*harmless[variant]]
 
 
-@each_order
+@each_variant
 @each_node
 def test_a_body_is_of_standard_operators_and_computes_and_turns_nothing_twice(
-    described: BodyDescription, node: Layer, order: BlockOrder
+    described: BodyDescription, node: Layer, variant: BodyVariant
 ) -> None:
-    counts = operators_of(node.body(order))
+    counts = operators_of(node.body(variant))
     assert not FORBIDDEN & set(counts)
     counts["MatMul"] += counts["Gemm"]
-    wanted: Mapping[str, int] = {"Softmax": 1, **described.counts(node, order)}
+    wanted: Mapping[str, int] = {"Softmax": 1, **described.counts(node, variant)}
     assert {name: counts[name] for name in wanted} == wanted
 
 
-@each_order
+@each_variant
 @each_operator
-def test_bodies_that_differ_have_names_that_differ(described: BodyDescription, order: BlockOrder) -> None:
+def test_bodies_that_differ_have_names_that_differ(described: BodyDescription, variant: BodyVariant) -> None:
     assert {node: node.name for node in described.names} == described.names
-    same = {(body.name, body.SerializeToString()) for body in (node.body(order) for node in described.names)}
+    same = {(body.name, body.SerializeToString()) for body in (node.body(variant) for node in described.names)}
     assert len(same) == len({name for name, _ in same}) == len({content for _, content in same})
-    bodies = {node.body(order).name: node.body(order).SerializeToString() for node in described.distinct}
+    bodies = {node.body(variant).name: node.body(variant).SerializeToString() for node in described.distinct}
     assert len(bodies) == len(set(bodies.values())) == len(described.distinct)
 
 

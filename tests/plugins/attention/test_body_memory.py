@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_graphs import chain_of
 from support.function_bodies import growths_bytes, planned_bytes
 from support.grids import nightly_unless
@@ -29,11 +29,11 @@ WITH_SIDES = replace(LOCAL, side=16, reach=128)
 
 GROWTHS = {
     # Scores with sides are [sides, sides] per head, which is not linear: 1 MB for 8192 tokens.
-    (WITH_SIDES, BlockOrder.SEQUENTIAL): 2.3,
+    (WITH_SIDES, BodyVariant.BLOCKWISE): 2.3,
     # From 1024 to 8192 tokens it takes 16, 30, 71 and 140 MB.
-    (DISENTANGLED, BlockOrder.PARALLEL): 2.5,
+    (DISENTANGLED, BodyVariant.BATCHED): 2.5,
 }
-"""Node and order -> how many times the memory of half the tokens is allowed, where this is not 2.2."""
+"""Node and variant -> allowed ratio of the memory to the memory of half the tokens, if not 2.2."""
 
 
 def all_scores_bytes(node: Any, *, texts: int = 2, tokens: int = 4096) -> int:
@@ -44,28 +44,28 @@ def all_scores_bytes(node: Any, *, texts: int = 2, tokens: int = 4096) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
 @pytest.mark.parametrize(
-    ("node", "order", "tokens"),
+    ("node", "variant", "tokens"),
     [
         *(
-            nightly_unless(order is BlockOrder.SEQUENTIAL, node, order, 2048)
+            nightly_unless(variant is BodyVariant.BLOCKWISE, node, variant, 2048)
             for node in (CLIPPED, DISENTANGLED, RELATIVE)
-            for order in BlockOrder
+            for variant in BodyVariant
         ),
-        nightly_unless(False, LOCAL, BlockOrder.SEQUENTIAL, 4096),
-        (WITH_SIDES, BlockOrder.SEQUENTIAL, 4096),
+        nightly_unless(False, LOCAL, BodyVariant.BLOCKWISE, 4096),
+        (WITH_SIDES, BodyVariant.BLOCKWISE, 4096),
     ],
     ids=str,
 )
-def test_memory_is_linear_in_tokens(node: Any, order: BlockOrder, tokens: int, tmp_path: Path) -> None:
+def test_memory_is_linear_in_tokens(node: Any, variant: BodyVariant, tokens: int, tmp_path: Path) -> None:
     """In a process of its own. The scores of a head of 4096 tokens take 67 MB."""
     path = tmp_path / "model.onnx"
-    onnx.save(chain_of([node], order), path)
+    onnx.save(chain_of([node], variant), path)
     short, long = growths_bytes(path, tokens, 2 * tokens, memory=MEMORY if node is RELATIVE else 0)
     output_bytes = 4 * tokens * 64 * 4
     assert short > output_bytes, "less than the output: nothing was measured"
     # All scores of twice the tokens would take four times the memory.
-    assert long <= GROWTHS.get((node, order), 2.2) * short
-    if order is BlockOrder.SEQUENTIAL:
+    assert long <= GROWTHS.get((node, variant), 2.2) * short
+    if variant is BodyVariant.BLOCKWISE:
         assert short <= 12 * output_bytes
     else:
         # A step holds a few arrays of the scores of 128 queries.

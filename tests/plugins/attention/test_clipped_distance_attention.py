@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_graphs import chain_of
 from support.attention_layers import token_kinds
 from support.comparators import assert_close
@@ -17,7 +17,7 @@ from support.operators.distance import NODES, Clipped, inputs_of
 
 FAR = Clipped(by_query=True, values=True, reach=9)
 
-each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
+each_variant = pytest.mark.parametrize("variant", BodyVariant, ids=lambda variant: variant.value)
 each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 
@@ -40,17 +40,17 @@ def test_the_definition_is_a_softmax_over_all_real_keys(node: Clipped) -> None:
             assert_close(got[batch, i, head], weights @ values / weights.sum(), atol=1e-12)
 
 
-@each_order
-def test_what_is_shared_may_be_given_to_each_text_and_query(order: BlockOrder) -> None:
+@each_variant
+def test_what_is_shared_may_be_given_to_each_text_and_query(variant: BodyVariant) -> None:
     """All four forms of the numbers give one answer."""
     shared, by_query = replace(FAR, by_query=False), FAR
     for tokens in (1, 5, 131):
         inputs = inputs_of(shared, token_kinds("right", tokens))
-        right = answer_of_body(shared, order, inputs)
+        right = answer_of_body(shared, variant, inputs)
         for texts, queries in ((3, 1), (1, tokens), (3, tokens)):
             shape = (texts, queries, shared.heads, 2 * shared.reach + 1)
             given = inputs | {"scores_by_distance": np.broadcast_to(inputs["scores_by_distance"], shape).copy()}
-            model = chain_of([by_query], order)
+            model = chain_of([by_query], variant)
             for value in model.graph.input:
                 if value.name == "scores_by_distance":
                     value.type.tensor_type.shape.dim[0].dim_param = "number_texts"

@@ -20,7 +20,7 @@ import pytest
 from polygraphy.backend.onnx import fold_constants
 
 from hdplugins.attention.local_global.reference import number_of_sides
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_graphs import chain_of
 from support.attention_layers import Layer, token_kinds
 from support.comparators import assert_close, named_case
@@ -73,8 +73,8 @@ TOOLS: Mapping[str, Tool] = {
 }
 
 
-def models_of(node: Layer) -> Iterator[tuple[BlockOrder, onnx.ModelProto]]:
-    return ((order, chain_of([node], order)) for order in BlockOrder)
+def models_of(node: Layer) -> Iterator[tuple[BodyVariant, onnx.ModelProto]]:
+    return ((variant, chain_of([node], variant)) for variant in BodyVariant)
 
 
 def feeds_of(model: onnx.ModelProto, node: Layer) -> dict[str, np.ndarray]:
@@ -99,14 +99,14 @@ def answer(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray
 
 
 def assert_kept(node: Layer, tools: Mapping[str, Tool]) -> None:
-    for order, model in models_of(node):
+    for variant, model in models_of(node):
         feeds = feeds_of(model, node)
         wanted = answer(new_session(model), feeds)
         assert np.isfinite(wanted).all()
         for name, tool in tools.items():
             given = onnx.ModelProto()
             given.CopyFrom(model)
-            with named_case(order.value, name):
+            with named_case(variant.value, name):
                 assert_close(answer(new_session(tool(given)), feeds), wanted, atol=ATOL[node.dtype])
 
 
@@ -128,9 +128,9 @@ def test_tools_that_fold_constants_keep_every_answer(node: Layer) -> None:
 def test_simplifiers_keep_every_answer(nodes: Sequence[Layer], tmp_path: Path) -> None:
     """In a process of its own: onnxsim 0.8.1 prints what it leaks when its process ends."""
     models = {
-        f"{number}-{order.value}": (node, model)
+        f"{number}-{variant.value}": (node, model)
         for number, node in enumerate(nodes)
-        for order, model in models_of(node)
+        for variant, model in models_of(node)
     }
     for name, (_, model) in models.items():
         onnx.save(model, tmp_path / f"{name}.onnx")
@@ -149,7 +149,7 @@ def test_simplifiers_keep_every_answer(nodes: Sequence[Layer], tmp_path: Path) -
 @each_node
 def test_no_number_of_a_body_that_is_inlined_and_folded_is_a_double(node: Layer) -> None:
     """An attribute of a node is a constant with value_float once a tool has inlined the body."""
-    for order, model in models_of(node):
+    for variant, model in models_of(node):
         folded = folded_by_graphsurgeon(onnx.inliner.inline_local_functions(model))
         kinds = {value.data_type for value in folded.graph.initializer}
         kinds |= {
@@ -158,7 +158,7 @@ def test_no_number_of_a_body_that_is_inlined_and_folded_is_a_double(node: Layer)
             for attribute in each.attribute
             if attribute.type == onnx.AttributeProto.TENSOR
         }
-        with named_case(order.value):
+        with named_case(variant.value):
             assert onnx.TensorProto.DOUBLE not in kinds
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, Operator
 from hdplugins.attention.body_maker import Op, Value, function
-from hdplugins.attention.lsh.graph import counting_sort
+from hdplugins.attention.lsh.onnx_functions import counting_sort
 from support.function_bodies import new_session
 
 OPERATOR = Operator(name="Sort", version=1, package=__name__, inputs=("numbers",), states=1)

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from hdplugins.attention.body_maker import function_of_node
-from hdplugins.attention.favor.graph import CHUNK_TOKENS
+from hdplugins.attention.favor.onnx_functions import CHUNK_TOKENS
 from hdplugins.attention.favor.reference import draw_projection
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_graphs import chain_of
 from support.attention_layers import PADDINGS, token_kinds
 from support.comparators import assert_close, named_case
@@ -37,7 +37,7 @@ from support.operators.favor import NODES, Favor, by_hand, inputs_of, wrong_node
 LENGTHS = (1, 2, 5, *(count * CHUNK_TOKENS + step for count in (1, 2) for step in (-1, 0, 1)), 331)
 WIDE = Favor(heads=4, head_dim=64, features=256)
 
-each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
+each_variant = pytest.mark.parametrize("variant", BodyVariant, ids=lambda variant: variant.value)
 each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 
@@ -137,29 +137,29 @@ def test_a_body_matches_the_definition_at_every_length(node: Favor) -> None:
     for tokens in LENGTHS:
         padding, batch = next(paddings), next(batches)
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
-        for order in BlockOrder:
-            with named_case(order.value, tokens, padding, batch):
-                assert_right(node, answer_of_body(node, order, inputs), inputs)
+        for variant in BodyVariant:
+            with named_case(variant.value, tokens, padding, batch):
+                assert_right(node, answer_of_body(node, variant, inputs), inputs)
 
 
 @pytest.mark.parametrize("node", [nightly_unless(node in NODES[:2], node) for node in NODES], ids=str)
 def test_every_padding_meets_every_batch(node: Favor) -> None:
     for padding, tokens, batch in itertools.product(PADDINGS, (7, CHUNK_TOKENS + 9), (1, 3)):
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
-        for order in BlockOrder:
-            with named_case(order.value, padding, tokens, batch):
-                got = answer_of_body(node, order, inputs)
+        for variant in BodyVariant:
+            with named_case(variant.value, padding, tokens, batch):
+                got = answer_of_body(node, variant, inputs)
                 assert_right(node, got, inputs)
                 if padding == "all":
                     assert (got[0] == 0).all()
 
 
-@each_order
-def test_padding_changes_nothing_of_a_text(order: BlockOrder) -> None:
+@each_variant
+def test_padding_changes_nothing_of_a_text(variant: BodyVariant) -> None:
     """Neither the amount nor the content of padding: keys that would be the highest by far, and huge values."""
     tokens = 37
     alone = inputs_of(NODES[0], token_kinds("none", tokens, batch=1))
-    before = answer_of_body(NODES[0], order, alone)
+    before = answer_of_body(NODES[0], variant, alone)
     for front, behind in ((0, 300), (300, 0), (11, 240)):
         padded = {
             name: np.pad(array, [(0, 0), (front, behind), (0, 0), (0, 0)], constant_values=50.0)
@@ -167,33 +167,33 @@ def test_padding_changes_nothing_of_a_text(order: BlockOrder) -> None:
             if name != "key_mask"
         }
         padded["key_mask"] = np.pad(alone["key_mask"], [(0, 0), (front, behind)])
-        got = answer_of_body(NODES[0], order, padded)[:, front : front + tokens]
+        got = answer_of_body(NODES[0], variant, padded)[:, front : front + tokens]
         assert_close(got, before.astype(np.float64), atol=4e-6)  # measured 1.2e-6
 
 
-@each_order
-def test_padding_counts_in_the_mode_that_is_compatible(order: BlockOrder) -> None:
+@each_variant
+def test_padding_counts_in_the_mode_that_is_compatible(variant: BodyVariant) -> None:
     inputs = inputs_of(NODES[1], token_kinds("right", 37, batch=1))
-    padded, real = answer_of_body(NODES[1], order, inputs), int(inputs["key_mask"].sum())
+    padded, real = answer_of_body(NODES[1], variant, inputs), int(inputs["key_mask"].sum())
     alone = {name: array[:, :real] for name, array in inputs.items()}
-    assert np.abs(padded[:, :real] - answer_of_body(NODES[1], order, alone)).max() > 0.1
+    assert np.abs(padded[:, :real] - answer_of_body(NODES[1], variant, alone)).max() > 0.1
 
 
-@each_order
+@each_variant
 @pytest.mark.parametrize("node", [NODES[2], NODES[4]], ids=str)
 @pytest.mark.parametrize("size", [30.0, 3000.0])
-def test_large_scores_overflow_in_no_dtype(node: Favor, size: float, order: BlockOrder) -> None:
+def test_large_scores_overflow_in_no_dtype(node: Favor, size: float, variant: BodyVariant) -> None:
     """Products of float16 states reach 7e8."""
     inputs = inputs_of(node, token_kinds("right", 40), size=size)
-    got = answer_of_body(node, order, inputs)
+    got = answer_of_body(node, variant, inputs)
     # Nearly all features are epsilon, and an exponential that is not has the rounding of a large exponent.
     assert_close(got, exact_answer(node, inputs), atol=2e-3)
 
 
-@each_order
-def test_bfloat16_is_accumulated_in_float32(order: BlockOrder) -> None:
+@each_variant
+def test_bfloat16_is_accumulated_in_float32(variant: BodyVariant) -> None:
     """Like float16: the body casts its inputs to float32 first, and the result last, whatever the type."""
-    body = NODES[0].body(order)
+    body = NODES[0].body(variant)
     turned = {node.output[0]: node.input[0] for node in body.node if node.op_type == "Transpose"}
 
     def state(name: str) -> str:
@@ -205,10 +205,10 @@ def test_bfloat16_is_accumulated_in_float32(order: BlockOrder) -> None:
     assert typed == ["query"]
 
 
-@each_order
-def test_nodes_that_differ_share_a_model(order: BlockOrder) -> None:
+@each_variant
+def test_nodes_that_differ_share_a_model(variant: BodyVariant) -> None:
     nodes = (NODES[0], NODES[1], replace(NODES[0], epsilon=0.01))
-    model, inputs = chain_of(nodes, order), inputs_of(NODES[0], token_kinds("right", 131))
+    model, inputs = chain_of(nodes, variant), inputs_of(NODES[0], token_kinds("right", 131))
     exact: dict[str, np.ndarray] = dict(inputs)
     for node in nodes:
         exact["query"] = exact_answer(node, exact)
@@ -234,25 +234,25 @@ def test_the_measure_of_bodies_refuses_wrong_answers(node: Favor) -> None:
             assert_right(node, answer.astype(node.dtype), inputs)
 
 
-HARMLESS = {BlockOrder.PARALLEL: {}, BlockOrder.SEQUENTIAL: {"Min 0": "one chunk holds the whole text"}}
+HARMLESS = {BodyVariant.BATCHED: {}, BodyVariant.BLOCKWISE: {"Min 0": "one chunk holds the whole text"}}
 """Order -> mistakes that change no answer, and the reason."""
 
 
-@each_order
-def test_a_wrong_body_is_found(order: BlockOrder) -> None:
+@each_variant
+def test_a_wrong_body_is_found(variant: BodyVariant) -> None:
     inputs = inputs_of(NODES[0], token_kinds("right", 331))
     unnoticed = unnoticed_mistakes(
-        chain_of([NODES[0]], order), lambda session: assert_right(NODES[0], run(session, inputs), inputs)
+        chain_of([NODES[0]], variant), lambda session: assert_right(NODES[0], run(session, inputs), inputs)
     )
-    assert unnoticed == [*HARMLESS[order]]
+    assert unnoticed == [*HARMLESS[variant]]
 
 
-@each_order
+@each_variant
 @pytest.mark.parametrize("counts", [True, False])
-def test_a_body_of_the_other_mode_is_found(counts: bool, order: BlockOrder) -> None:
+def test_a_body_of_the_other_mode_is_found(counts: bool, variant: BodyVariant) -> None:
     node = replace(NODES[0], compat=int(counts))
     inputs = inputs_of(node, token_kinds("holes", 331))
-    got = answer_of_body(replace(node, compat=1 - node.compat), order, inputs)
+    got = answer_of_body(replace(node, compat=1 - node.compat), variant, inputs)
     with pytest.raises(AssertionError):
         assert_right(node, got, inputs)
 
@@ -260,12 +260,12 @@ def test_a_body_of_the_other_mode_is_found(counts: bool, order: BlockOrder) -> N
 # The nodes of a body.
 
 
-@each_order
-def test_a_body_is_of_standard_operators_that_tensorrt_takes(order: BlockOrder) -> None:
+@each_variant
+def test_a_body_is_of_standard_operators_that_tensorrt_takes(variant: BodyVariant) -> None:
     forbidden = {"NonZero", "ScatterND", "ScatterElements", "TopK", "EyeLike", "Compress", "Unique"}
-    is_sequential = order is BlockOrder.SEQUENTIAL
+    is_sequential = variant is BodyVariant.BLOCKWISE
     for node in NODES:
-        counts = operators_of(node.body(order))
+        counts = operators_of(node.body(variant))
         assert not forbidden & set(counts), str(node)
         assert counts["MatMul"] + counts["Gemm"] == (4 if is_sequential else 5), str(node)
         assert (counts["Exp"], counts["Softmax"]) == (2 + is_sequential, 0), str(node)
@@ -276,7 +276,7 @@ def test_a_body_is_of_standard_operators_that_tensorrt_takes(order: BlockOrder) 
 def test_bodies_that_differ_have_names_that_differ() -> None:
     assert [node.body().name for node in NODES[:2]] == ["FavorAttention", "FavorAttention_compat"]
     node = NODES[1]
-    body = function_of_node(node.operator, inputs=5, attributes=node.node_attributes, order=BlockOrder.SEQUENTIAL)
+    body = function_of_node(node.operator, inputs=5, attributes=node.node_attributes, variant=BodyVariant.BLOCKWISE)
     assert body.name == "FavorAttention_compat"
 
 
@@ -286,17 +286,17 @@ def test_bodies_that_differ_have_names_that_differ() -> None:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
 def test_memory_is_linear_in_tokens_and_holds_the_features_of_no_head(tmp_path: Path) -> None:
     """In parallel, the features of 4096 tokens take 67 MB, of queries and of keys."""
-    node, growth = replace(WIDE, features=1024), dict[BlockOrder, list[int]]()
-    for order in BlockOrder:
-        path = tmp_path / f"{order.value}.onnx"
-        onnx.save(chain_of([node], order), path)
-        growth[order] = growths_bytes(path, 2048, 4096)
+    node, growth = replace(WIDE, features=1024), dict[BodyVariant, list[int]]()
+    for variant in BodyVariant:
+        path = tmp_path / f"{variant.value}.onnx"
+        onnx.save(chain_of([node], variant), path)
+        growth[variant] = growths_bytes(path, 2048, 4096)
     result_bytes, feature_bytes = 4096 * 4 * 64 * 4, 4096 * 4 * 1024 * 4
     for short, long in growth.values():
         assert long > result_bytes, "less than the result: nothing was measured"
         assert long <= 2.2 * short
-    assert growth[BlockOrder.SEQUENTIAL][1] < 0.5 * feature_bytes
-    assert growth[BlockOrder.PARALLEL][1] > feature_bytes
+    assert growth[BodyVariant.BLOCKWISE][1] < 0.5 * feature_bytes
+    assert growth[BodyVariant.BATCHED][1] > feature_bytes
 
 
 def all_scores_bytes(node: Any) -> int:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from hdplugins.attention.local_global.operator import pairs
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_layers import token_kinds
 from support.comparators import assert_close, named_case
 from support.exact_answers import answer_of_body, assert_right, exact_answer
 from support.operators.local_global import NODES, LocalGlobal, inputs_of
 
-each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
+each_variant = pytest.mark.parametrize("variant", BodyVariant, ids=lambda variant: variant.value)
 each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 
@@ -54,6 +54,6 @@ def test_a_text_of_more_sides_than_the_reach_tells_apart() -> None:
     node = LocalGlobal(side=4, reach=128, radius=3, heads=1)
     for padding, tokens in (("none", 4 * 129), ("right", 1031), ("left", 1031)):
         inputs = inputs_of(node, token_kinds(padding, tokens, batch=1))
-        for order in BlockOrder:
-            with named_case(order.value, padding, tokens):
-                assert_right(node, answer_of_body(node, order, inputs), inputs)
+        for variant in BodyVariant:
+            with named_case(variant.value, padding, tokens):
+                assert_right(node, answer_of_body(node, variant, inputs), inputs)

@@ -32,12 +32,12 @@ def test_there_are_operators_under_their_own_names() -> None:
 
 @each_operator
 def test_semantics_and_a_portable_body_are_the_least_an_operator_has(operator: Operator) -> None:
-    for face in ("reference", "graph"):
-        assert operator.has_face(face)
-        assert operator.face(face).__name__ == f"{operator.package}.{face}"
-    assert not operator.has_face("no_such_face")
+    for name in ("reference", "onnx_functions"):
+        assert operator.has_implementation(name)
+        assert operator.implementation(name).__name__ == f"{operator.package}.{name}"
+    assert not operator.has_implementation("no_such_implementation")
     with pytest.raises(ModuleNotFoundError):
-        operator.face("no_such_face")
+        operator.implementation("no_such_implementation")
 
 
 @each_operator

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from hdplugins.attention.relative.operator import pairs
 from support.comparators import assert_close
 from support.exact_answers import answer_of_body, assert_right, exact_answer
@@ -20,7 +20,7 @@ from support.operators.relative import (
     key_kinds,
 )
 
-each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
+each_variant = pytest.mark.parametrize("variant", BodyVariant, ids=lambda variant: variant.value)
 each_node = pytest.mark.parametrize("node", NODES, ids=str)
 
 
@@ -54,8 +54,8 @@ def test_the_count_of_pairs_includes_those_with_a_memory(tokens: int, memory: in
     assert counted == node.looked_at(tokens, memory=memory)
 
 
-@each_order
-def test_a_memory_far_longer_than_the_text(order: BlockOrder) -> None:
+@each_variant
+def test_a_memory_far_longer_than_the_text(variant: BodyVariant) -> None:
     for tokens in (1, 3):
         inputs = inputs_of(NODES[0], key_kinds("none", tokens, 1021), tokens)
-        assert_right(NODES[0], answer_of_body(NODES[0], order, inputs), inputs)
+        assert_right(NODES[0], answer_of_body(NODES[0], variant, inputs), inputs)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hdplugins import OPERATORS
 from hdplugins.attention.dense.reference import dense_attention
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_graphs import chain_of
 from support.attention_layers import GLOBALS, PADDINGS, Description, SparseLayer, token_kinds
 from support.comparators import assert_as_accurate, assert_close, named_case
@@ -32,7 +32,7 @@ BLOCKS, LSH, WINDOWS = (
     DESCRIPTIONS[name] for name in ("BlockSparseAttention", "LSHAttention", "SlidingWindowAttention")
 )
 
-each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
+each_variant = pytest.mark.parametrize("variant", BodyVariant, ids=lambda variant: variant.value)
 each_operator = pytest.mark.parametrize("described", DESCRIPTIONS.values(), ids=DESCRIPTIONS)
 
 
@@ -79,8 +79,8 @@ def usual_error_of_pytorch(layer: SparseLayer) -> float:
 
 
 @functools.cache
-def session_of(layers: tuple[SparseLayer, ...], order: BlockOrder) -> onnxruntime.InferenceSession:
-    return new_session(chain_of(layers, order))
+def session_of(layers: tuple[SparseLayer, ...], variant: BodyVariant) -> onnxruntime.InferenceSession:
+    return new_session(chain_of(layers, variant))
 
 
 @functools.lru_cache(maxsize=256)
@@ -93,10 +93,10 @@ def question_of(
 
 
 def assert_right(
-    layer: SparseLayer, order: BlockOrder, padding: str, tokens: int, *, globals_: str = "scattered", batch: int = 3
+    layer: SparseLayer, variant: BodyVariant, padding: str, tokens: int, *, globals_: str = "scattered", batch: int = 3
 ) -> None:
     feeds, exact, allowed = question_of(layer, globals_, padding, tokens, batch)
-    got = run(session_of((layer,), order), feeds)
+    got = run(session_of((layer,), variant), feeds)
     with named_case(layer, f"{tokens} tokens", f"padding {padding}", f"globals {globals_}", f"batch {batch}"):
         assert (got[feeds[layer.operator.mask] == 0] == 0).all()
         assert_close(got, exact, atol=allowed)
@@ -150,24 +150,24 @@ def test_a_text_that_is_short_enough_is_attended_to_densely(layer: SparseLayer, 
             assert (got[~real] == 0).all()
 
 
-@each_order
-def test_queries_of_unseen_tokens_see_their_window_and_nothing_beyond_it(order: BlockOrder) -> None:
+@each_variant
+def test_queries_of_unseen_tokens_see_their_window_and_nothing_beyond_it(variant: BodyVariant) -> None:
     """At lengths at which none, some and most of them see no key, which is 0."""
     for place, layer in enumerate(WINDOWS.layers):
         lengths = layer.lengths
         for number, tokens in enumerate((4, lengths[1 + place % 3], lengths[-1 - place % 2])):
             globals_ = ("none", "none", "scattered")[number % 3] if layer.bound else "none"
-            assert_right(layer, order, "unseen", tokens, globals_=globals_, batch=3 - 2 * (number % 2))
+            assert_right(layer, variant, "unseen", tokens, globals_=globals_, batch=3 - 2 * (number % 2))
         if layer.bound == 0 and max(layer.left, layer.right) * max(layer.dilation) < 50:  # type: ignore[attr-defined]
             feeds, exact, _ = question_of(layer, "none", "unseen", 211, 1)
             nothing = (exact == 0).all(axis=(2, 3))
             assert nothing.sum() > (feeds[layer.operator.mask] == 0).sum(), str(layer)
-            got = run(session_of((layer,), order), feeds)
+            got = run(session_of((layer,), variant), feeds)
             assert (got[nothing] == 0).all(), str(layer)
 
 
-@each_order
-def test_texts_that_end_by_row_do_not_see_padding_behind_them(order: BlockOrder) -> None:
+@each_variant
+def test_texts_that_end_by_row_do_not_see_padding_behind_them(variant: BodyVariant) -> None:
     """Of blocks, the shorter text is dense, the longer one is not; padded, both are as they are alone."""
     for layer in (
         BLOCKS.layers[1],
@@ -175,7 +175,7 @@ def test_texts_that_end_by_row_do_not_see_padding_behind_them(order: BlockOrder)
         LSH.layers[3],
         LSH.layers[4],
     ):
-        session = session_of((layer,), order)
+        session = session_of((layer,), variant)
         for tokens in (70, 87):
             padded = feeds_of(layer, token_kinds("none", 130, batch=2))
             padded["token_mask"][0, tokens:] = 0
@@ -197,27 +197,27 @@ def test_what_an_operator_does_not_define_is_refused(described: Description) -> 
 # The bodies against the definition.
 
 
-@each_order
+@each_variant
 @each_operator
-def test_a_body_matches_the_definition_at_every_length(described: Description, order: BlockOrder) -> None:
+def test_a_body_matches_the_definition_at_every_length(described: Description, variant: BodyVariant) -> None:
     """Globals, padding and batch alternate: each length meets several of them, and each layer all."""
     for place, layer in enumerate(described.layers):
         for number, tokens in enumerate(layer.lengths, place):
             globals_ = GLOBALS[number % 4] if layer.bound else "none"
-            assert_right(layer, order, PADDINGS[number % 5], tokens, globals_=globals_, batch=(3, 1, 3)[number % 3])
+            assert_right(layer, variant, PADDINGS[number % 5], tokens, globals_=globals_, batch=(3, 1, 3)[number % 3])
 
 
-@each_order
+@each_variant
 @each_operator
-def test_short_and_long_texts_globals_and_padding_mix(described: Description, order: BlockOrder) -> None:
+def test_short_and_long_texts_globals_and_padding_mix(described: Description, variant: BodyVariant) -> None:
     """Every padding meets every choice of globals, and every length every padding."""
     for place, (layer, tokens) in enumerate(described.mixed):
         for number, padding in enumerate(PADDINGS, place):
             for globals_ in (GLOBALS[number % 4], GLOBALS[(number + 2) % 4]) if layer.bound else ("none",):
-                assert_right(layer, order, padding, tokens, globals_=globals_)
+                assert_right(layer, variant, padding, tokens, globals_=globals_)
 
 
-@each_order
+@each_variant
 @pytest.mark.parametrize(
     ("layer", "tokens", "padding", "batch"),
     [
@@ -228,9 +228,9 @@ def test_short_and_long_texts_globals_and_padding_mix(described: Description, or
     ids=str,
 )
 def test_a_body_matches_the_definition_on_long_texts(
-    layer: SparseLayer, tokens: int, padding: str, batch: int, order: BlockOrder
+    layer: SparseLayer, tokens: int, padding: str, batch: int, variant: BodyVariant
 ) -> None:
-    assert_right(layer, order, padding, tokens, batch=batch)
+    assert_right(layer, variant, padding, tokens, batch=batch)
 
 
 @st.composite
@@ -254,15 +254,15 @@ def block_layers(draw: st.DrawFn) -> Blocks:
 
 
 @settings(max_examples=12, deadline=None)
-@given(layer=block_layers(), tokens=st.integers(1, 45), order=st.sampled_from(BlockOrder), data=st.data())
+@given(layer=block_layers(), tokens=st.integers(1, 45), variant=st.sampled_from(BodyVariant), data=st.data())
 def test_any_body_of_blocks_matches_the_definition_under_any_mask(
-    layer: Blocks, tokens: int, order: BlockOrder, data: st.DataObject
+    layer: Blocks, tokens: int, variant: BodyVariant, data: st.DataObject
 ) -> None:
     real = data.draw(st.lists(st.lists(st.integers(0, 1), min_size=tokens, max_size=tokens), min_size=1, max_size=3))
     feeds = feeds_of(layer, np.array(real, np.int32))
     exact = by_definition(feeds, torch.float64, layer)
     # Measured 1.3e-6; values reach 6.
-    assert_close(run(new_session(chain_of([layer], order)), feeds), exact, atol=4e-6)
+    assert_close(run(new_session(chain_of([layer], variant)), feeds), exact, atol=4e-6)
 
 
 @each_operator
@@ -302,22 +302,22 @@ def test_the_measure_of_a_body_refuses_a_global_key_that_counts_twice() -> None:
         assert_close(wrong, exact, atol=allowed)
 
 
-@each_order
+@each_variant
 @each_operator
-def test_content_of_padding_does_not_change_the_answer(described: Description, order: BlockOrder) -> None:
+def test_content_of_padding_does_not_change_the_answer(described: Description, variant: BodyVariant) -> None:
     for layer, padding in ((described.mixed[-1][0], "right"), (described.repeated, "holes")):
         kinds = token_kinds(padding, 97, globals_="scattered", bound=layer.bound)
         feeds = feeds_of(layer, kinds)
-        session = session_of((layer,), order)
+        session = session_of((layer,), variant)
         before = run(session, feeds)
         for name in layer.operator.state_names:
             feeds[name][kinds == 0] = 50.0
         np.testing.assert_array_equal(before, run(session, feeds), err_msg=f"{layer}, {padding}")
 
 
-@each_order
+@each_variant
 @each_operator
-def test_large_scores_overflow_in_no_dtype(described: Description, order: BlockOrder) -> None:
+def test_large_scores_overflow_in_no_dtype(described: Description, variant: BodyVariant) -> None:
     """Scaled after the product, 60 x 60 x 64 would be outside float16. Of blocks, 40 tokens are dense, 97 sparse."""
     layer = replace(described.chain[0][0], head_dim=64, dtype="float16")
     for tokens in (40, 97):
@@ -326,19 +326,19 @@ def test_large_scores_overflow_in_no_dtype(described: Description, order: BlockO
             feeds[name][:] = 60.0
         exact = by_definition(feeds, torch.float64, layer)
         # All scores are equal: what is left is the rounding of weights and values.
-        assert_close(run(session_of((layer,), order), feeds), exact, atol=4e-3)
+        assert_close(run(session_of((layer,), variant), feeds), exact, atol=4e-3)
 
 
 # The nodes of a body.
 
 
-@each_order
+@each_variant
 @each_operator
-def test_a_body_is_of_standard_operators_that_tensorrt_takes(described: Description, order: BlockOrder) -> None:
+def test_a_body_is_of_standard_operators_that_tensorrt_takes(described: Description, variant: BodyVariant) -> None:
     for layer in described.layers:
-        operators = operators_of(layer.body(order))
+        operators = operators_of(layer.body(variant))
         assert not {"NonZero", "ScatterND", "Compress", "Unique"} & set(operators), str(layer)
-        counts = {"TopK": 0, "ScatterElements": 0, **described.counts(layer, order)}
+        counts = {"TopK": 0, "ScatterElements": 0, **described.counts(layer, variant)}
         assert {name: operators[name] for name in counts} == counts, str(layer)
 
 
@@ -360,12 +360,12 @@ def test_a_body_of_nonsense_is_refused(described: Description) -> None:
             layer.body()
 
 
-@each_order
+@each_variant
 @each_operator
-def test_layers_that_differ_share_a_model(described: Description, order: BlockOrder) -> None:
+def test_layers_that_differ_share_a_model(described: Description, variant: BodyVariant) -> None:
     layers, atol = described.chain
     feeds = feeds_of(layers[0], token_kinds("right", 97, globals_="scattered", bound=layers[0].bound))
-    got = run(session_of(tuple(layers), order), feeds)
+    got = run(session_of(tuple(layers), variant), feeds)
     exact = {
         name: feed.astype(np.float64) if name in layers[0].operator.state_names else feed
         for name, feed in feeds.items()
@@ -374,26 +374,27 @@ def test_layers_that_differ_share_a_model(described: Description, order: BlockOr
     for layer in layers:
         exact[first] = by_definition(exact, torch.float64, layer)
     assert_close(got, exact[first], atol=atol)
-    assert len(chain_of(layers, order).functions) == 2
+    assert len(chain_of(layers, variant).functions) == 2
 
 
 @pytest.mark.parametrize(
-    ("described", "order"), [(described, order) for described in DESCRIPTIONS.values() for order in described.once]
+    ("described", "variant"),
+    [(described, variant) for described in DESCRIPTIONS.values() for variant in described.once],
 )
-def test_layers_compute_their_tables_once(described: Description, order: BlockOrder, tmp_path: Path) -> None:
+def test_layers_compute_their_tables_once(described: Description, variant: BodyVariant, tmp_path: Path) -> None:
     counts = []
     for layers in (1, 3):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.optimized_model_filepath = str(tmp_path / f"{layers}.onnx")
-        model = chain_of([described.repeated] * layers, order)
+        model = chain_of([described.repeated] * layers, variant)
         onnxruntime.InferenceSession(model.SerializeToString(), options)
         counts.append(operators_of(onnx.load(options.optimized_model_filepath).graph))
     assert counts[1]["Softmax"] == 3 * counts[0]["Softmax"]
-    for name, expected in described.once[order].items():
+    for name, expected in described.once[variant].items():
         assert counts[1][name] == (expected or counts[0][name]) > 0
         assert counts[0][name] == counts[1][name]
-    if order is BlockOrder.PARALLEL:
+    if variant is BodyVariant.BATCHED:
         # The mask is shared.
         assert counts[1]["Where"] == counts[0]["Where"] + 2 * described.choices
 
@@ -402,16 +403,18 @@ def test_layers_compute_their_tables_once(described: Description, order: BlockOr
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
-@pytest.mark.parametrize("order", [nightly_unless(order is BlockOrder.SEQUENTIAL, order) for order in BlockOrder])
+@pytest.mark.parametrize(
+    "variant", [nightly_unless(variant is BodyVariant.BLOCKWISE, variant) for variant in BodyVariant]
+)
 @each_operator
-def test_memory_is_linear_in_tokens(described: Description, order: BlockOrder, tmp_path: Path) -> None:
+def test_memory_is_linear_in_tokens(described: Description, variant: BodyVariant, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save(chain_of([described.wide], order), path)
+    onnx.save(chain_of([described.wide], variant), path)
     short, long = growths_bytes(path, 4096, 8192)
     output_bytes = 4 * 4096 * 64 * 4
     assert short > output_bytes, "less than the output: nothing was measured"
     assert long <= 2.2 * short
-    if order is BlockOrder.SEQUENTIAL:
+    if variant is BodyVariant.BLOCKWISE:
         # Eight times the output of 4 MB; in parallel the scores alone are eight times that, or ten.
         assert short <= 8 * output_bytes
 
@@ -432,7 +435,7 @@ def test_tensorrt_rtx_builds_a_body_and_plans_the_memory_of_the_keys_in_view(
     described: Description, layer: SparseLayer, tmp_path: Path
 ) -> None:
     """TensorRT-RTX builds for its kOPT alone; tests above compare the bodies at other lengths."""
-    model = chain_of([layer], BlockOrder.PARALLEL)
+    model = chain_of([layer], BodyVariant.BATCHED)
     (planned,) = planned_bytes(model, tmp_path, 8192, profiles=1)
     assert 0 < planned <= 4 * scores_bytes(described, layer, 8192)
 
@@ -444,7 +447,7 @@ def test_tensorrt_rtx_builds_a_body_and_plans_the_memory_of_the_keys_in_view(
 def test_tensorrt_rtx_plans_memory_linear_in_tokens_for_every_body(
     described: Description, layer: SparseLayer, tmp_path: Path
 ) -> None:
-    model = chain_of([layer], BlockOrder.PARALLEL)
+    model = chain_of([layer], BodyVariant.BATCHED)
     short_bytes, long_bytes = planned_bytes(model, tmp_path, 8192, 16384)
     assert 0 < short_bytes <= 4 * scores_bytes(described, layer, 8192)
     assert long_bytes <= 2.1 * short_bytes

@@ -237,7 +237,7 @@ def test_a_compiled_kernel_is_read_without_triton_or_torch(warm_cache: Path) -> 
     program = (
         "import sys; sys.modules.update(triton=None, torch=None); from pathlib import Path\n"
         "from hdplugins.kernels.aot import read_kernel\n"
-        "from hdplugins.attention.window.plugin import FACE\n"
+        "from hdplugins.attention.window.plugin import PLUGIN_SPEC\n"
         f"print(read_kernel(Path({str(kernel.metadata)!r})).sha256)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from hdplugins.attention.window.plugin import FACE
+from hdplugins.attention.window.plugin import PLUGIN_SPEC
 from hdplugins.attention.window.reference import sliding_window_attention
 from hdplugins.kernels.aot import compile_kernels
 from hdplugins.kernels.cuda_launch import Launch, LaunchError, PreparedLaunch
@@ -152,7 +152,7 @@ def test_a_gpu_gives_the_right_answers_at_once_and_from_a_cuda_graph(
     name = np.dtype(dtype).name
     attributes = {"left": 64, "right": 32, "dilation": (1, 1, 3), "global_bound": 4, "scale": 0.125}
     shapes = [*[(2, 3, tokens, 64)] * 3, (2, tokens)]
-    sources = FACE.kernel_sources(shapes, attributes, dtype=name, architectures=[gpu.architecture])
+    sources = PLUGIN_SPEC.kernel_sources(shapes, attributes, dtype=name, architectures=[gpu.architecture])
     for kernel in compile_kernels(sources):
         for file in (kernel.cubin, kernel.metadata):
             shutil.copyfile(file, tmp_path / f"SlidingWindowAttention-{file.name}")
@@ -163,7 +163,7 @@ def test_a_gpu_gives_the_right_answers_at_once_and_from_a_cuda_graph(
     nothing = np.full_like(tensors[0], np.nan)
     addresses = [gpu.upload(values) for values in (*tensors, kinds)]
     out = gpu.upload(nothing)
-    workspace = gpu.upload(np.full(FACE.workspace(shapes, attributes)["plan"], 0xFF, np.uint8))
+    workspace = gpu.upload(np.full(PLUGIN_SPEC.workspace(shapes, attributes)["block_index"], 0xFF, np.uint8))
 
     plugin = plugin_of(trt, attributes, tmp_path).attach_to_context(None)
     described = tensor_descriptions(trt, shapes, name)

@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hdplugins.attention.plugin_face import face_of
-from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
+from hdplugins.attention.plugin_spec import plugin_spec_of
+from hdplugins.kernels.block_config import HEAD_DIMS, BlockConfig
 from support.attention_layers import PADDINGS, token_kinds
 from support.comparators import assert_as_accurate, named_case
 from support.exact_answers import exact_answer
@@ -28,7 +28,7 @@ pytest.importorskip("triton", reason="the kernel is written in Triton, which has
 
 Node = Clipped | Relative
 
-SQUARE, WIDE, TALL = Tiles(16, 16, 4, 2, 32), Tiles(16, 64, 4, 2, 32), Tiles(64, 16, 4, 2, 32)
+SQUARE, WIDE, TALL = BlockConfig(16, 16, 4, 2, 32), BlockConfig(16, 64, 4, 2, 32), BlockConfig(64, 16, 4, 2, 32)
 """Small tiles: texts of a few tokens then have several."""
 
 CLIPPED = (
@@ -78,14 +78,16 @@ def right_answer(node: Node, inputs: Inputs, dtype: str = "float64") -> torch.Te
     return torch.from_numpy(exact_answer(node, numbers, getattr(torch, dtype)))
 
 
-def answer_of(interpreter: Interpreter, node: Node, inputs: Inputs, tiles: Tiles = SQUARE) -> torch.Tensor:
-    tiles = replace(tiles, head=32 if node.head_dim == 32 else 64)
-    return interpreter.attention(node.operator.name, inputs, tiles=tiles, attributes=node.node_attributes)[0]
+def answer_of(interpreter: Interpreter, node: Node, inputs: Inputs, block_config: BlockConfig = SQUARE) -> torch.Tensor:
+    block_config = replace(block_config, block_d=32 if node.head_dim == 32 else 64)
+    return interpreter.attention(
+        node.operator.name, inputs, block_config=block_config, attributes=node.node_attributes
+    )[0]
 
 
-def check(interpreter: Interpreter, node: Node, inputs: Inputs, tiles: Tiles = SQUARE) -> torch.Tensor:
+def check(interpreter: Interpreter, node: Node, inputs: Inputs, block_config: BlockConfig = SQUARE) -> torch.Tensor:
     """The answer, which is right."""
-    actual = answer_of(interpreter, node, inputs, tiles)
+    actual = answer_of(interpreter, node, inputs, block_config)
     assert_as_accurate(actual, right_answer(node, inputs), right_answer(node, inputs, node.dtype))
     return actual
 
@@ -118,17 +120,17 @@ def test_a_kernel_gives_the_right_answer(
 
 
 @pytest.mark.parametrize(
-    ("node", "tokens", "tiles"),
+    ("node", "tokens", "block_config"),
     [
-        *((Clipped(reach=16, by_query=True, values=True, heads=1), 150, tiles) for tiles in (WIDE, TALL)),
+        *((Clipped(reach=16, by_query=True, values=True, heads=1), 150, block_config) for block_config in (WIDE, TALL)),
         (NODES[3], 37, WIDE),
     ],
     ids=["clipped, wide", "clipped, tall", "relative, wide"],
 )
 def test_tiles_may_have_more_keys_than_queries_or_fewer(
-    node: Node, tokens: int, tiles: Tiles, interpreter: Interpreter
+    node: Node, tokens: int, block_config: BlockConfig, interpreter: Interpreter
 ) -> None:
-    check(interpreter, node, tensors(node, kinds_of(node, "holes", tokens, 64, batch=1), tokens), tiles)
+    check(interpreter, node, tensors(node, kinds_of(node, "holes", tokens, 64, batch=1), tokens), block_config)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +148,12 @@ def test_heads_of_every_size_give_the_right_answers_with_the_tiles_of_a_gpu(
     clipped = [Clipped(**head, reach=20, values=values) for values in (True, False)]
     nodes: list[Node] = [*clipped, Relative(**head, causal=1, reach=70)]
     for node in nodes:
-        inputs, face = tensors(node, kinds_of(node, "right", 110, 40, batch=1), 110), face_of(node.operator)
+        inputs, spec = tensors(node, kinds_of(node, "right", 110, 40, batch=1), 110), plugin_spec_of(node.operator)
         shapes = [tuple(tensor.shape) for tensor in inputs.values()]
-        tiles = face.tiles(shapes, node.node_attributes, dtype=dtype, architecture=86)
-        actual = interpreter.attention(node.operator.name, inputs, tiles=tiles, attributes=node.node_attributes)[0]
+        block_config = spec.block_config(shapes, node.node_attributes, dtype=dtype, architecture=86)
+        actual = interpreter.attention(
+            node.operator.name, inputs, block_config=block_config, attributes=node.node_attributes
+        )[0]
         with named_case(node):
             assert_as_accurate(actual, right_answer(node, inputs), right_answer(node, inputs, dtype))
 
@@ -178,17 +182,17 @@ def test_queries_of_padding_leave_the_others_alone(interpreter: Interpreter) -> 
 @given(
     row=st.lists(st.sampled_from([0, 1, 1, 1]), min_size=1, max_size=70),
     node=st.builds(Clipped, heads=st.just(1), reach=st.integers(1, 50), by_query=st.booleans(), values=st.booleans()),
-    tiles=st.sampled_from([SQUARE, WIDE, TALL, Tiles(32, 32, 4, 2, 32)]),
+    block_config=st.sampled_from([SQUARE, WIDE, TALL, BlockConfig(32, 32, 4, 2, 32)]),
 )
 def test_any_reach_and_any_mask_give_the_right_answer(
-    row: list[int], node: Clipped, tiles: Tiles, interpreter: Interpreter
+    row: list[int], node: Clipped, block_config: BlockConfig, interpreter: Interpreter
 ) -> None:
     inputs = tensors(node, np.array([row], np.int32))
     # A text of few real tokens has too few values to show what rounding does.
     long = tensors(node, token_kinds("none", 211, batch=1))
     usual_error = (right_answer(node, long, "float32") - right_answer(node, long)).abs().max()
     right = right_answer(node, inputs)
-    assert_as_accurate(answer_of(interpreter, node, inputs, tiles), right, (right + usual_error).float())
+    assert_as_accurate(answer_of(interpreter, node, inputs, block_config), right, (right + usual_error).float())
 
 
 @settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -201,13 +205,13 @@ def test_any_reach_and_any_mask_give_the_right_answer(
     node=st.builds(
         Relative, heads=st.just(1), causal=st.integers(0, 1), reach=st.integers(0, 40), segments=st.booleans()
     ),
-    tiles=st.sampled_from([SQUARE, WIDE, Tiles(32, 32, 4, 2, 32)]),
+    block_config=st.sampled_from([SQUARE, WIDE, BlockConfig(32, 32, 4, 2, 32)]),
 )
 def test_any_kinds_of_keys_give_the_right_answers(
-    kinds: list[int], memory: int, node: Relative, tiles: Tiles, interpreter: Interpreter
+    kinds: list[int], memory: int, node: Relative, block_config: BlockConfig, interpreter: Interpreter
 ) -> None:
     tokens = len(kinds) - min(memory, len(kinds) - 8)
-    check(interpreter, node, tensors(node, np.array([kinds], np.int32), tokens), tiles)
+    check(interpreter, node, tensors(node, np.array([kinds], np.int32), tokens), block_config)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +318,11 @@ REFUSED: list[tuple[type[Node], dict[str, Any], str]] = [
     (Clipped, clipped_shapes(tokens=0), "tokens is 0; it must be 1 or more"),
     (Clipped, clipped_shapes(head_dim=48), "not support head_dim 48; they support 32, 64, 80, 96, 128"),
     (Clipped, clipped_shapes(batch=2**16), "too large for one launch: batch and heads"),
-    (Clipped, clipped_shapes(tokens=2**20, reach=2**10) | {"reach": 2**10}, "too large for one launch: that of a text"),
+    (
+        Clipped,
+        clipped_shapes(tokens=2**20, reach=2**10) | {"reach": 2**10},
+        "too large for one launch: the scores of a sequence",
+    ),
     (Relative, {"causal": 2}, "causal is 2; it must be 0 or 1"),
     (Relative, {"reach": -1}, "reach is -1; it must be 0 or more"),
     (Relative, {"positions": (12, 1406, 64)}, "positions has 1406 distances; 1407 are needed"),
@@ -325,7 +333,11 @@ REFUSED: list[tuple[type[Node], dict[str, Any], str]] = [
     (Relative, {"content_bias": (64,)}, r"content_bias is \[64\]; .* it is \[12, 64\]"),
     (Relative, {"segment_scores": (2, 896, 12)}, r"segment_scores is \[2, 896, 12\]; .* it is \[2, 512, 12\]"),
     (Relative, dict.fromkeys(("position_bias", "segment_scores")), "RelativeAttention has 7 or 8 inputs, not 6"),
-    (Relative, relative_shapes(keys=511), "There are 511 keys for 512 tokens; the text's own must be among them"),
+    (
+        Relative,
+        relative_shapes(keys=511),
+        "There are 511 keys for 512 tokens; keys must include the tokens of the sequence",
+    ),
     (Relative, relative_shapes(batch=2**16), "too large for one launch"),
 ]
 """Attributes and shapes, None without the input -> what is said of them."""
@@ -337,27 +349,27 @@ def test_what_cannot_be_launched_is_refused() -> None:
         attributes = {name: changes.get(name, value) for name, value in node.node_attributes.items()}
         shapes = [shape for name, own in fitting.items() if (shape := changes.get(name, own)) is not None]
         with named_case(message), pytest.raises(ValueError, match=message):
-            face_of(node.operator).check(shapes, attributes)
+            plugin_spec_of(node.operator).check(shapes, attributes)
 
 
 def test_axes_that_vary_may_be_1_in_a_check() -> None:
     for kind, shapes in ((Clipped, clipped_shapes(batch=1, tokens=1)), (Relative, relative_shapes(tokens=1, keys=1))):
         node, _ = FITTING[kind]
-        face_of(node.operator).check(list(shapes.values()), node.node_attributes)
+        plugin_spec_of(node.operator).check(list(shapes.values()), node.node_attributes)
 
 
 def test_numbers_that_texts_or_queries_share_are_not_stepped_over() -> None:
     node, fitting = FITTING[Clipped]
-    face, attributes = face_of(node.operator), node.node_attributes
+    spec, attributes = plugin_spec_of(node.operator), node.node_attributes
     for table, steps in (
         ((1, 1, 12, 129), (0, 129, 0)),
         ((2, 1, 12, 129), (12 * 129, 129, 0)),
         ((1, 512, 12, 129), (0, 129, 12 * 129)),
     ):
         shapes = list((fitting | {"scores_by_distance": table}).values())
-        constants = face.constants(shapes, attributes, dtype="float16", tiles=Tiles(32, 64, 8, 2, 64))
-        (launch,) = face.launches(shapes, attributes, constants=constants)
-        assert tuple(launch.scalars[name] for name in ("table_batch", "table_head", "table_query")) == steps
+        constants = spec.constants(shapes, attributes, dtype="float16", block_config=BlockConfig(32, 64, 8, 2, 64))
+        (launch,) = spec.launches(shapes, attributes, constants=constants)
+        assert tuple(launch.scalars[name] for name in ("bias_batch", "bias_head", "bias_query")) == steps
 
 
 @pytest.mark.parametrize(

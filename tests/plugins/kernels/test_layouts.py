@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import face_of, sizes, stride_names
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.attention.plugin_spec import plugin_spec_of, sizes, stride_names
+from hdplugins.kernels.block_config import BlockConfig
 from support.attention_layers import Layer, token_kinds
 from support.comparators import named_case
 from support.described_operators import WITH_KERNELS
@@ -36,7 +36,7 @@ AXIS = sizes(range(4))
 TOKENS_FIRST = (AXIS.batch, AXIS.tokens, AXIS.heads, AXIS.head_dim)
 HEADS_FIRST = (AXIS.batch, AXIS.heads, AXIS.tokens, AXIS.head_dim)
 
-TILES = Tiles(16, 16, 4, 2, 64)
+BLOCK_CONFIG = BlockConfig(16, 16, 4, 2, 64)
 """A head of 80 is then in two parts."""
 
 KINDS = token_kinds("holes", 37, globals_="scattered", bound=3, batch=2)
@@ -120,17 +120,19 @@ def test_an_operator_gives_the_same_answer_in_every_layout(
 ) -> None:
     """Rows are read from where they are, and nothing is written between those of the output, as `guarded` demands."""
     operator, attributes = layer.operator, layer.node_attributes
-    tiles = (
-        TILES if layer.operator.name != "BlockSparseAttention" else replace(TILES, block_queries=128, block_keys=128)
+    block_config = (
+        BLOCK_CONFIG
+        if layer.operator.name != "BlockSparseAttention"
+        else replace(BLOCK_CONFIG, block_m=128, block_n=128)
     )
-    wanted, _ = interpreter.attention(operator.name, inputs, tiles=tiles, attributes=attributes)
+    wanted, _ = interpreter.attention(operator.name, inputs, block_config=block_config, attributes=attributes)
     assert not wanted.isnan().any()
     assert len(wanted.flatten().unique()) > wanted.numel() // 3
     for name, laid_out in LAYOUTS.items():
         *states, (_, out) = laid_out(states_of(operator, inputs)).items()
         given = {**inputs, **dict(states)}
         actual, _ = interpreter.attention(
-            operator.name, given, tiles=tiles, attributes=attributes, out_strides=out.stride()
+            operator.name, given, block_config=block_config, attributes=attributes, out_strides=out.stride()
         )
         with named_case(name):
             assert torch.equal(actual, wanted)
@@ -139,18 +141,18 @@ def test_an_operator_gives_the_same_answer_in_every_layout(
 @each_call
 def test_one_machine_code_serves_every_layout(layer: Layer, inputs: Inputs) -> None:
     """Launches differ in strides alone, of which the kernels are promised what all layouts keep."""
-    operator, attributes, face = layer.operator, layer.node_attributes, face_of(layer.operator)
+    operator, attributes, spec = layer.operator, layer.node_attributes, plugin_spec_of(layer.operator)
     shapes = [tuple(tensor.shape) for tensor in inputs.values()]
-    constants = face.constants(shapes, attributes, dtype="float32", tiles=TILES)
-    sources = face.kernel_sources(shapes, attributes, dtype="float32", architectures=[80])
+    constants = spec.constants(shapes, attributes, dtype="float32", block_config=BLOCK_CONFIG)
+    sources = spec.kernel_sources(shapes, attributes, dtype="float32", architectures=[80])
     arguments = {
         source.function: [name for name, kind in source.signature.items() if kind[0] != "*"] for source in sources
     }
     aligned = {source.function: source.aligned for source in sources}
-    usual, seen = face.launches(shapes, attributes, constants=constants), set()
+    usual, seen = spec.launches(shapes, attributes, constants=constants), set()
     for name, laid_out in LAYOUTS.items():
         strides = {name: sizes(state.stride())[:3] for name, state in laid_out(states_of(operator, inputs)).items()}
-        launches = face.launches(shapes, attributes, constants=constants, strides=strides)
+        launches = spec.launches(shapes, attributes, constants=constants, strides=strides)
         with named_case(name):
             for launch, contiguous in zip(launches, usual, strict=True):
                 assert (launch.kernel, launch.grid) == (contiguous.kernel, contiguous.grid)
@@ -163,27 +165,27 @@ def test_one_machine_code_serves_every_layout(layer: Layer, inputs: Inputs) -> N
 
 @each_call
 def test_strides_that_kernels_do_not_support_are_refused(layer: Layer, inputs: Inputs) -> None:
-    face, attributes = face_of(layer.operator), layer.node_attributes
+    spec, attributes = plugin_spec_of(layer.operator), layer.node_attributes
     shapes = [tuple(tensor.shape) for tensor in inputs.values()]
-    constants = face.constants(shapes, attributes, dtype="float32", tiles=TILES)
+    constants = spec.constants(shapes, attributes, dtype="float32", block_config=BLOCK_CONFIG)
     for name in (*layer.operator.state_names, "out"):
         for strides, message in (
             ((4096, 1024, 24), f"The stride of {name} along tokens is 24 elements; .* a multiple of 16, 0 or more"),
             ((4096, 1000, 80), f"The stride of {name} along heads is 1000 elements; .* a multiple of 16, 0 or more"),
             ((-4096, 1024, 80), f"The stride of {name} along batch is -4096 elements; .* a multiple of 16, 0 or more"),
             ((2**31, 80, 160), f"strides of {name}, .* are too large for one launch: they are at most 2147483647"),
-            ((0, 80, 2**27), f"strides of {name}, .* that of tokens times [0-9]+ tokens"),
+            ((0, 80, 2**27), f"strides of {name}, .* the stride of tokens times [0-9]+ tokens"),
         ):
             with named_case(message), pytest.raises(ValueError, match=message):
-                face.launches(shapes, attributes, constants=constants, strides={name: strides})
+                spec.launches(shapes, attributes, constants=constants, strides={name: strides})
     with pytest.raises(ValueError, match="There are strides of queries; the arrays with strides are"):
-        face.launches(shapes, attributes, constants=constants, strides={"queries": (4096, 1024, 80)})
+        spec.launches(shapes, attributes, constants=constants, strides={"queries": (4096, 1024, 80)})
 
 
 def test_an_axis_of_one_entry_may_have_any_stride() -> None:
     (layer, inputs), *_ = CALLS
-    face, attributes = face_of(layer.operator), layer.node_attributes
+    spec, attributes = plugin_spec_of(layer.operator), layer.node_attributes
     shapes = [(1, *tensor.shape[1:]) for tensor in inputs.values()]
-    constants = face.constants(shapes, attributes, dtype="float32", tiles=TILES)
-    _, attend, *_ = face.launches(shapes, attributes, constants=constants, strides={"query": (2**40 + 1, 80, 320)})
+    constants = spec.constants(shapes, attributes, dtype="float32", block_config=BLOCK_CONFIG)
+    _, attend, *_ = spec.launches(shapes, attributes, constants=constants, strides={"query": (2**40 + 1, 80, 320)})
     assert [attend.scalars[name] for name in stride_names("query")] == [0, 80, 320]

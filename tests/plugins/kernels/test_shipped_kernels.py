@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hdplugins import OPERATORS
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.attention.window.plugin import WINDOW_HEAD_DIMS
 from hdplugins.kernels import aot
 from hdplugins.kernels.aot import (
@@ -29,7 +29,7 @@ from hdplugins.kernels.aot import (
     read_kernel,
 )
 from hdplugins.kernels.aot_worker import register_limits
-from hdplugins.kernels.attention_tiles import HEAD_DIMS
+from hdplugins.kernels.block_config import HEAD_DIMS
 from support.comparators import named_case
 from support.described_operators import WITH_KERNELS
 from support.no_compilers import without_compilers
@@ -70,7 +70,7 @@ def sources_of(
     }.get(name, [])
     shapes = [*[state] * operator.states, (1, 1), *others]
     attributes = {"block_size": size, "chunk": size}
-    return face_of(operator).kernel_sources(shapes, attributes, dtype=dtype, architectures=architectures)
+    return plugin_spec_of(operator).kernel_sources(shapes, attributes, dtype=dtype, architectures=architectures)
 
 
 ALL_SOURCES = [source for name in EVERY for source in sources_of(name, head_dim=80)]
@@ -173,7 +173,7 @@ def compiled_apart(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Compile
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     (source,) = sources_of(CHUNKS, 16)
     unaligned = dataclasses.replace(source, aligned=())
-    crowded = dataclasses.replace(source, num_warps=1, constants={**source.constants, "block_queries": 64})
+    crowded = dataclasses.replace(source, num_warps=1, constants={**source.constants, "BLOCK_M": 64})
     both = (sources_of(BLOCKS, optional=optional) for optional in (True, False))
     lists = [source for sources in both for source in sources if source.function == "list_blocks"]
     with pytest.MonkeyPatch.context() as patch:
@@ -212,7 +212,7 @@ def test_kernels_name_no_path_of_the_machine_that_compiled_them(attends: Sequenc
 
 def test_a_pointer_that_a_kernel_does_without_is_not_an_argument(compiled_apart: Sequence[CompiledKernel]) -> None:
     *_, with_table, without = compiled_apart
-    assert [with_table.arguments[0][0], without.arguments[0][0]] == ["listed_blocks", "plan"]
+    assert [with_table.arguments[0][0], without.arguments[0][0]] == ["listed_blocks", "block_index"]
     assert with_table.arguments[1:] == without.arguments
     assert read_kernel(without.metadata).constants["listed_blocks"] is None
 
@@ -279,11 +279,11 @@ def test_what_was_compiled_is_in_the_users_cache(
 @pytest.mark.parametrize("head_dim", WINDOW_HEAD_DIMS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_windows_of_every_head_keep_all_in_registers(dtype: str, head_dim: int) -> None:
-    face, shapes = face_of(OPERATORS[WINDOWS]), [*[(1, 1, 1, head_dim)] * 3, (1, 1)]
+    spec, shapes = plugin_spec_of(OPERATORS[WINDOWS]), [*[(1, 1, 1, head_dim)] * 3, (1, 1)]
     sources = [
         source
         for architecture in SHARED_BYTES
-        for source in face.kernel_sources(shapes, {}, dtype=dtype, architectures=[architecture])
+        for source in spec.kernel_sources(shapes, {}, dtype=dtype, architectures=[architecture])
     ]
     for kernel in compile_kernels(sources):
         assert_worth_shipping(kernel)
@@ -292,15 +292,15 @@ def test_windows_of_every_head_keep_all_in_registers(dtype: str, head_dim: int) 
 
 def test_three_programs_of_windows_share_a_processor_on_hopper() -> None:
     """Tiles that were timed so: see `docs/gpu.md`."""
-    face = face_of(OPERATORS[WINDOWS])
+    spec = plugin_spec_of(OPERATORS[WINDOWS])
     for head_dim in (64, 128):
         shapes = [*[(1, 1, 1, head_dim)] * 3, (1, 1)]
-        source = face.kernel_sources(shapes, {}, dtype="float16", architectures=[90])[-1]
+        source = spec.kernel_sources(shapes, {}, dtype="float16", architectures=[90])[-1]
         assert (source.function, source.maxnreg) == ("attend", 2**16 // (3 * 32 * source.num_warps) // 8 * 8)
         (kernel,) = compile_kernels([source])
         assert kernel.registers <= 168
         assert 3 * kernel.shared_bytes <= SHARED_BYTES[90]
-    assert face.kernel_sources(shapes, {}, dtype="float32", architectures=[90])[-1].maxnreg is None
+    assert spec.kernel_sources(shapes, {}, dtype="float32", architectures=[90])[-1].maxnreg is None
 
 
 def test_the_oldest_triton_of_the_whole_grid_is_the_oldest_that_is_installed() -> None:
@@ -313,8 +313,8 @@ def test_the_oldest_triton_of_the_whole_grid_is_the_oldest_that_is_installed() -
 
 
 def test_a_limit_of_registers_that_would_spill_is_not_kept() -> None:
-    face, shapes = face_of(OPERATORS[WINDOWS]), [*[(1, 1, 1, 64)] * 3, (1, 1)]
-    source = face.kernel_sources(shapes, {}, dtype="float16", architectures=[90])[-1]
+    spec, shapes = plugin_spec_of(OPERATORS[WINDOWS]), [*[(1, 1, 1, 64)] * 3, (1, 1)]
+    source = spec.kernel_sources(shapes, {}, dtype="float16", architectures=[90])[-1]
     (kernel,) = compile_kernels([replace(source, maxnreg=128)])
     assert (kernel.spilled_bytes, kernel.registers > 128) == (0, True)
 
@@ -348,7 +348,7 @@ def test_the_checks_of_machine_code_see_what_they_are_for(compiled_apart: Sequen
 def test_a_warning_of_the_assembler_is_seen() -> None:
     """Relative attention with more queries than sm_90 has registers for."""
     (source,) = sources_of(RELATIVE, architectures=[90])
-    (waiting,) = compile_kernels([dataclasses.replace(source, constants={**source.constants, "block_queries": 64})])
+    (waiting,) = compile_kernels([dataclasses.replace(source, constants={**source.constants, "BLOCK_M": 64})])
     with pytest.raises(AssertionError, match="the assembler warns of C7511"):
         assert_worth_shipping(waiting)
 
@@ -366,4 +366,4 @@ def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype() -> None:
             sources = sources_of(operator, size, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
             case = (operator, size, head_dim, dtype)
             assert [source.architecture for source in sources if source.function == "attend"] == [*SHARED_BYTES], case
-            assert len(sources) == len(SHARED_BYTES) * len(face_of(OPERATORS[operator]).kernels), case
+            assert len(sources) == len(SHARED_BYTES) * len(plugin_spec_of(OPERATORS[operator]).kernels), case

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hdplugins import OPERATORS
 from hdplugins.attention.lsh.reference import hash_tokens
-from hdplugins.attention.plugin_face import face_of
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.attention.plugin_spec import plugin_spec_of
+from hdplugins.kernels.block_config import BlockConfig
 from support.attention_layers import Layer
 from support.comparators import assert_as_accurate, named_case
 from support.described_operators import KERNELS, WITH_KERNELS
@@ -32,9 +32,13 @@ pytest.importorskip("triton", reason="the kernel is written in Triton, which has
 each_operator = pytest.mark.parametrize(("operator", "described"), KERNELS.items(), ids=KERNELS)
 
 
-def answer_of(interpreter: Interpreter, layer: Layer, inputs: Inputs, tiles: Tiles | None = None) -> torch.Tensor:
+def answer_of(
+    interpreter: Interpreter, layer: Layer, inputs: Inputs, block_config: BlockConfig | None = None
+) -> torch.Tensor:
     name = layer.operator.name
-    return interpreter.attention(name, inputs, tiles=tiles or KERNELS[name].tiles, attributes=layer.node_attributes)[0]
+    return interpreter.attention(
+        name, inputs, block_config=block_config or KERNELS[name].block_config, attributes=layer.node_attributes
+    )[0]
 
 
 def answers_of_pytorch(layer: Layer, inputs: Inputs) -> torch.Tensor:
@@ -42,10 +46,15 @@ def answers_of_pytorch(layer: Layer, inputs: Inputs) -> torch.Tensor:
 
 
 def check(
-    interpreter: Interpreter, layer: Layer, kinds: torch.Tensor, *, tiles: Tiles | None = None, size: float = 1
+    interpreter: Interpreter,
+    layer: Layer,
+    kinds: torch.Tensor,
+    *,
+    block_config: BlockConfig | None = None,
+    size: float = 1,
 ) -> None:
     inputs = inputs_of(layer, kinds, size=size)
-    actual = answer_of(interpreter, layer, inputs, tiles)
+    actual = answer_of(interpreter, layer, inputs, block_config)
     right = right_answers(layer, inputs)
     # Where scores are large, PyTorch's error is luck: it depends on the order in which this processor adds.
     orders = (answers_of_pytorch(layer, inputs), answers_of_pytorch(layer, backwards(layer, inputs)))
@@ -65,7 +74,7 @@ def test_every_operator_with_a_kernel_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "kinds", "tiles", "size"),
+    ("layer", "kinds", "block_config", "size"),
     [
         pytest.param(*case.values, id=f"{name} {case.id}", marks=case.marks)
         for name, described in KERNELS.items()
@@ -73,9 +82,9 @@ def test_every_operator_with_a_kernel_is_described() -> None:
     ],
 )
 def test_a_kernel_gives_the_right_answer(
-    layer: Layer, kinds: torch.Tensor, tiles: Tiles | None, size: float, interpreter: Interpreter
+    layer: Layer, kinds: torch.Tensor, block_config: BlockConfig | None, size: float, interpreter: Interpreter
 ) -> None:
-    check(interpreter, layer, kinds, tiles=tiles, size=size)
+    check(interpreter, layer, kinds, block_config=block_config, size=size)
 
 
 @pytest.mark.parametrize(
@@ -212,12 +221,12 @@ def test_a_gpu_gives_the_right_answers(layer: Layer, mask: torch.Tensor) -> None
 def test_globals_beyond_the_bound_are_not_listed(interpreter: Interpreter) -> None:
     """And what is beside the list in the workspace is left alone, as `guarded` demands."""
     layer = Window(left=16, right=16, heads=1, bound=3)
-    name, tiles = layer.operator.name, KERNELS["SlidingWindowAttention"].tiles
+    name, block_config = layer.operator.name, KERNELS["SlidingWindowAttention"].block_config
     inputs = inputs_of(layer, row_of_kinds(70, range(70)))
-    _, workspaces = interpreter.attention(name, inputs, tiles=tiles, attributes=layer.node_attributes)
-    plan = workspaces["plan"].view(torch.int32)
-    assert plan[0] == 3
-    assert plan[-3:].tolist() == [0, 1, 2]
+    _, workspaces = interpreter.attention(name, inputs, block_config=block_config, attributes=layer.node_attributes)
+    block_index = workspaces["block_index"].view(torch.int32)
+    assert block_index[0] == 3
+    assert block_index[-3:].tolist() == [0, 1, 2]
 
 
 # Hashes, and how they are sorted.
@@ -255,7 +264,9 @@ def test_tokens_that_are_not_numbers_have_a_bucket_and_a_place(interpreter: Inte
 def hashes_and_order(interpreter: Interpreter, layer: Lsh, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """[batch, heads, rounds, tokens] int32 each."""
     name = layer.operator.name
-    _, buffers = interpreter.attention(name, inputs, tiles=KERNELS[name].tiles, attributes=layer.node_attributes)
+    _, buffers = interpreter.attention(
+        name, inputs, block_config=KERNELS[name].block_config, attributes=layer.node_attributes
+    )
     batch, tokens, heads, _ = inputs["query_key"].shape
     hashes, order = (buffers[each].view(torch.int32) for each in ("hashes", "order"))
     return hashes.view(batch, heads, layer.rounds, tokens), order.view(batch, heads, layer.rounds, tokens)
@@ -273,8 +284,8 @@ def shapes_of(operator: str, query: Sequence[int], last: Sequence[int] | None = 
 
 @each_operator
 def test_what_cannot_be_launched_or_compiled_is_refused(operator: str, described: KernelDescription) -> None:
-    face, fitting = face_of(OPERATORS[operator]), described.fitting.node_attributes
-    face.check(shapes_of(operator, (2, 1000, 12, 64)), fitting)
+    spec, fitting = plugin_spec_of(OPERATORS[operator]), described.fitting.node_attributes
+    spec.check(shapes_of(operator, (2, 1000, 12, 64)), fitting)
     for changes, message in (
         ({"query": (2, 0, 12, 64)}, "tokens is 0; it must be 1 or more"),
         ({"query": (2, 99, 12, 48)}, "not support head_dim 48; they support 32, 64, 80, 96, 128"),
@@ -286,14 +297,14 @@ def test_what_cannot_be_launched_or_compiled_is_refused(operator: str, described
         shapes = shapes_of(operator, changes.get("query", (2, 1000, 12, 64)), changes.get("last"))
         attributes = {name: changes.get(name, value) for name, value in fitting.items()}
         with named_case(changes), pytest.raises(ValueError, match=message):
-            face.check(shapes, attributes)
+            spec.check(shapes, attributes)
     shapes = shapes_of(operator, (2, 1000, 12, 64))
     for dtype, architecture, message in (
         ("int8", 90, "not support int8; they support float16, bfloat16, float32"),
         ("float16", 75, "compute capability 8.0 or newer, not sm_75"),
     ):
         with named_case(message), pytest.raises(ValueError, match=message):
-            face.kernel_sources(shapes, fitting, dtype=dtype, architectures=[architecture])
+            spec.kernel_sources(shapes, fitting, dtype=dtype, architectures=[architecture])
 
 
 @each_operator
@@ -336,13 +347,13 @@ def test_tensors_that_do_not_fit_are_refused(
 
 def fitting(operator: str, **changes: Any) -> tuple[Any, dict[str, Any]]:
     """An operator's face, and attributes for twelve heads of 64, some of them changed."""
-    return face_of(OPERATORS[operator]), KERNELS[operator].fitting.node_attributes | changes
+    return plugin_spec_of(OPERATORS[operator]), KERNELS[operator].fitting.node_attributes | changes
 
 
 def test_the_workspace_of_lsh_attention_never_shrinks_with_the_text_and_is_linear_in_tokens() -> None:
     def total(tokens: int, **changes: Any) -> int:
-        face, attributes = fitting("LSHAttention", **changes)
-        return sum(face.workspace([(1, tokens, 12, 64)], attributes).values())
+        spec, attributes = fitting("LSHAttention", **changes)
+        return sum(spec.workspace([(1, tokens, 12, 64)], attributes).values())
 
     for changes in ({}, {"rounds": 1}, {"buckets": (32, 64)}):
         sizes = [total(tokens, **changes) for tokens in range(1, 3000)]
@@ -356,18 +367,18 @@ def test_the_workspace_of_lsh_attention_never_shrinks_with_the_text_and_is_linea
 
 def test_a_text_whose_answer_is_compared_is_in_parts() -> None:
     """The rows that see all are computed in parts where they would be the last to end, and then combined."""
-    face, attributes = fitting("BlockSparseAttention", block_size=128, dense_tokens=100, ends_by_row=1)
+    spec, attributes = fitting("BlockSparseAttention", block_size=128, dense_tokens=100, ends_by_row=1)
     shapes = shapes_of("BlockSparseAttention", (1, 520, 1, 32))
-    constants = face.constants(shapes, attributes, dtype="float16", tiles=Tiles(64, 64, 4, 3, 64))
-    last = face.launches(shapes, attributes, constants=constants)[-1]
+    constants = spec.constants(shapes, attributes, dtype="float16", block_config=BlockConfig(64, 64, 4, 3, 64))
+    last = spec.launches(shapes, attributes, constants=constants)[-1]
     assert (last.kernel, last.scalars["splits"]) == ("combine", 2)
 
 
 def test_the_workspace_of_blocks_never_shrinks_with_the_shape_and_is_linear_in_tokens() -> None:
     def total(batch: int, tokens: int, table: tuple[int, ...] | None = None, **changes: Any) -> int:
-        face, attributes = fitting("BlockSparseAttention", **changes)
+        spec, attributes = fitting("BlockSparseAttention", **changes)
         shapes = shapes_of("BlockSparseAttention", (batch, tokens, 12, 64), table)
-        return sum(face.workspace(shapes, attributes).values())
+        return sum(spec.workspace(shapes, attributes).values())
 
     for changes in ({}, {"ends_by_row": 1}, {"first_global": 40}, {"window": 9}):
         sizes = [total(1, tokens, **changes) for tokens in range(1, 2000)]

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 OPERATOR_TESTS = Path(__file__).with_name("test_kernel_operators.py")
 BUNDLE_TESTS = ROOT / "tests" / "runtime" / "backends" / "test_onnxruntime_kernels.py"
 CHOSEN = (
-    "(right_answers or share or python_is_entered or without or what_fails or two_sessions or a_plan_of_other "
+    "(right_answers or share or python_is_entered or without or what_fails or two_sessions or a_block_index_of_other "
     "or a_fork or has_no_branch or by_shared_numbers) and not answers_alike"
 )
 """All but those that start no session, and of bundles those whose functions ONNX Runtime's own attention is in."""

@@ -31,12 +31,12 @@ from onnx import TensorProto, helper
 
 from fakes.simulated_cuda import write_simulated_kernels
 from fakes.stand_in_driver import StandInDriver, build_stand_in
-from hdexport.graph.targets.onnxruntime.shared_plans import share_plans
+from hdexport.graph.targets.onnxruntime.shared_block_indexes import share_block_indexes
 from hdplugins import OPERATORS
-from hdplugins.attention.plugin_face import face_of
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.attention.plugin_spec import plugin_spec_of
+from hdplugins.kernels.block_config import BlockConfig
 from hdplugins.onnxruntime import operators
-from hdplugins.onnxruntime.operators import KernelOperators, LauncherError, library_path, why_no_launcher
+from hdplugins.onnxruntime.operators import KernelOperators, LauncherError, launcher_unavailable_reason, library_path
 from support.attention_graphs import attention_model, chain_of
 from support.attention_layers import Layer, token_kinds
 from support.comparators import assert_close, named_case
@@ -60,7 +60,7 @@ pytestmark = [
 ]
 
 PROVIDER = "CPUExecutionProvider"
-TILES = Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
+BLOCK_CONFIG = BlockConfig(block_m=16, block_n=16, num_warps=4, num_stages=2, block_d=32)
 SOURCE = Path(operators.__file__).with_name("launcher.c")
 
 Feeds = Mapping[str, np.ndarray]
@@ -119,10 +119,10 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_kernels(folder: Path, layer: Layer, feeds: Feeds, architecture: int = 86) -> Path:
     """A bundle's folder of kernels for a node."""
-    face, count = face_of(layer.operator), layer.operator.states + len(layer.inputs)
+    spec, count = plugin_spec_of(layer.operator), layer.operator.states + len(layer.inputs)
     shapes = [feeds[name].shape for name in layer.operator.inputs[:count]]
-    sources = face.kernel_sources(
-        shapes, layer.node_attributes, dtype=layer.dtype, architectures=[architecture], tiles=TILES
+    sources = spec.kernel_sources(
+        shapes, layer.node_attributes, dtype=layer.dtype, architectures=[architecture], block_config=BLOCK_CONFIG
     )
     write_simulated_kernels(folder, layer.operator.name, sources)
     return folder
@@ -182,7 +182,7 @@ def test_kernels_give_the_right_answers_in_the_place_of_functions(
     answers, launches = interpreter.run(
         answer, stand_in, proto.SerializeToString(), kernels, {layer.name: layer.operator.name}, calls
     )
-    assert set(launches) <= set(face_of(layer.operator).kernels)
+    assert set(launches) <= set(plugin_spec_of(layer.operator).kernels)
     assert launches.count("attend") >= len(calls)
     for feeds, found in zip(calls, answers, strict=True):
         tensors = {name: torch.from_numpy(array) for name, array in feeds.items()}
@@ -197,7 +197,7 @@ def test_every_operator_with_kernels_is_tried() -> None:
     assert {layer.operator.name for layer, _ in CASES.values()} == WITH_KERNELS
 
 
-# Layers that share a plan.
+# Layers that share a block index.
 
 SHARED: dict[str, tuple[Layer, np.ndarray]] = {
     name: (layer, masks[-2:][0])
@@ -207,19 +207,19 @@ SHARED: dict[str, tuple[Layer, np.ndarray]] = {
 
 
 def sharing(layer: Layer) -> onnx.ModelProto:
-    """Two layers of which the first gives its plan to the second."""
+    """Two layers of which the first gives its block index to the second."""
     model = attention_model(layer, layer)
-    assert share_plans(model) == 1
+    assert share_block_indexes(model) == 1
     return ir.serde.serialize_model(model)
 
 
 @pytest.mark.parametrize(("layer", "kinds"), SHARED.values(), ids=SHARED)
-def test_layers_share_a_plan_by_which_answers_are_the_same(
+def test_layers_share_a_block_index_by_which_answers_are_the_same(
     layer: Layer, kinds: np.ndarray, stand_in: Path, interpreter: Interpreter, tmp_path: Path
 ) -> None:
     calls = [feeds_of(layer, kinds)]
     kernels, types = write_kernels(tmp_path / "kernels", layer, calls[0]), {layer.name: layer.operator.name}
-    # Neither texts nor tokens: there is no plan.
+    # Neither texts nor tokens: there is no block index.
     calls += [{name: array[:0] for name, array in calls[0].items()}]
     answers, launches = {}, {}
     for name, proto in (("own", chain_of([layer] * 2)), ("shared", sharing(layer))):
@@ -230,12 +230,12 @@ def test_layers_share_a_plan_by_which_answers_are_the_same(
         assert np.array_equal(own, shared)
     assert not (answers["shared"][0] == 7).all()
     own, shared = Counter(launches["own"]), Counter(launches["shared"])
-    for kernel in face_of(layer.operator).planning_kernels:
+    for kernel in plugin_spec_of(layer.operator).block_index_kernels:
         assert (own.pop(kernel), shared.pop(kernel)) == (2, 1)
     assert own == shared
 
 
-def test_layers_of_two_masks_share_no_plan() -> None:
+def test_layers_of_two_masks_share_no_block_index() -> None:
     model = attention_model(*[Window(left=4, right=3, bound=2)] * 2)
     second = [node for node in model.graph if node.op_type.startswith("SlidingWindowAttention")][1]
     kinds = second.inputs[3]
@@ -243,7 +243,7 @@ def test_layers_of_two_masks_share_no_plan() -> None:
     others = ir.Value(name="others", shape=kinds.shape, type=kinds.type)
     model.graph.inputs.append(others)
     second.replace_input_with(3, others)
-    assert share_plans(model) == 0
+    assert share_block_indexes(model) == 0
 
 
 # One node, called in all the ways that sessions are.
@@ -261,7 +261,7 @@ def model(layer: Layer = NODE) -> bytes:
     return with_useless_functions(chain_of((layer,))).SerializeToString()  # type: ignore[no-any-return]
 
 
-def layers_sharing_a_plan() -> bytes:
+def layers_sharing_a_block_index() -> bytes:
     return with_useless_functions(sharing(NODE)).SerializeToString()  # type: ignore[no-any-return]
 
 
@@ -279,11 +279,11 @@ def _planning(stand_in: Path, kernels: Path) -> list[tuple[int, int]]:
     session, found = session_of(onnx.load_from_string(model()), kernels, TYPES)
     assert found is not None
     planned: list[int] = []
-    plan = found._planned
+    block_index = found._planned
 
     def counted(asked: Sequence[int]) -> Iterator[int]:
         planned.append(len(asked))
-        return plan(asked)
+        return block_index(asked)
 
     found._planned = counted  # type: ignore[method-assign]
     seen = []
@@ -317,7 +317,7 @@ def _by_threads(stand_in: Path, proto: bytes, kernels: Path, calls: Sequence[Fee
     return answers
 
 
-@pytest.mark.parametrize("made", [model, layers_sharing_a_plan])
+@pytest.mark.parametrize("made", [model, layers_sharing_a_block_index])
 def test_threads_share_a_session(
     made: Callable[[], bytes], stand_in: Path, kernels: Path, interpreter: Interpreter
 ) -> None:
@@ -449,8 +449,8 @@ def _of_one_bucket(stand_in: Path, kernels: Path) -> list[bool]:
     StandInDriver(stand_in)
     session, found = session_of(onnx.load_from_string(model()), kernels, TYPES)
     assert found is not None
-    plan, asked = found._planned, list[list[int]]()
-    found._planned = lambda words: (asked.append(list(words)), plan(words))[1]  # type: ignore[method-assign]
+    block_index, asked = found._planned, list[list[int]]()
+    found._planned = lambda words: (asked.append(list(words)), block_index(words))[1]  # type: ignore[method-assign]
 
     def answers(batch: int, tokens: int) -> np.ndarray:
         return session.run(None, dict(feeds_of(NODE, token_kinds("none", tokens, batch=batch))))[0]  # type: ignore[no-any-return]
@@ -477,10 +477,10 @@ def _without_programs(stand_in: Path, kernels: Path) -> list[str]:
     driver = StandInDriver(stand_in)
     session, found = session_of(onnx.load_from_string(model()), kernels, TYPES)
     assert found is not None
-    plan = found._planned
+    block_index = found._planned
 
     def empty(asked: Sequence[int]) -> Iterator[int]:
-        scratch_bytes, launches, *words = plan(asked)
+        scratch_bytes, launches, *words = block_index(asked)
         at = 0
         for _ in range(launches):
             words[at + 1] = 0  # behind the function
@@ -510,7 +510,7 @@ def _of_both_sizes(stand_in: Path, kernels: Path) -> list[int]:
         list(load(words))
         (loaded,) = found._loaded.values()
         constants = loaded["attend"].compiled.constants
-        heads.append(constants["head"] + constants.get("tail", 0))
+        heads.append(constants["BLOCK_D"] + constants.get("REM_D", 0))
     return heads
 
 
@@ -542,12 +542,12 @@ def test_two_sessions_on_two_gpus_have_kernels_and_plans_of_their_own(
     stand_in: Path, kernels: Path, interpreter: Interpreter
 ) -> None:
     calls = [feeds_of(NODE, token_kinds("right", tokens)) for tokens in (9, 12)]
-    one_by_one, _ = interpreter.run(answer, stand_in, layers_sharing_a_plan(), kernels, TYPES, calls)
-    answers, loaded, launched = interpreter.run(_on_two_gpus, stand_in, layers_sharing_a_plan(), kernels, calls)
+    one_by_one, _ = interpreter.run(answer, stand_in, layers_sharing_a_block_index(), kernels, TYPES, calls)
+    answers, loaded, launched = interpreter.run(_on_two_gpus, stand_in, layers_sharing_a_block_index(), kernels, calls)
     for found in answers:
         assert all(map(np.array_equal, found, one_by_one))
     assert loaded == Counter({201: 2, 202: 2})
-    # Of two calls each: a plan, and two layers.
+    # Of two calls each: a block index, and two layers.
     assert launched == Counter({201: 6, 202: 6})
 
 
@@ -573,15 +573,18 @@ def _on_two_gpus(
     return list(answers.values()), driver.loaded, driver.launched_in
 
 
-def test_a_plan_of_other_states_is_refused(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
+def test_a_block_index_of_other_states_is_refused(stand_in: Path, kernels: Path, interpreter: Interpreter) -> None:
     """Kernels would read behind it. The function of a node that is not registered gives an empty one."""
-    proto = onnx.load_from_string(layers_sharing_a_plan())
+    proto = onnx.load_from_string(layers_sharing_a_block_index())
     proto.graph.node[0].output[1] = "unread"
     proto.graph.input.append(helper.make_tensor_value_info(proto.graph.node[1].input[4], TensorProto.INT32, None))
-    plan = np.zeros((3, 5), np.int32)
-    feeds = {**feeds_of(NODE, token_kinds("none", 9)), proto.graph.input[-1].name: plan}
+    block_index = np.zeros((3, 5), np.int32)
+    feeds = {**feeds_of(NODE, token_kinds("none", 9)), proto.graph.input[-1].name: block_index}
     said = interpreter.run(_refused, stand_in, proto.SerializeToString(), kernels, feeds)
-    assert "_takes_plan on [3, 9, 2, 32]: the plan that it takes is [3, 5]; for these states it is [3, 24]" in said
+    assert (
+        "_block_index_input on [3, 9, 2, 32]: the block index that it takes is [3, 5]; for these states it is [3, 24]"
+        in said
+    )
 
 
 def _refused(stand_in: Path, proto: bytes, kernels: Path, feeds: Feeds) -> str:
@@ -606,12 +609,12 @@ def _forked(stand_in: Path, kernels: Path) -> list[str]:
     feeds = dict(feeds_of(NODE, token_kinds("none", 9)))
     session, found = session_of(onnx.load_from_string(model()), kernels, TYPES)
     assert found is not None
-    asked, may_answer, plan = threading.Event(), threading.Event(), found._planned
+    asked, may_answer, block_index = threading.Event(), threading.Event(), found._planned
 
     def slowly(words: Sequence[int]) -> Iterator[int]:
         asked.set()
         may_answer.wait()
-        return plan(words)
+        return block_index(words)
 
     found._planned = slowly  # type: ignore[method-assign]
     answers: list[np.ndarray] = []
@@ -770,10 +773,10 @@ def compiled(source: Path) -> Path:
 def test_the_library_of_another_version_is_not_used(
     made: Callable[[Path], Path], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert why_no_launcher() is None
+    assert launcher_unavailable_reason() is None
     library = made(tmp_path)
     monkeypatch.setattr(operators, "library_path", lambda: library)
-    assert re.fullmatch(message, why_no_launcher() or "")
+    assert re.fullmatch(message, launcher_unavailable_reason() or "")
     with pytest.raises(LauncherError, match=message):
         KernelOperators(library, tmp_path, node_types={})
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fakes.simulated_gpu import plugin_answers
-from hdplugins.attention.plugin_face import PlanUse
+from hdplugins.attention.plugin_spec import BlockIndexUse
 from support.attention_layers import SparseLayer
 from support.comparators import assert_close
 from support.exact_answers import exact_answer
@@ -22,13 +22,13 @@ from support.operators.distance import inputs_of as clipped_inputs
 from support.operators.relative import Relative, key_kinds
 from support.operators.relative import inputs_of as relative_inputs
 from support.plugin_calls import (
+    BLOCK_CONFIG,
     BLOCK_LAYER,
     CHUNK_LAYER,
     CLIPPED,
     CLIPPED_LAYER,
     LSH_LAYER,
     RELATIVE,
-    TILES,
     WINDOW,
     WINDOW_LAYER,
 )
@@ -83,15 +83,15 @@ SHARING: dict[str, tuple[SparseLayer, list[torch.Tensor]]] = {
     "blocks": (replace(BLOCK_LAYER, block=16, heads=1, dtype="float16"), [mask(90, 90, 70), mask(1, 1)]),
     "blocks with a table": (replace(BLOCK_LAYER, block=16, listed=(2, 3, 2)), [mask(70, 70)]),
 }
-"""Layers that share a plan, and calls of them."""
+"""Layers that share a block index, and calls of them."""
 
 
 @pytest.mark.parametrize(("layer", "calls"), SHARING.values(), ids=SHARING)
-def test_plugins_that_share_a_plan_give_the_right_answers(
+def test_plugins_that_share_a_block_index_give_the_right_answers(
     layer: SparseLayer, calls: list[torch.Tensor], interpreter: Interpreter, tmp_path: Path
 ) -> None:
-    """One plugin makes the plan, in a tensor of the size that engines are built with, and another reads it."""
-    uses = (PlanUse.GIVES, PlanUse.TAKES)
+    """One plugin makes the block index, in a tensor of the size that engines are built with, and another reads it."""
+    uses = (BlockIndexUse.OUTPUT, BlockIndexUse.INPUT)
     given, answers = answers_of(layer, calls, interpreter, tmp_path, uses=uses)
     assert len(answers) == len(uses) * len(given)
     for number, answer in enumerate(answers):
@@ -108,7 +108,7 @@ def relative_call(node: Relative, memory: int, tokens: int) -> tuple[Inputs, np.
 def test_a_plugin_gives_the_right_answers_with_memories_of_any_size(interpreter: Interpreter, tmp_path: Path) -> None:
     node = Relative(reach=40, dtype="float16")
     calls, wanted = zip(*(relative_call(node, *sizes) for sizes in ((7, 30), (0, 9), (7, 30))), strict=True)
-    arguments = (RELATIVE, list(calls), tmp_path / "kernels", TILES[RELATIVE], node.node_attributes)
+    arguments = (RELATIVE, list(calls), tmp_path / "kernels", BLOCK_CONFIG[RELATIVE], node.node_attributes)
     for answer, right in zip(interpreter.run(plugin_answers, *arguments), wanted, strict=True):
         # Somewhat more than twice what was measured, for values of about 4: 3.3e-3.
         assert_close(answer.numpy(), right, atol=8e-3)
@@ -118,7 +118,7 @@ def test_a_plugin_gives_the_right_answers_by_distance(interpreter: Interpreter, 
     layer = CLIPPED_LAYER
     arrays = [clipped_inputs(layer, mask(tokens, tokens, 20).numpy()) for tokens in (31, 1, 31)]
     calls = [{name: torch.from_numpy(array) for name, array in inputs.items()} for inputs in arrays]
-    arguments = (CLIPPED, calls, tmp_path / "kernels", TILES[CLIPPED], layer.node_attributes)
+    arguments = (CLIPPED, calls, tmp_path / "kernels", BLOCK_CONFIG[CLIPPED], layer.node_attributes)
     for inputs, answer in zip(arrays, interpreter.run(plugin_answers, *arguments), strict=True):
         # Somewhat more than twice what was measured, for values of up to 5: 2.3e-3.
         assert_close(answer.numpy(), exact_answer(layer, inputs), atol=5e-3)
@@ -130,14 +130,14 @@ def answers_of(
     interpreter: Interpreter,
     folder: Path,
     *,
-    uses: Sequence[PlanUse] = (PlanUse.OWN,),
+    uses: Sequence[BlockIndexUse] = (BlockIndexUse.PRIVATE,),
     **changes: Any,
 ) -> tuple[list[Inputs], list[torch.Tensor]]:
     name, given = layer.operator.name, [inputs_of(layer, kinds) for kinds in calls]
-    attributes, tiles = layer.node_attributes | changes, TILES[name]
+    attributes, block_config = layer.node_attributes | changes, BLOCK_CONFIG[name]
     if layer.node_attributes.get("block_size", 64) < 64:
-        tiles = replace(tiles, block_queries=16, block_keys=16)
-    return given, interpreter.run(plugin_answers, name, given, folder / "kernels", tiles, attributes, uses)
+        block_config = replace(block_config, block_m=16, block_n=16)
+    return given, interpreter.run(plugin_answers, name, given, folder / "kernels", block_config, attributes, uses)
 
 
 @pytest.mark.parametrize("wrong", [{"right": 17}, {"scale": 1.005 * WINDOW["scale"]}], ids=str)

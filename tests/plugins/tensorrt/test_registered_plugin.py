@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
 from fakes.simulated_gpu import plugin_of
 from hdplugins import ONNX_DOMAIN_VERSION, OPERATORS
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.tensorrt.plugin_class import take_plugin_errors
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels
 from support.plugin_calls import (
@@ -93,19 +93,19 @@ def test_kernels_are_loaded_by_the_driver_that_launches_them(kernels: Path, monk
 
 def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
     for operator in plugin_operators():
-        face = face_of(operator)
-        assert len(face.INPUT_DTYPES) == len(operator.inputs)
-        assert face.INPUT_DTYPES[0] is None
-        assert tuple(face.FIELDS) == tuple(operator.attributes)
+        spec = plugin_spec_of(operator)
+        assert len(spec.INPUT_DTYPES) == len(operator.inputs)
+        assert spec.INPUT_DTYPES[0] is None
+        assert tuple(spec.FIELDS) == tuple(operator.attributes)
 
 
 def test_a_machine_that_runs_bundles_needs_nothing_that_builds_them() -> None:
     program = """
 import sys
 sys.modules.update(dict.fromkeys(["torch", "transformers", "triton", "onnx", "onnx_ir", "onnxscript", "cuda"]))
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels
-print(sum(len(face_of(operator).kernels) for operator in plugin_operators()))
+print(sum(len(plugin_spec_of(operator).kernels) for operator in plugin_operators()))
 print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -14,9 +14,9 @@ import pytest
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver
 from fakes.simulated_gpu import plugin_of, tensor_descriptions
 from hdplugins import OPERATORS
-from hdplugins.attention.plugin_face import PlanUse, face_of
+from hdplugins.attention.plugin_spec import BlockIndexUse, plugin_spec_of
 from hdplugins.kernels.aot import KernelError
-from hdplugins.kernels.attention_tiles import cubin_architecture
+from hdplugins.kernels.block_config import cubin_architecture
 from hdplugins.kernels.cuda_launch import LaunchError
 from hdplugins.tensorrt.plugin_class import take_plugin_errors
 from support.comparators import named_case
@@ -70,7 +70,7 @@ def test_fields_that_are_not_the_operators_are_refused() -> None:
         ({"left": (1, 2)}, "the field left holds 2 x INT32; it is one value of type int"),
         ({"scale": 1}, "the field scale holds 1 x INT32; it is one value of type float"),
         ({"dilation": ()}, "the field dilation holds 0 x INT32"),
-        ({"plan_use": 3}, "3 is not a valid PlanUse"),
+        ({"block_index_use": 3}, "3 is not a valid BlockIndexUse"),
     ):
         with named_case(changes), pytest.raises(ValueError, match=message):
             plugin_of(trt, WINDOW, None, **changes)
@@ -95,12 +95,12 @@ OWN_TYPES = {
 """Operator -> the types of its inputs and its result, by that of its states."""
 
 OF_A_PLAN = [
-    (PlanUse.GIVES, "HALF HALF HALF INT32 HALF INT32", 4, True),
-    (PlanUse.GIVES, "HALF HALF HALF INT32 HALF HALF", 4, False),
-    (PlanUse.TAKES, "HALF HALF HALF INT32 INT32 HALF", 5, True),
-    (PlanUse.TAKES, "HALF HALF HALF INT32 HALF HALF", 5, False),
+    (BlockIndexUse.OUTPUT, "HALF HALF HALF INT32 HALF INT32", 4, True),
+    (BlockIndexUse.OUTPUT, "HALF HALF HALF INT32 HALF HALF", 4, False),
+    (BlockIndexUse.INPUT, "HALF HALF HALF INT32 INT32 HALF", 5, True),
+    (BlockIndexUse.INPUT, "HALF HALF HALF INT32 HALF HALF", 5, False),
 ]
-"""Use of a plan, the types of a window's inputs and outputs, how many are inputs, and whether they fit."""
+"""Use of a block index, the types of a window's inputs and outputs, how many are inputs, and whether they fit."""
 
 OTHER_TYPES = [
     (RELATIVE, "HALF HALF HALF INT32 HALF HALF HALF HALF", True),
@@ -130,9 +130,9 @@ def test_states_and_result_are_of_one_type_and_other_inputs_of_theirs() -> None:
         assert plugin.get_output_data_types([tensor.desc.type for tensor in tensors]) == [tensors[0].desc.type]
 
 
-def test_a_plan_is_of_whole_numbers() -> None:
+def test_a_block_index_is_of_whole_numbers() -> None:
     for use, types, inputs, takes in OF_A_PLAN:
-        plugin = plugin_of(trt, WINDOW, None, plan_use=int(use))
+        plugin = plugin_of(trt, WINDOW, None, block_index_use=int(use))
         tensors = [described(getattr(trt.DataType, name)) for name in types.split()]
         fits = [plugin.supports_format_combination(place, tensors, inputs) for place in range(len(tensors))]
         assert all(fits) == takes, (use, types)
@@ -154,7 +154,7 @@ def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts() -> 
     sizes = {}
     for operator, shapes in ((WINDOWS, shapes_of((4, 1000, 2, 32))), (LSH, ROTATED), (BLOCKS, listed)):
         plugin = plugin_of(trt, ATTRIBUTES[operator], None, operator=operator)
-        needed = face_of(OPERATORS[operator]).workspace(shapes, ATTRIBUTES[operator])
+        needed = plugin_spec_of(OPERATORS[operator]).workspace(shapes, ATTRIBUTES[operator])
         sizes[operator] = plugin.get_workspace_size(profiled(shapes), [])
         assert 0 <= sizes[operator] - sum(needed.values()) < len(needed) * 256
     assert plugin.get_workspace_size(profiled(listed[:4]), []) < sizes[BLOCKS]
@@ -175,49 +175,60 @@ def test_a_build_without_a_kernel_for_it_stops() -> None:
 
 def test_launches_carry_addresses_sizes_and_the_stream(kernels: Path, launched: list[LaunchedKernel]) -> None:
     run(plugin_of(trt, WINDOW | {"dilation": (1, 2)}, kernels))
-    assert [launch.source["function"] for launch in launched] == ["plan_keys", "attend", "attend"]
+    assert [launch.source["function"] for launch in launched] == ["index_keys", "attend", "attend"]
     assert {launch.stream for launch in launched} == {STREAM}
-    assert launched[0].arguments == {"token_kind": 0x4000, "plan": WORKSPACE, "tokens": 70, "global_bound": 5}
-    pointers = {"query": 0x1000, "key": 0x2000, "value": 0x3000, "token_kind": 0x4000, "plan": WORKSPACE, "out": 0x5000}
+    assert launched[0].arguments == {"token_kind": 0x4000, "block_index": WORKSPACE, "tokens": 70, "global_bound": 5}
+    pointers = {
+        "query": 0x1000,
+        "key": 0x2000,
+        "value": 0x3000,
+        "token_kind": 0x4000,
+        "block_index": WORKSPACE,
+        "out": 0x5000,
+    }
     assert pointers.items() <= launched[1].arguments.items()
     assert [launch.arguments["dilation"] for launch in launched[1:]] == [1, 2]
 
 
-def test_a_plan_is_made_by_the_plugin_that_gives_it_and_read_by_those_that_take_it(
+def test_a_block_index_is_made_by_the_plugin_that_gives_it_and_read_by_those_that_take_it(
     kernels: Path, launched: list[LaunchedKernel]
 ) -> None:
-    plan, described = 0x7000, tensor_descriptions(trt, shapes_of(SHAPE), "float16")
-    uses = (int(PlanUse.GIVES), int(PlanUse.TAKES))
-    gives, takes = (plugin_of(trt, WINDOW, kernels, plan_use=use).attach_to_context(None) for use in uses)
+    block_index, described = 0x7000, tensor_descriptions(trt, shapes_of(SHAPE), "float16")
+    uses = (int(BlockIndexUse.OUTPUT), int(BlockIndexUse.INPUT))
+    gives, takes = (plugin_of(trt, WINDOW, kernels, block_index_use=use).attach_to_context(None) for use in uses)
     assert (gives.num_outputs, takes.num_outputs) == (2, 1)
     for attached in (gives, takes):
         assert attached.get_workspace_size(profiled(shapes_of(SHAPE)), []) == 0
-        (stored,) = (field.data for field in attached.get_fields_to_serialize() if field.name == "plan_use")
-        assert stored == attached.plan_use
+        (stored,) = (field.data for field in attached.get_fields_to_serialize() if field.name == "block_index_use")
+        assert stored == attached.block_index_use
     gives.on_shape_change(described, described[:1])
-    gives.enqueue(described, described[:1], ADDRESSES, [0x5000, plan], 0, STREAM)
+    gives.enqueue(described, described[:1], ADDRESSES, [0x5000, block_index], 0, STREAM)
     described = tensor_descriptions(trt, [*shapes_of(SHAPE), (2, 149)], "float16")
     takes.on_shape_change(described, described[:1])
-    takes.enqueue(described, described[:1], [*ADDRESSES, plan], [0x6000], 0, STREAM)
-    assert [launch.source["function"] for launch in launched] == ["plan_keys", "attend", "attend"]
-    assert {launch.arguments["plan"] for launch in launched} == {plan}
+    takes.enqueue(described, described[:1], [*ADDRESSES, block_index], [0x6000], 0, STREAM)
+    assert [launch.source["function"] for launch in launched] == ["index_keys", "attend", "attend"]
+    assert {launch.arguments["block_index"] for launch in launched} == {block_index}
     assert [launch.arguments["out"] for launch in launched[1:]] == [0x5000, 0x6000]
 
 
 def test_launches_carry_the_table_where_there_is_one(launched: list[LaunchedKernel], tmp_path: Path) -> None:
     folder = kernels_for(tmp_path, LISTED, UNLISTED, operator=BLOCKS, architectures=[86])
-    face = face_of(OPERATORS[BLOCKS])
+    spec = plugin_spec_of(OPERATORS[BLOCKS])
     for shapes in (LISTED, UNLISTED):
         launched.clear()
         run(plugin_of(trt, BIGBIRD, folder, operator=BLOCKS), shapes[0], *shapes[4:])
-        assert [launch.source["function"] for launch in launched] == list(face.kernels)
-        sizes = list(face.workspace(shapes, BIGBIRD).values())
-        partials = WORKSPACE + -(-sizes[0] // 256) * 256
+        assert [launch.source["function"] for launch in launched] == list(spec.kernels)
+        sizes = list(spec.workspace(shapes, BIGBIRD).values())
+        split_results = WORKSPACE + -(-sizes[0] // 256) * 256
         _, lists, attend, combine = (launch.arguments for launch in launched)
         has_table = len(shapes) > 4
         assert {"listed_blocks": 0x6000}.items() <= lists.items() if has_table else "listed_blocks" not in lists
-        assert (lists["plan"], lists["table_listed"]) == (WORKSPACE, 3 if has_table else 0)
-        assert (attend["partials"], combine["partials"], combine["out"]) == (partials, partials, 0x5000)
+        assert (lists["block_index"], lists["table_listed"]) == (WORKSPACE, 3 if has_table else 0)
+        assert (attend["split_results"], combine["split_results"], combine["out"]) == (
+            split_results,
+            split_results,
+            0x5000,
+        )
 
 
 def test_kernels_of_other_types_or_sizes_are_not_launched(
@@ -254,7 +265,7 @@ def test_kernels_are_loaded_once_and_before_anything_is_enqueued(driver: Simulat
     run(plugin, (1, 9, 2, 32))
     assert "cuModuleLoadData" not in driver.calls
     set_up(attached, (1, 9, 2, 64))
-    # Heads of another size have kernels of their own, but plan_keys serves both.
+    # Heads of another size have kernels of their own, but index_keys serves both.
     assert driver.calls.count("cuModuleLoadData") == 1
 
 
@@ -350,8 +361,8 @@ def test_a_kernel_that_is_missing_or_changed_is_named(kernels: Path, tmp_path: P
     for damage, message in (
         (remove("*attend-sm86*.cubin"), r"attend-sm86.*does not describe a compiled kernel"),
         (remove("*attend-sm8*"), r"GPU is an sm_86; in .* the kernel attend .* is for sm_120.\n.*--sm 86"),
-        (remove("*"), r"the kernel plan_keys .* is for none"),
-        (shutil.rmtree, r"the kernel plan_keys .* is for none"),
+        (remove("*"), r"the kernel index_keys .* is for none"),
+        (shutil.rmtree, r"the kernel index_keys .* is for none"),
         (tamper, r"attend-sm86.*is not the file that .*describes"),
     ):
         damaged = Path(shutil.copytree(kernels, tmp_path / "damaged"))

@@ -32,8 +32,8 @@ from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
 from hdexport.support.bundle_writer import seal
 from hdexport.verify.comparison import compare
 from hdplugins import OPERATORS
-from hdplugins.attention.plugin_face import face_of
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.attention.plugin_spec import plugin_spec_of
+from hdplugins.kernels.block_config import BlockConfig
 from hdplugins.onnxruntime.operators import KernelOperators, library_path
 from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
 from hdruntime.backends.onnxruntime import kernels as onnxruntime_kernels
@@ -55,7 +55,7 @@ pytestmark = [
     pytest.mark.skipif(library_path() is None, reason="the launcher was not built: pip install --editable ."),
 ]
 
-TILES = Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
+BLOCK_CONFIG = BlockConfig(block_m=16, block_n=16, num_warps=4, num_stages=2, block_d=32)
 HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2}
 """Of 32, which kernels are for."""
 
@@ -115,8 +115,12 @@ def write_kernels(bundle: Path, architecture: int = 86) -> None:
     manifest = open_bundle(bundle, check_files=False).manifest
     for node in manifest.kernel_nodes:
         operator = OPERATORS[node.operator]
-        sources = face_of(operator).kernel_sources(
-            node.shapes, node.operator_attributes, dtype=manifest.dtype, architectures=[architecture], tiles=TILES
+        sources = plugin_spec_of(operator).kernel_sources(
+            node.shapes,
+            node.operator_attributes,
+            dtype=manifest.dtype,
+            architectures=[architecture],
+            block_config=BLOCK_CONFIG,
         )
         write_simulated_kernels(bundle / KERNELS_FOLDER, operator.name, sources)
 
@@ -191,8 +195,8 @@ def test_a_bundle_answers_alike_with_kernels_and_without(
     with_kernels = {node.operator for node in manifest.kernel_nodes}
     layers = sum(count for name, count in manifest.operators.items() if name.rpartition("::")[2] in with_kernels)
     assert launches.count("attend") >= layers * len(by_bodies) > 0
-    for name in {name for operator in with_kernels for name in face_of(OPERATORS[operator]).planning_kernels}:
-        # All layers of these models have one plan.
+    for name in {name for operator in with_kernels for name in plugin_spec_of(OPERATORS[operator]).block_index_kernels}:
+        # All layers of these models have one block index.
         assert launches.count(name) == len(by_bodies)
     for bodies, kernels in zip(by_bodies, by_kernels, strict=True):
         assert bodies.keys() == kernels.keys()
@@ -358,7 +362,7 @@ def test_threads_use_two_sessions_on_two_gpus_each_in_its_context(
         for values in found:
             # A thread's turns go to the GPUs by turns, and so do the two batches.
             assert np.array_equal(values, expected[(thread + gpu) % 2]["last_hidden_state"])
-    kernels = len(face_of(OPERATORS["SlidingWindowAttention"]).kernels)
+    kernels = len(plugin_spec_of(OPERATORS["SlidingWindowAttention"]).kernels)
     assert loaded == Counter({FIRST_CONTEXT: kernels, FIRST_CONTEXT + 1: kernels})
     # Of six calls each, of as many launches as one of three.
     assert launched == Counter(dict.fromkeys(loaded, 2 * len(launches)))
@@ -429,7 +433,7 @@ def test_operators_are_registered_only_where_all_that_they_need_is_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if launcher is not None:
-        monkeypatch.setattr(onnxruntime_kernels, "why_no_launcher", lambda: launcher)
+        monkeypatch.setattr(onnxruntime_kernels, "launcher_unavailable_reason", lambda: launcher)
     registered: list[str] = []
 
     class Options:

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.operator import BlockOrder
-from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
+from hdplugins.attention.operator import BodyVariant
+from hdplugins.kernels.block_config import HEAD_DIMS, BlockConfig
 from support.attention_layers import Description, SparseLayer, scans, token_kinds
-from support.kernel_cases import KERNEL_DTYPES, KernelDescription, kernel_case, tiles_of_gpu
+from support.kernel_cases import KERNEL_DTYPES, KernelDescription, block_config_of_gpu, kernel_case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ DESCRIPTION = Description(
         replace(layer, dense=211),
         replace(layer, listed=(1, 5, 3)),
     ],
-    counts=lambda layer, order: scans(order, 1 + (layer.first + layer.last > 0)),
+    counts=lambda layer, variant: scans(variant, 1 + (layer.first + layer.last > 0)),
     names={_BIGBIRD: "BlockSparseAttention_first_last_window1_dense"},
     bodiless=[(Blocks(first=0, last=0, window=-1), "its queries see nothing")],
     # Measured 5.2e-7; values reach 1.6.
@@ -144,7 +144,7 @@ DESCRIPTION = Description(
         2e-6,
     ),
     repeated=replace(_BIGBIRD, by_row=1),
-    once={BlockOrder.SEQUENTIAL: dict.fromkeys(("ReduceMax", "Log", "Equal", "Pad"))},
+    once={BodyVariant.BLOCKWISE: dict.fromkeys(("ReduceMax", "Log", "Equal", "Pad"))},
     choices=1,
     wide=replace(_WIDE_BLOCKS, listed=(4, 200, 3)),
     built=[
@@ -236,24 +236,24 @@ def _block_cases() -> list[Any]:
     mask = torch.ones(1, 520, dtype=torch.int32)
     mask[0, 150:400:7] = 0
     layer = replace(_HF_EVAL, block=128, first=2, by_row=1, dense=100, heads=1)
-    case("a text in parts", layer=layer, kinds=mask, tiles=Tiles(128, 128, 4, 2, 32))
+    case("a text in parts", layer=layer, kinds=mask, block_config=BlockConfig(128, 128, 4, 2, 32))
     for window, first in ((2, 0), (-1, 2**31 - 1)):
         layer = replace(_PLAIN, window=window, first=first, heads=1)
         case("window", window, first, layer=layer, kinds=block_mask(79))
     for block in (5, 84):
         layer = replace(_HF_EVAL, block=block, heads=1, dtype="float16")
         mask = block_mask(min(3 * block + block // 2 + 4, 300))[1:]
-        case("blocks of", block, layer=layer, kinds=mask, tiles=tiles_of_gpu(layer))
+        case("blocks of", block, layer=layer, kinds=mask, block_config=block_config_of_gpu(layer))
     for head_dim, dtype in itertools.product(HEAD_DIMS, KERNEL_DTYPES):
         layer = replace(_HF_EVAL, block=128, heads=1, head_dim=head_dim, dtype=dtype)
-        tiles, is_nightly = tiles_of_gpu(layer), (head_dim, dtype) != (80, "float16")
+        block_config, is_nightly = block_config_of_gpu(layer), (head_dim, dtype) != (80, "float16")
         mask = block_mask(270)[1:2]
-        case("heads of", head_dim, dtype, layer=layer, kinds=mask, tiles=tiles, is_nightly=is_nightly)
+        case("heads of", head_dim, dtype, layer=layer, kinds=mask, block_config=block_config, is_nightly=is_nightly)
     return cases
 
 
 KERNELS = KernelDescription(
-    tiles=Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32),
+    block_config=BlockConfig(block_m=16, block_n=16, num_warps=4, num_stages=2, block_d=32),
     cases=_block_cases(),
     # Block 4 is the first that sees block 5.
     not_loaded=(replace(_PLAIN, heads=1), 128, 80, 64, 64),

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.operator import BlockOrder
-from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
+from hdplugins.attention.operator import BodyVariant
+from hdplugins.kernels.block_config import HEAD_DIMS, BlockConfig
 from support.attention_layers import PADDINGS, Description, SparseLayer, scans, token_kinds
-from support.kernel_cases import KERNEL_DTYPES, KernelDescription, kernel_case, tiles_of_gpu
+from support.kernel_cases import KERNEL_DTYPES, KernelDescription, block_config_of_gpu, kernel_case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ DESCRIPTION = Description(
         replace(layer, chunk=layer.chunk + 1),
         replace(layer, causal=1 - layer.causal),
     ],
-    counts=lambda layer, order: {"TopK": 0, "ScatterElements": 0} | scans(order, 1),
+    counts=lambda layer, variant: {"TopK": 0, "ScatterElements": 0} | scans(variant, 1),
     names={
         NODES[0]: "ChunkAttention_chunk8_before1_after0_of8",
         NODES[4]: "ChunkAttention_chunk8_before0_after2_of8_causal",
@@ -110,7 +110,7 @@ DESCRIPTION = Description(
     # Measured 1.9e-6; values reach 2.9.
     chain=((NODES[0], Chunks(after=1, multiple=2), NODES[0]), 4e-6),
     repeated=NODES[0],
-    once={BlockOrder.PARALLEL: {"Range": None, "Less": 1}},
+    once={BodyVariant.BATCHED: {"Range": None, "Less": 1}},
     choices=1,
     wide=_WIDE_CHUNKS,
     built=[
@@ -137,7 +137,7 @@ def _chunk_cases() -> list[Any]:
     cases = [kernel_case(tokens, layer=_CHUNK, kinds=chunk_mask(tokens)) for tokens in (1, 7, 8, 17)]
 
     def case(*name: object, tokens: int, size: float = 1, **changes: Any) -> None:
-        others = {key: changes.pop(key) for key in ("tiles", "is_nightly") if key in changes}
+        others = {key: changes.pop(key) for key in ("block_config", "is_nightly") if key in changes}
         # One text without padding and one with holes.
         kinds, layer = chunk_mask(tokens)[[0, 3]], replace(_CHUNK, **changes)
         cases.append(kernel_case(*name, layer=layer, kinds=kinds, size=size, **others))
@@ -149,8 +149,8 @@ def _chunk_cases() -> list[Any]:
         case("chunks of", chunk, "times", multiple, tokens=tokens, chunk=chunk, multiple=multiple)
     for head_dim, dtype in itertools.product(HEAD_DIMS, KERNEL_DTYPES):
         changes: dict[str, Any] = {"chunk": 64, "head_dim": head_dim, "dtype": dtype}
-        tiles, is_nightly = tiles_of_gpu(replace(_CHUNK, **changes)), (head_dim, dtype) != (64, "float16")
-        case("heads of", head_dim, dtype, tokens=150, tiles=tiles, is_nightly=is_nightly, **changes)
+        block_config, is_nightly = block_config_of_gpu(replace(_CHUNK, **changes)), (head_dim, dtype) != (64, "float16")
+        case("heads of", head_dim, dtype, tokens=150, block_config=block_config, is_nightly=is_nightly, **changes)
     case("scores far beyond exp", tokens=37, size=1000)
     return cases
 
@@ -164,10 +164,10 @@ UNDEFINED_CHUNKS = [
     ({"after": 2**30}, "and 1073741824 after, are too many for the kernels"),
 ]
 _CHUNK = Chunks(heads=1)
-CIRCLE_TILES = Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
+CIRCLE_BLOCK_CONFIG = BlockConfig(block_m=16, block_n=16, num_warps=4, num_stages=2, block_d=32)
 
 KERNELS = KernelDescription(
-    tiles=CIRCLE_TILES,
+    block_config=CIRCLE_BLOCK_CONFIG,
     cases=_chunk_cases(),
     # Each chunk sees the next one, of which the sixth is the first that holds NaN.
     not_loaded=(replace(_CHUNK, chunk=16, before=0, after=1), 112, 80, 64, 64),

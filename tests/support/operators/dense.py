@@ -11,11 +11,11 @@ import onnx
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from hdplugins.attention.window.plugin import WINDOW_HEAD_DIMS
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.kernels.block_config import BlockConfig
 from support.attention_layers import PADDINGS, Layer, token_kinds
-from support.kernel_cases import KERNEL_DTYPES, KernelDescription, kernel_case, tiles_of_gpu
+from support.kernel_cases import KERNEL_DTYPES, KernelDescription, block_config_of_gpu, kernel_case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Dense(Layer):
     def answers_padding(self) -> bool:
         return not self.causal
 
-    def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
+    def body(self, variant: BodyVariant = BodyVariant.BATCHED) -> onnx.FunctionProto:
         """The same function in each order."""
         return super().body()
 
@@ -66,19 +66,21 @@ def _cases() -> list[Any]:
     for head_dim, dtype, causal in itertools.product(WINDOW_HEAD_DIMS, KERNEL_DTYPES, (0, 1)):
         layer = Dense(heads=1, head_dim=head_dim, dtype=dtype, causal=causal)
         is_nightly = (head_dim, dtype, causal) not in ((80, "float16", 1), (128, "float16", 0))
-        case = {"layer": layer, "kinds": ends, "tiles": tiles_of_gpu(layer), "is_nightly": is_nightly}
+        case = {"layer": layer, "kinds": ends, "block_config": block_config_of_gpu(layer), "is_nightly": is_nightly}
         cases.append(kernel_case("heads of", head_dim, dtype, "causal" * causal, **case))
     cases.append(kernel_case("scores far beyond exp", layer=NODES[1], kinds=ends, size=1000))
     # Longer than the part of the mask that is read at a time.
     long = torch.from_numpy(token_kinds("right", 1030, batch=1))
     for causal in (0, 1):
         layer = Dense(heads=1, causal=causal)
-        cases.append(kernel_case("long", "causal" * causal, layer=layer, kinds=long, tiles=tiles_of_gpu(layer)))
+        cases.append(
+            kernel_case("long", "causal" * causal, layer=layer, kinds=long, block_config=block_config_of_gpu(layer))
+        )
     return cases
 
 
 KERNELS = KernelDescription(
-    tiles=Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
+    block_config=BlockConfig(block_m=32, block_n=16, num_warps=4, num_stages=2, block_d=32),
     cases=_cases(),
     # The third block of 32 queries is the first that sees token 64.
     not_loaded=(Dense(heads=1, causal=1), 112, 64, 64, 64),

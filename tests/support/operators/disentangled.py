@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_layers import (
     PADDINGS,
     BodyDescription,
@@ -154,19 +154,19 @@ BODIES = BodyDescription(
         NODES[0],
         lambda node: without_a_key(inputs_of(node, token_kinds("right", 301))),
         {
-            BlockOrder.PARALLEL: {"Sub 0": "the number of blocks is rounded up further: a block of padding is dropped"},
-            BlockOrder.SEQUENTIAL: {
+            BodyVariant.BATCHED: {"Sub 0": "the number of blocks is rounded up further: a block of padding is dropped"},
+            BodyVariant.BLOCKWISE: {
                 "Min 0": "one block holds the whole text",
                 "Sub 0": "as in parallel",
                 "Min 1": "the band of a block reaches farther than it has to",
             },
         },
     ),
-    counts=lambda node, order: {
+    counts=lambda node, variant: {
         "MatMul": 4,
         "GatherElements": 2,
-        "Scan": 1 + (order is BlockOrder.SEQUENTIAL),
-        "Transpose": 4 if order is BlockOrder.SEQUENTIAL else 8,
+        "Scan": 1 + (variant is BodyVariant.BLOCKWISE),
+        "Transpose": 4 if variant is BodyVariant.BLOCKWISE else 8,
     },
     names=dict.fromkeys(NODES, "DisentangledAttention"),
     undefined=(

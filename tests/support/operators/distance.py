@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_layers import (
     PADDINGS,
     BodyDescription,
@@ -208,8 +208,8 @@ BODIES = BodyDescription(
         _FAR,
         lambda node: without_a_key(inputs_of(node, token_kinds("right", 301))),
         {
-            BlockOrder.PARALLEL: {"Sub 0": "the number of blocks is rounded up further: a block of padding is dropped"},
-            BlockOrder.SEQUENTIAL: {
+            BodyVariant.BATCHED: {"Sub 0": "the number of blocks is rounded up further: a block of padding is dropped"},
+            BodyVariant.BLOCKWISE: {
                 "Min 0": "one block holds the whole text",
                 "Sub 0": "as in parallel",
                 "Sub 5": "only numbers that all queries share would show it",
@@ -218,11 +218,11 @@ BODIES = BodyDescription(
             },
         },
     ),
-    counts=lambda node, order: {
+    counts=lambda node, variant: {
         "GatherElements": 0,
         "MatMul": 2 + node.values,
-        "Scan": 1 + (order is BlockOrder.SEQUENTIAL),
-        "Transpose": 4 if order is BlockOrder.SEQUENTIAL else 7,
+        "Scan": 1 + (variant is BodyVariant.BLOCKWISE),
+        "Transpose": 4 if variant is BodyVariant.BLOCKWISE else 7,
     },
     # Bodies read the reach from the node.
     names={

@@ -12,7 +12,7 @@ import torch
 
 from hdplugins import OPERATORS
 from hdplugins.attention.local_global.reference import number_of_sides
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_layers import PADDINGS, BodyDescription, Cases, Layer, Wrong, alternating, filled, token_kinds
 
 _SIDES = ("side_key", "side_value", "side_bias")
@@ -181,21 +181,21 @@ BODIES = BodyDescription(
         NODES[4],
         lambda node: inputs_of(node, token_kinds("holes", 211)),
         {
-            BlockOrder.PARALLEL: {
+            BodyVariant.BATCHED: {
                 "Sub 1": "more masked places follow the text than a span can reach",
                 "Add 3": "0 is taken away in place of being added",
             },
-            BlockOrder.SEQUENTIAL: {
+            BodyVariant.BLOCKWISE: {
                 "Min 0": "one block holds the whole text",
                 "Min 1": "spans are wider, and the places that this adds are masked",
                 "Add 3": "as in parallel, where the text is longer than the radius",
             },
         },
     ),
-    counts=lambda node, order: {
+    counts=lambda node, variant: {
         "MatMul": 4 if node.side else 2,
-        "Scan": 2 * (order is BlockOrder.SEQUENTIAL),
-        "Transpose": 4 + 2 * bool(node.side) if order is BlockOrder.SEQUENTIAL else 5 + 3 * bool(node.side),
+        "Scan": 2 * (variant is BodyVariant.BLOCKWISE),
+        "Transpose": 4 + 2 * bool(node.side) if variant is BodyVariant.BLOCKWISE else 5 + 3 * bool(node.side),
     },
     names={LocalGlobal(radius=127, side=16, reach=128): "LocalGlobalAttention_radius127_sides16"},
     distinct=[

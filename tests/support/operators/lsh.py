@@ -12,11 +12,11 @@ import torch
 
 from hdplugins import OPERATORS
 from hdplugins.attention.lsh.reference import draw_rotations
-from hdplugins.attention.operator import BlockOrder
-from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
+from hdplugins.attention.operator import BodyVariant
+from hdplugins.kernels.block_config import HEAD_DIMS, BlockConfig
 from support.attention_layers import Description, scans, token_kinds
-from support.kernel_cases import KERNEL_DTYPES, KernelDescription, kernel_case, tiles_of_gpu
-from support.operators.chunks import CIRCLE_TILES, UNDEFINED_CHUNKS, Chunks, chunk_mask
+from support.kernel_cases import KERNEL_DTYPES, KernelDescription, block_config_of_gpu, kernel_case
+from support.operators.chunks import CIRCLE_BLOCK_CONFIG, UNDEFINED_CHUNKS, Chunks, chunk_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ DESCRIPTION = Description(
         replace(layer, by_row=1 - layer.by_row),
     ],
     # TensorRT's TopK takes 3840 numbers: in parallel, a count sorts.
-    counts=lambda layer, order: {"TopK": order is BlockOrder.SEQUENTIAL, "ScatterElements": 1} | scans(order, 2),
+    counts=lambda layer, variant: {"TopK": variant is BodyVariant.BLOCKWISE, "ScatterElements": 1} | scans(variant, 2),
     names={
         NODES[0]: "LSHAttention_chunk8_before1_after0_of8_rounds2_buckets4",
         NODES[3]: "LSHAttention_chunk8_before1_after1_of8_rounds2_buckets4x2_byrow",
@@ -154,7 +154,7 @@ DESCRIPTION = Description(
     # Measured 1.4e-6; values reach 2.8.
     chain=((NODES[0], Lsh(after=1), NODES[0]), 4e-6),
     repeated=NODES[3],
-    once={BlockOrder.PARALLEL: {"Max": 1, "Less": 1}},
+    once={BodyVariant.BATCHED: {"Max": 1, "Less": 1}},
     choices=3,
     wide=_WIDE_LSH,
     built=[
@@ -183,22 +183,27 @@ def _lsh_cases() -> list[Any]:
         cases.append(kernel_case(name, layer=replace(base, **changes), kinds=chunk_mask(tokens)[[0, 3]]))
     layer = replace(base, head_dim=80, chunk=16, rounds=1)
     cases.append(
-        kernel_case("few tokens of 80", layer=layer, kinds=chunk_mask(37)[1:2], tiles=replace(CIRCLE_TILES, head=64))
+        kernel_case(
+            "few tokens of 80",
+            layer=layer,
+            kinds=chunk_mask(37)[1:2],
+            block_config=replace(CIRCLE_BLOCK_CONFIG, block_d=64),
+        )
     )
     cases.append(kernel_case("mean squares of 1e-6", layer=base, kinds=chunk_mask(37)[:1], size=1e-3))
     for head_dim, dtype in itertools.product(HEAD_DIMS, KERNEL_DTYPES):
         layer = replace(base, chunk=64, head_dim=head_dim, dtype=dtype)
-        call = {"kinds": chunk_mask(150)[[0, 3]], "tiles": tiles_of_gpu(layer)}
+        call = {"kinds": chunk_mask(150)[[0, 3]], "block_config": block_config_of_gpu(layer)}
         cases.append(kernel_case("heads of", head_dim, dtype, layer=layer, is_nightly=True, **call))
     # Spans of several steps.
     layer = replace(base, chunk=64, buckets=(600,), rounds=1, multiple=3)
-    call = {"kinds": chunk_mask(400)[2:3], "tiles": Tiles(64, 64, 4, 2, 32)}
+    call = {"kinds": chunk_mask(400)[2:3], "block_config": BlockConfig(64, 64, 4, 2, 32)}
     cases.append(kernel_case("many tokens", layer=layer, is_nightly=True, **call))
     return cases
 
 
 KERNELS = KernelDescription(
-    tiles=CIRCLE_TILES,
+    block_config=CIRCLE_BLOCK_CONFIG,
     cases=_lsh_cases(),
     not_loaded=None,
     fitting=Lsh(chunk=64, heads=12, head_dim=64, buckets=(16, 4), rounds=4),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from support.attention_layers import PADDINGS, BodyDescription, Cases, Layer, Wrong, filled, token_kinds
 
 MEMORIES = (0, 1, 7, 512)
@@ -194,21 +194,21 @@ BODIES = BodyDescription(
         NODES[3],
         lambda node: inputs_of(node, key_kinds("right", 301, 7), 301),
         {
-            BlockOrder.PARALLEL: {
+            BodyVariant.BATCHED: {
                 "Sub 0": "the number of blocks is rounded up further: a block of padding is dropped",
                 "Sub 4": "more rows than needed follow the positions",
             },
-            BlockOrder.SEQUENTIAL: {
+            BodyVariant.BLOCKWISE: {
                 "Min 0": "one block holds the whole text",
                 "Sub 0": "as in parallel",
                 "Sub 4": "likewise",
             },
         },
     ),
-    counts=lambda node, order: {
+    counts=lambda node, variant: {
         "MatMul": 3,
-        "Scan": 1 + (order is BlockOrder.SEQUENTIAL),
-        "Transpose": 2 + node.segments if order is BlockOrder.SEQUENTIAL else 9 + 2 * node.segments,
+        "Scan": 1 + (variant is BodyVariant.BLOCKWISE),
+        "Transpose": 2 + node.segments if variant is BodyVariant.BLOCKWISE else 9 + 2 * node.segments,
     },
     names={Relative(causal=1, reach=9): "RelativeAttention_causal_reach9_segments"},
     distinct=[

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from hdplugins import OPERATORS
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.operator import BodyVariant
 from hdplugins.attention.window.plugin import WINDOW_HEAD_DIMS
-from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.kernels.block_config import BlockConfig
 from support.attention_layers import Description, SparseLayer, scans, token_kinds
-from support.kernel_cases import KERNEL_DTYPES, KernelDescription, kernel_case, row_of_kinds, tiles_of_gpu
+from support.kernel_cases import KERNEL_DTYPES, KernelDescription, block_config_of_gpu, kernel_case, row_of_kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ DESCRIPTION = Description(
         replace(layer, right=layer.right + 1),
         replace(layer, dilation=tuple(step + 1 for step in layer.dilation)),
     ],
-    counts=lambda layer, order: {"TopK": layer.bound > 0} | scans(order, len(set(layer.dilation))),
+    counts=lambda layer, variant: {"TopK": layer.bound > 0} | scans(variant, len(set(layer.dilation))),
     names={
         Window(left=1, right=1): "SlidingWindowAttention",
         Window(left=1, right=1, dilation=(1, 1)): "SlidingWindowAttention",
@@ -162,9 +162,9 @@ DESCRIPTION = Description(
     ),
     repeated=NODES[8],
     once={
-        BlockOrder.PARALLEL: {"TopK": 1, "Range": None},
+        BodyVariant.BATCHED: {"TopK": 1, "Range": None},
         # A Scan takes each table as often as there are texts.
-        BlockOrder.SEQUENTIAL: {"TopK": 1, "Tile": 2},
+        BodyVariant.BLOCKWISE: {"TopK": 1, "Tile": 2},
     },
     choices=1,
     wide=replace(_WIDE_WINDOW, bound=40, dtype="float32"),
@@ -200,7 +200,7 @@ DESCRIPTION = Description(
 
 def _window_cases() -> list[Any]:
     def case(*name: object, kinds: torch.Tensor, **call: Any) -> None:
-        others = {key: call.pop(key) for key in ("size", "tiles", "is_nightly") if key in call}
+        others = {key: call.pop(key) for key in ("size", "block_config", "is_nightly") if key in call}
         bound = int((kinds == 2).sum(1).max())
         window = Window(**{"left": 16, "right": 16, "heads": 1, "bound": bound, **call})
         cases.append(kernel_case(*name, layer=window, kinds=kinds, **others))
@@ -225,10 +225,10 @@ def _window_cases() -> list[Any]:
         case("dilation", *dilation, kinds=kinds, left=9, right=5, dilation=dilation, heads=len(dilation))
     for head_dim, dtype in itertools.product(WINDOW_HEAD_DIMS, KERNEL_DTYPES):
         size: dict[str, Any] = {"head_dim": head_dim, "dtype": dtype}
-        size["tiles"] = tiles_of_gpu(replace(_SQUARE, **size))
+        size["block_config"] = block_config_of_gpu(replace(_SQUARE, **size))
         kinds, is_nightly = row_of_kinds(300, [0, 150], range(280, 300)), (head_dim, dtype) != (80, "float16")
         case("heads of", head_dim, dtype, kinds=kinds, left=100, right=90, is_nightly=is_nightly, **size)
-    case("heads of 128 in parts", kinds=row_of_kinds(61, [0]), tiles=Tiles(32, 16, 4, 2, 64), head_dim=128)
+    case("heads of 128 in parts", kinds=row_of_kinds(61, [0]), block_config=BlockConfig(32, 16, 4, 2, 64), head_dim=128)
     kinds = torch.cat([row_of_kinds(97, [0, 50]), row_of_kinds(97, [], range(41, 60))])
     case("groups of 2", kinds=kinds, heads=2, kv_heads=1, dilation=(3,))
     case("scores far beyond exp", kinds=row_of_kinds(61, [0, 30]), size=1000)
@@ -240,7 +240,7 @@ _SQUARE = Window(left=16, right=16, heads=1)
 
 
 KERNELS = KernelDescription(
-    tiles=Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
+    block_config=BlockConfig(block_m=32, block_n=16, num_warps=4, num_stages=2, block_d=32),
     cases=_window_cases(),
     # Blocks of 32 queries: the last one whose windows end before token 128 is the third.
     not_loaded=(_SQUARE, 200, 128, 96, 128),

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from hdplugins.attention.blocks.tables import Parts
 from hdplugins.attention.body_maker import Op, Value
-from hdplugins.attention.body_parts import MASKED, column, swap_heads_and_tokens, wide
+from hdplugins.attention.body_parts import MASKED, column, transpose_heads_and_tokens, upcast
 
 _GROUP = 256
 """The most queries of a group of several blocks. Larger groups copy fewer keys, and compute more masked scores."""
@@ -79,12 +79,12 @@ def group_tables(
     token_heads = op.Add(op.Mul(op.Unsqueeze(token_groups, [-1]), heads), op.Range(0, heads, 1))
     place_index = op.Add(op.Mul(token_heads, texts.group), op.Unsqueeze(own_rows, [1]))
 
-    answers = op.Unsqueeze(wide(op, texts.real), [2, 3])
+    answers = op.Unsqueeze(upcast(op, texts.real), [2, 3])
     if parts.window < 0:
         # With a window, every query sees its own block.
-        sees_any = op.Gather(op.ReduceMax(wide(op, visible), [-1], keepdims=0), own_groups, axis=1)
+        sees_any = op.Gather(op.ReduceMax(upcast(op, visible), [-1], keepdims=0), own_groups, axis=1)
         if parts.global_rows:
-            sees_any = op.Max(sees_any, op.Unsqueeze(wide(op, texts.is_global), [-1]))
+            sees_any = op.Max(sees_any, op.Unsqueeze(upcast(op, texts.is_global), [-1]))
         answers = op.Mul(answers, op.Unsqueeze(sees_any, [-1]))
     global_tables: list[Value] = []
     if parts.global_rows:
@@ -261,7 +261,7 @@ def attend_in_groups(
     rows = op.Reshape(op.Attention(group_query, group_key, group_value, bias, scale=scale), row_shape)
     if global_index is not None:
         global_query = op.Gather(query_rows, global_index, axis=0)
-        keys, values = (swap_heads_and_tokens(op, state) for state in (key, value))
+        keys, values = (transpose_heads_and_tokens(op, state) for state in (key, value))
         global_sums = op.Attention(global_query, keys, values, global_bias, scale=scale)
         rows = op.Concat(rows, op.Reshape(global_sums, row_shape), axis=0)
     # The rows of padding are 0 by definition. All layers' products take less than 1 % of the time: no second graph.

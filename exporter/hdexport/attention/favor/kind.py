@@ -137,7 +137,7 @@ class FavorKind(AttentionKind):
 
     def boundaries(self, record: FavorAttention) -> Boundaries:
         """Around the chunks in which a CPU computes."""
-        from hdplugins.attention.favor.graph import CHUNK_TOKENS
+        from hdplugins.attention.favor.onnx_functions import CHUNK_TOKENS
 
         lengths = {CHUNK_TOKENS * count + step for count in (1, 2) for step in (-1, 0, 1)}
         return Boundaries(lengths=frozenset(lengths), first=CHUNK_TOKENS + 1, second=2 * CHUNK_TOKENS + 1)

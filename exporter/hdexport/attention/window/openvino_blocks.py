@@ -8,7 +8,7 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Op, Value
-from hdplugins.attention.body_parts import MASKED, column, swap_heads_and_tokens, wide
+from hdplugins.attention.body_parts import MASKED, column, transpose_heads_and_tokens, upcast
 
 _BLOCK = 256
 """Queries of a block, at most. Larger blocks copy fewer keys twice, and compute more scores that are masked."""
@@ -66,7 +66,7 @@ def window_tables(
     queries, keys = op.Add(query_in_text, text_starts), op.Add(key_in_text, text_starts)
     if bound:
         # TopK needs at least as many values as it returns, whatever the length of the text: hence the padding.
-        kinds = op.Pad(wide(op, token_kind), [0, 0, 0, bound])
+        kinds = op.Pad(upcast(op, token_kind), [0, 0, 0, bound])
         top_kinds, top_tokens = op.TopK(kinds, [bound], axis=1, _outputs=2)
         global_rows = op.Add(op.Unsqueeze(op.Min(top_tokens, last_token), [1, 2]), text_starts)
         global_bias = op.Unsqueeze(op.Where(op.Greater(top_kinds, 1.5), 0.0, MASKED), [1, 2, 3])
@@ -75,7 +75,7 @@ def window_tables(
     block_1d, span_1d = op.Unsqueeze(block, [0]), op.Shape(keys, start=3)
     is_real = op.Cast(op.Gather(token_kind, query_in_text, axis=1), to=TensorProto.BOOL)
     sees_any = op.Equal(op.ReduceMax(bias, [-1], keepdims=0), 0.0)
-    answers = wide(op, op.And(is_real, sees_any))
+    answers = upcast(op, op.And(is_real, sees_any))
     flat_bias = op.Reshape(bias, op.Concat([-1, 1], block_1d, span_1d, axis=0))
     return (
         op.Reshape(queries, op.Concat([-1], block_1d, axis=0)),
@@ -124,7 +124,7 @@ def attend_in_blocks(
     key_rows, value_rows = op.Reshape(key, key_row_shape), op.Reshape(value, key_row_shape)
     # [batch * blocks * step, heads, block, head_dim], and of keys [..., kv_heads, span, head_dim]
     queries, keys, values = (
-        swap_heads_and_tokens(op, op.Gather(rows, index, axis=0))
+        transpose_heads_and_tokens(op, op.Gather(rows, index, axis=0))
         for rows, index in ((query_rows, query_index), (key_rows, key_index), (value_rows, key_index))
     )
     if grouped:
@@ -136,7 +136,7 @@ def attend_in_blocks(
     if grouped:
         heads = op.Shape(query, start=2, end=3)
         sums = op.Reshape(sums, op.Concat([0], heads, [-1], head_dim, axis=0))
-    block_rows = swap_heads_and_tokens(op, sums)
+    block_rows = transpose_heads_and_tokens(op, sums)
     if padded:
         block_rows = op.Mul(block_rows, answers)
     by_residue = op.Reshape(block_rows, op.Concat([-1, step], op.Shape(query_index, start=1), head_shape, axis=0))

@@ -124,12 +124,12 @@ def _largest_score(op: Op, query: Value, key: Value) -> Value:
     these are the products that a runtime without a fused attention writes out in float16.
     """
     from hdplugins.attention.body_maker import float_attribute, scan
-    from hdplugins.attention.body_parts import swap_heads_and_tokens
+    from hdplugins.attention.body_parts import transpose_heads_and_tokens
 
     tokens_1d = op.Shape(query, start=1, end=2)
     step_1d = op.Div(op.Add(tokens_1d, [_MOST_QUERIES - 1]), [_MOST_QUERIES])
     some_queries = op.Mul(op.Slice(query, [0], tokens_1d, [1], step_1d), float_attribute(op, "scale"))
-    queries, keys = (swap_heads_and_tokens(op, state) for state in (some_queries, key))
+    queries, keys = (transpose_heads_and_tokens(op, state) for state in (some_queries, key))
     grouped = op.Reshape(queries, op.Concat([0], op.Shape(keys, start=1, end=2), [-1, 0], axis=0))
 
     def of_head(op: Op, head_query: Value, head_key: Value) -> Value:

@@ -1,1 +1,1 @@
-"""Block-sparse attention: the operator, and a face in each module."""
+"""Block-sparse attention: the operator and its implementations, one per module."""

@@ -1,8 +1,8 @@
 """Block-sparse attention: blocks of queries see the blocks around them, global blocks, and blocks that a table lists.
 
 It is BigBird's attention, with random blocks that are all block 0, as Hugging Face evaluates it, or listed in a table;
-ETC's, whose global tokens are the first blocks of the text; and that of any other list of blocks. What each attribute
-means stands in `reference`.
+ETC's, whose global tokens are the first blocks of the sequence; and that of any other list of blocks. What each
+attribute means stands in `reference`.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def block_sparse_attention(
 ) -> torch.Tensor:
     """Softmax attention in which a block of queries sees some blocks of keys, some of them more than once.
 
-    A text ends after its last token, padding included, or, with ``ends_by_row``, after its last real token. It has
-    the blocks 0 to B - 1 of ``block_size`` tokens up to there; the last may be shorter. A text that ends at
+    A sequence ends after its last token, padding included, or, with ``ends_by_row``, after its last real token. It has
+    the blocks 0 to B - 1 of ``block_size`` tokens up to there; the last may be shorter. A sequence that ends at
     ``dense_tokens`` or before is attended to densely: every query sees every real key. In others the queries of the
     first ``first_global`` blocks see every real key, and, if ``last_global``, so do those of block B - 1. A query of
     any other block i sees the real keys of
@@ -44,15 +44,15 @@ def block_sparse_attention(
         key: [batch, tokens, heads, head_dim].
         value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
-        listed_blocks: [1 or heads, rows, listed], int32. Entries that are not blocks of the text list nothing, and
+        listed_blocks: [1 or heads, rows, listed], int32. Entries that are not blocks of the sequence list nothing, and
             neither do rows beyond the table.
         block_size: tokens of a block, 1 or more.
         first_global: blocks at the beginning that see all and are seen by all, 0 or more.
         last_global: 1 if the last block is such a block, else 0.
         window: blocks on each side of a query's own that it sees; -1 for none, not even its own.
         first_repeats: how many times more block 0 is seen, 0 or more.
-        dense_tokens: the longest text that is attended to densely; 0 for none.
-        ends_by_row: 1 if each text ends after its last real token, 0 if all end with the batch.
+        dense_tokens: the longest sequence that is attended to densely; 0 for none.
+        ends_by_row: 1 if each sequence ends after its last real token, 0 if all end with the batch.
         scale: factor of the scores, usually head_dim ** -0.5.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 from onnx import TensorProto
 
 from hdplugins.attention.body_maker import Op, Value, integer_attribute
-from hdplugins.attention.body_parts import MASKED, wide
+from hdplugins.attention.body_parts import MASKED, upcast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,8 @@ class Parts:
         last: the last block is global.
         window: the blocks on each side that a query sees; -1 for none, not even the query's own.
         repeats: block 0 is seen (once more), though it is not global.
-        dense: short texts are attended to densely.
-        by_row: texts end after their own last real token, and that matters.
+        dense: short sequences are attended to densely.
+        by_row: sequences end after their own last real token, and that matters.
         listed: a table lists blocks.
     """
 
@@ -80,7 +80,7 @@ class Parts:
 
 
 def longest_dense(attributes: Mapping[str, Any], *, listed: bool) -> int:
-    """Return the tokens up to which every query of a text sees every key once; 0 for none."""
+    """Return the tokens up to which every query of a sequence sees every key once; 0 for none."""
     # Queries of global blocks see every key. So do other queries that are no further from each other than a window
     # reaches, unless something is seen again.
     blocks = attributes["first_global"] + attributes["last_global"]
@@ -91,11 +91,11 @@ def longest_dense(attributes: Mapping[str, Any], *, listed: bool) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LastBlocks:
-    """The last block of each text.
+    """The last block of each sequence.
 
     Attributes:
-        numbers: [batch], 0 for a text of padding that ends after its own last real token.
-        is_last: [batch, blocks], false for all blocks of such a text.
+        numbers: [batch], 0 for a sequence of padding that ends after its own last real token.
+        is_last: [batch, blocks], false for all blocks of such a sequence.
     """
 
     numbers: Value
@@ -103,11 +103,11 @@ class LastBlocks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortTexts:
-    """The texts that are attended to densely.
+class ShortSequences:
+    """The sequences that are attended to densely.
 
     Attributes:
-        longest: [], the tokens of the longest such text.
+        longest: [], the tokens of the longest such sequence.
         is_short: [batch].
         all_short: [].
         any_short: [].
@@ -121,28 +121,28 @@ class ShortTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTables:
-    """The blocks of the texts. Values whose names end in ``_1d`` are [1].
+    """The blocks of the sequences. Values whose names end in ``_1d`` are [1].
 
     Attributes:
-        tokens: [], the number of tokens of a text.
+        tokens: [], the number of tokens of a sequence.
         last_token: [], the number of the last token.
         block: [], the tokens of a block.
         blocks: [], the number of blocks.
-        missing_1d: the tokens of the blocks behind the text.
+        missing_1d: the tokens of the blocks behind the sequence.
         first_global: [], the number of global blocks at the beginning.
         numbers: [blocks], from 0.
         is_first: [blocks], whether a block is one of the first, global ones.
         is_global: [batch, blocks], or [blocks] where only the first ones are global; None without global blocks.
         real: [batch, tokens], whether a token is no padding.
         token_bias: [batch, tokens], float32, 0 for real keys.
-        key_bias: [batch, blocks, block], float32, 0 for real keys; padding, also behind the text, is masked.
+        key_bias: [batch, blocks, block], float32, 0 for real keys; padding, also behind the sequence, is masked.
         last: the last blocks; None where they are not global.
         front_end_1d: the number of blocks at the beginning that all queries see; None without any.
         listed: [1 or heads, blocks, listed], the blocks that the table lists, and 0 where it lists none; None without a
             table.
         bias: [batch, 1 or heads, blocks, 1, span], float32: 0 for a key that counts once, log(m) for m times, and far
             below for a key that is hidden or there in another way.
-        short: the texts that are attended to densely; None without any.
+        short: the sequences that are attended to densely; None without any.
     """
 
     batch_1d: Value
@@ -165,7 +165,7 @@ class BlockTables:
     front_end_1d: Value | None
     listed: Value | None
     bias: Value
-    short: ShortTexts | None
+    short: ShortSequences | None
 
 
 def block_tables(op: Op, parts: Parts, token_mask: Value, listed_blocks: Value | None) -> BlockTables:
@@ -190,7 +190,7 @@ def block_tables(op: Op, parts: Parts, token_mask: Value, listed_blocks: Value |
     if parts.last or parts.dense:
         ends = _ends_by_row(op, real, tokens) if parts.by_row else op.Expand(tokens, batch_1d)
         last = _last_blocks(op, ends, block, numbers) if parts.last else None
-        short = _short_texts(op, parts, ends, tokens) if parts.dense else None
+        short = _short_sequences(op, parts, ends, tokens) if parts.dense else None
     is_global, near_key_bias = (is_first if parts.first else None), key_bias
     if last is not None:
         is_global = last.is_last if is_global is None else op.Or(is_global, last.is_last)
@@ -203,7 +203,7 @@ def block_tables(op: Op, parts: Parts, token_mask: Value, listed_blocks: Value |
         front_end_1d = op.Unsqueeze(op.Max(first_global, op.Min(repeats, 1)), [0])
         is_zero = op.Cast(op.Equal(numbers, 0), to=TensorProto.INT64)
         times = op.Add(op.Cast(is_first, to=TensorProto.INT64), op.Mul(is_zero, repeats))
-        logs = op.Log(wide(op, op.Slice(times, [0], front_end_1d, [0])))
+        logs = op.Log(upcast(op, op.Slice(times, [0], front_end_1d, [0])))
         front_bias = op.Add(op.Slice(key_bias, [0], front_end_1d, [1]), op.Unsqueeze(logs, [1]))
         spans.append(op.Expand(op.Reshape(front_bias, [0, 1, -1]), of_each_block))
     if last is not None:
@@ -267,7 +267,7 @@ def neighbours(op: Op, rows: Value, count_1d: Value, window: int, *, axis: int) 
 
 
 def _ends_by_row(op: Op, real: Value, tokens: Value) -> Value:
-    """Return the place behind the last real token of each text, [batch]."""
+    """Return the place behind the last real token of each sequence, [batch]."""
     ordinals = op.Range(1, op.Add(tokens, 1), 1)
     return op.ReduceMax(op.Mul(op.Cast(real, to=TensorProto.INT64), ordinals), [1], keepdims=0)
 
@@ -277,11 +277,11 @@ def _last_blocks(op: Op, ends: Value, block: Value, numbers: Value) -> LastBlock
     return LastBlocks(numbers=op.Max(last_blocks, 0), is_last=op.Equal(numbers, op.Unsqueeze(last_blocks, [1])))
 
 
-def _short_texts(op: Op, parts: Parts, ends: Value, tokens: Value) -> ShortTexts:
+def _short_sequences(op: Op, parts: Parts, ends: Value, tokens: Value) -> ShortSequences:
     longest = integer_attribute(op, "dense_tokens")
     longest_end = op.ReduceMax(ends, keepdims=0) if parts.by_row else tokens
     shortest_end = op.ReduceMin(ends, keepdims=0) if parts.by_row else tokens
-    return ShortTexts(
+    return ShortSequences(
         longest=longest,
         is_short=op.LessOrEqual(ends, longest),
         all_short=op.LessOrEqual(longest_end, longest),
@@ -292,7 +292,7 @@ def _short_texts(op: Op, parts: Parts, ends: Value, tokens: Value) -> ShortTexts
 def _listed(op: Op, listed_blocks: Value, first_global: Value, blocks: Value) -> tuple[Value, Value]:
     """Return the listed blocks of each block of queries, and whether they exist: both [1 or heads, blocks, listed].
 
-    Rows beyond the table list nothing, and neither do entries that are not a block of the text.
+    Rows beyond the table list nothing, and neither do entries that are not a block of the sequence.
     """
     first_1d, blocks_1d = op.Unsqueeze(first_global, [0]), op.Unsqueeze(blocks, [0])
     padding = op.Concat([0], first_1d, [0, 0], blocks_1d, [0], axis=0)

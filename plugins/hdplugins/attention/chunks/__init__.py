@@ -1,1 +1,1 @@
-"""Chunk attention: the operator, and a face in each module."""
+"""Chunk attention: the operator and its implementations, one per module."""

@@ -1,8 +1,7 @@
 """Chunk attention on a GPU: a FlashAttention-style forward pass over the chunks that a chunk of queries sees.
 
-A program takes a tile of the queries of one chunk, and loads the keys of no other chunks than it sees. All that decides
-the machine code lies in this file and in `running_softmax`, or comes as a constant. Letters in the kernel: m and n
-count queries and keys; `tail` is explained in `running_softmax`.
+A CTA computes a block of queries of one chunk, and loads only keys of the chunks that the queries see. The machine code
+depends on this file, on `online_softmax` and on constants. The notation is explained in `online_softmax`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -12,17 +11,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, rows_of, store_shares
+from hdplugins.kernels.online_softmax import attention_step, head_rows, init_state, load_rows, normalize_and_store
 
 _NOT_SPECIALIZED = ("tokens", "chunk", "chunks", "before", "after", "causal")
-"""Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
+"""Triton compiles no special versions for values of these, as ahead of time: the timed kernel is the shipped one."""
 
 
 @triton.jit
-def chunk_at(own, step, chunks):
-    """The chunk `step` after a chunk in a circle of `chunks`; a step of as many or more leads nowhere."""
+def chunk_at(i_chunk, step, chunks):
+    """Return the chunk `step` after a chunk in a circle of `chunks`; a step of a whole circle or more counts as 0."""
     step = tl.where((step < chunks) & (step > -chunks), step, 0)
-    return (own + step + chunks) % chunks
+    return (i_chunk + step + chunks) % chunks
 
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
@@ -32,62 +31,55 @@ def attend(
     value,
     token_mask,  # [batch, tokens] int32
     out,
-    stride_query_batch,  # in elements, as are all strides
-    stride_query_head,
-    stride_query_token,
-    stride_key_batch,
-    stride_key_head,
-    stride_key_token,
-    stride_value_batch,
-    stride_value_head,
-    stride_value_token,
-    stride_out_batch,
-    stride_out_head,
-    stride_out_token,
+    query_strides,  # (batch, head, token) strides in elements, as are all strides
+    key_strides,
+    value_strides,
+    out_strides,
     tokens,
     chunk,
     chunks,
     before,
     after,
     causal,
-    scale,  # holds log2(e), so that exp2 serves
-    head: tl.constexpr,
-    tail: tl.constexpr,
-    block_queries: tl.constexpr,
-    block_keys: tl.constexpr,
+    scale,  # includes log2(e), because the softmax uses exp2
+    BLOCK_D: tl.constexpr,
+    REM_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """Attention of a tile of queries of one chunk, head and text. Rows of padding are 0."""
-    row, head_number = tl.program_id(2).to(tl.int64), tl.program_id(1)
-    query = rows_of(query, row, head_number, stride_query_batch, stride_query_head)
-    key = rows_of(key, row, head_number, stride_key_batch, stride_key_head)
-    value = rows_of(value, row, head_number, stride_value_batch, stride_value_head)
-    mask = token_mask + row * tokens
-    # A chunk may be larger than the text.
+    """Compute a block of queries of one chunk, head and sequence. Rows of padding are 0."""
+    i_b, i_h = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    q, stride_q = head_rows(query, query_strides, i_b, i_h)
+    k, stride_k = head_rows(key, key_strides, i_b, i_h)
+    v, stride_v = head_rows(value, value_strides, i_b, i_h)
+    mask = token_mask + i_b * tokens
+    # A chunk may be larger than the sequence.
     size = tl.minimum(chunk, tokens)
-    tiles, steps = tl.cdiv(size, block_queries), tl.cdiv(size, block_keys)
-    own = tl.program_id(0) // tiles
-    query_within = (tl.program_id(0) - own * tiles) * block_queries + tl.arange(0, block_queries)
-    m = own * chunk + query_within
-    asked = (query_within < chunk) & (m < tokens)
-    is_real = tl.load(mask + m, mask=asked, other=0) != 0
-    query_offsets = m * stride_query_token
-    # Queries of padding are not read: NaN there would reach their answers, which are 0.
-    q = load_rows(query, query_offsets, is_real, head, 0, True)
-    q_tail = load_tail(query, query_offsets, is_real, q, head, tail)
+    num_m, num_n = tl.cdiv(size, BLOCK_M), tl.cdiv(size, BLOCK_N)
+    i_chunk = tl.program_id(0) // num_m
+    # [BLOCK_M]
+    o_in_chunk = (tl.program_id(0) - i_chunk * num_m) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_q = i_chunk * chunk + o_in_chunk
+    m_q = (o_in_chunk < chunk) & (o_q < tokens)
+    m_real = tl.load(mask + o_q, mask=m_q, other=0) != 0
+    # Queries of padding are not read: NaN there would reach their results, which are 0.
+    # [BLOCK_M, BLOCK_D], [BLOCK_M, REM_D]
+    b_q, b_q_rem = load_rows(q, o_q * stride_q, m_real, BLOCK_D, REM_D)
 
-    state = nothing_seen(block_queries, head, tail)
-    end = (before + 1 + after) * steps
-    if tl.max(is_real.to(tl.int32), 0) == 0:
+    state = init_state(BLOCK_M, BLOCK_D, REM_D)
+    end = (before + 1 + after) * num_n
+    if tl.max(m_real.to(tl.int32), 0) == 0:
         end = 0
-    for at in range(end):
-        key_within = (at % steps) * block_keys + tl.arange(0, block_keys)
-        n = chunk_at(own, at // steps - before, chunks) * chunk + key_within
-        present = (key_within < chunk) & (n < tokens)
-        present = tl.load(mask + n, mask=present, other=0) != 0
-        seen = present[None, :] & ((n[None, :] <= m[:, None]) | (causal == 0))
-        state = attend_keys(
-            q, q_tail, key, value, n * stride_key_token, n * stride_value_token, present, seen, None, state, scale,
-            head, tail, True,
+    for i_n in range(end):
+        # [BLOCK_N]
+        o_in_key_chunk = (i_n % num_n) * BLOCK_N + tl.arange(0, BLOCK_N)
+        o_k = chunk_at(i_chunk, i_n // num_n - before, chunks) * chunk + o_in_key_chunk
+        m_k = (o_in_key_chunk < chunk) & (o_k < tokens)
+        m_k = tl.load(mask + o_k, mask=m_k, other=0) != 0
+        # [BLOCK_M, BLOCK_N]
+        m_s = m_k[None, :] & ((o_k[None, :] <= o_q[:, None]) | (causal == 0))
+        state = attention_step(
+            b_q, b_q_rem, k, v, o_k * stride_k, o_k * stride_v, m_k, m_s, None, state, scale, BLOCK_D, REM_D, True,
         )  # fmt: skip
-    out = rows_of(out, row, head_number, stride_out_batch, stride_out_head)
-    store_shares(out, m * stride_out_token, asked, is_real, state, head, tail)
+    o, stride_o = head_rows(out, out_strides, i_b, i_h)
+    normalize_and_store(o, o_q * stride_o, m_q, m_real, state, BLOCK_D, REM_D)

@@ -1,4 +1,4 @@
-"""Chunk attention: a chunk of tokens sees itself and the chunks around it, as if the text were a circle.
+"""Chunk attention: a chunk of tokens sees itself and the chunks around it, as if the sequence were a circle.
 
 It is the attention of Reformer's ``local`` layers. What each attribute means stands in `reference`.
 """
@@ -26,7 +26,7 @@ def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
 
 
 def sizes_of_chunks(tokens: int, chunk: int, multiple: int) -> npt.NDArray[np.int64]:
-    """The tokens of the text in each chunk of the padded text: [chunks]."""
+    """The tokens of the sequence in each chunk of the padded sequence: [chunks]."""
     import numpy as np
 
     return np.clip(tokens - chunk * np.arange(padded_tokens(tokens, multiple) // chunk), 0, chunk)
@@ -54,7 +54,7 @@ def seen_keys(sizes: npt.NDArray[np.int64], before: int, after: int, *, causal: 
 
 
 def padded_tokens(tokens: int, multiple: int) -> int:
-    """The tokens of a text with the padding that makes whole chunks of it."""
+    """The tokens of a sequence with the padding that makes whole chunks of it."""
     return -(-tokens // multiple) * multiple
 
 

@@ -1,59 +1,51 @@
-"""Chunk attention as a plugin of engines: a call is one launch.
+"""`PluginSpec` of chunk attention: one launch per call.
 
-The tiles are those of LSH attention, too. Nothing here needs Triton or PyTorch: a machine that runs compiled kernels
-has neither.
+LSH attention uses these block configs, too. This module needs neither Triton nor PyTorch: a machine that runs compiled
+kernels has neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hdplugins.attention.chunks.operator import OPERATOR, padded_tokens
-from hdplugins.attention.plugin_face import (
-    Attributes,
-    FieldType,
-    PluginFace,
-    Shapes,
-    Strides,
-    sizes,
-    stride_names,
-)
-from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, listed_architecture, tiles_for
+from hdplugins.attention.plugin_spec import Attributes, FieldType, KernelCall, PluginSpec, Shapes, sizes, stride_names
+from hdplugins.kernels.block_config import BlockConfig, block_config_for, ceil_div, listed_architecture
 from hdplugins.kernels.cuda_launch import Launch
 
-# Found like those of `attention_tiles`, for both operators alike. None has been timed.
+# Found as in `block_config`, for both operators alike. No config has been timed.
 _HALF = {16: (16, 16, 2, 3), 32: (32, 32, 2, 3), 64: (64, 64, 4, 3)}
-"""Tokens of a chunk rounded up to a power of two, 64 for more -> tiles without `head`, for float16 and bfloat16."""
+"""Tokens of a chunk rounded up to a power of two, 64 for more -> block config without `block_d`, for float16,
+bfloat16."""
 
 _FLOAT32 = {16: (16, 16, 4, 2), 32: (32, 32, 4, 2)}
-"""Likewise for float32, 32 for more."""
+"""Tokens of a chunk rounded up to a power of two, 32 for more -> block config without `block_d`, for float32."""
 
-_HALF_OTHERWISE = {
+_HALF_EXCEPTIONS = {
     **dict.fromkeys(
         [(80, 96, 64), (80, 128, 64), (86, 96, 64), (86, 128, 64), (120, 128, 64), (120, 80, 64)],
-        Tiles(64, 32, 4, 3, 64),
+        BlockConfig(64, 32, 4, 3, 64),
     ),
-    (120, 96, 64): Tiles(64, 32, 4, 2, 64),
+    (120, 96, 64): BlockConfig(64, 32, 4, 2, 64),
 }
-"""(lowest architecture, head_dim, the tokens above) -> tiles instead of these, where registers would spill."""
+"""(lowest architecture, head_dim, the tokens above) -> block config, if registers would spill."""
 
-_FLOAT32_OTHERWISE = {
-    **{(architecture, 80, 32): Tiles(32, 32, 8, 2, 64) for architecture in (80, 86, 90, 100, 120)},
-    **{(architecture, 96, 32): Tiles(32, 32, 8, 2, 64) for architecture in (80, 120)},
-    (86, 96, 32): Tiles(32, 16, 8, 2, 64),
-    **dict.fromkeys([(90, 96, 32), (100, 96, 32)], Tiles(32, 16, 4, 2, 64)),
-    (80, 128, 32): Tiles(32, 16, 8, 2, 64),
-    (80, 64, 16): Tiles(16, 16, 4, 2, 64),
+_FLOAT32_EXCEPTIONS = {
+    **{(architecture, 80, 32): BlockConfig(32, 32, 8, 2, 64) for architecture in (80, 86, 90, 100, 120)},
+    **{(architecture, 96, 32): BlockConfig(32, 32, 8, 2, 64) for architecture in (80, 120)},
+    (86, 96, 32): BlockConfig(32, 16, 8, 2, 64),
+    **dict.fromkeys([(90, 96, 32), (100, 96, 32)], BlockConfig(32, 16, 4, 2, 64)),
+    (80, 128, 32): BlockConfig(32, 16, 8, 2, 64),
+    (80, 64, 16): BlockConfig(16, 16, 4, 2, 64),
 }
-"""Likewise for float32."""
+"""(lowest architecture, head_dim, the tokens above) -> block config for float32, if registers would spill."""
 
-_MOST_PLACES = 2**29
-"""Most tokens, and most chunks: sums of three are still an int32."""
+_MAX_INDEX = 2**29
+"""Maximum number of tokens and of chunks: sums of three are still an int32."""
 
 
-class _Face(PluginFace):
-    """One kernel, which needs no workspace and serves chunks of every size."""
+class ChunkPlugin(PluginSpec):
+    """One kernel without a workspace, for chunks of every size."""
 
     OPERATOR = OPERATOR
     FIELDS: ClassVar = {**dict.fromkeys(OPERATOR.attributes, FieldType.INT), "scale": FieldType.FLOAT}
@@ -66,52 +58,42 @@ class _Face(PluginFace):
         ),
     }  # fmt: skip
 
-    def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        """A chunk of queries and of keys, or a part of one."""
+    def block_config(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> BlockConfig:
+        """Return the config whose blocks are a chunk of queries and keys, or a part of a chunk."""
         head_dim, chunk = sizes(shapes[0]).head_dim, attributes["chunk"]
-        head = tiles_for(architecture, head_dim, dtype).head
-        tiles, otherwise = (_FLOAT32, _FLOAT32_OTHERWISE) if dtype == "float32" else (_HALF, _HALF_OTHERWISE)
-        side = next((side for side in tiles if chunk <= side), max(tiles))
-        return otherwise.get((listed_architecture(architecture), head_dim, side)) or Tiles(*tiles[side], head=head)
+        block_d = block_config_for(architecture, head_dim, dtype).block_d
+        configs, exceptions = (_FLOAT32, _FLOAT32_EXCEPTIONS) if dtype == "float32" else (_HALF, _HALF_EXCEPTIONS)
+        side = next((side for side in configs if chunk <= side), max(configs))
+        exception = exceptions.get((listed_architecture(architecture), head_dim, side))
+        return exception or BlockConfig(*configs[side], block_d=block_d)
 
-    def launches(
-        self,
-        shapes: Shapes,
-        attributes: Attributes,
-        *,
-        constants: Mapping[str, Mapping[str, Any]],
-        strides: Strides | None = None,
-    ) -> tuple[Launch, ...]:
-        self.check_shapes(shapes)
-        batch, heads, tokens, head_dim = sizes(shapes[0])
-        chunk, before, after, multiple, causal, scale = (attributes[name] for name in self.FIELDS)
-        check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale)
-        OPERATOR.check(**attributes)
-        check_circle(tokens, attributes)
-        tiles = ceil_div(min(chunk, tokens), constants["attend"]["block_queries"])
+    def launches_of(self, call: KernelCall) -> tuple[Launch, ...]:
+        batch, heads, tokens, _ = call.sizes
+        chunk = call.attributes["chunk"]
         scalars = {
-            **self.stride_scalars(shapes, strides),
+            **call.attributes,
+            **call.scalars,
             "tokens": tokens,
-            "chunk": chunk,
-            "chunks": padded_tokens(tokens, multiple) // chunk,
-            "before": before,
-            "after": after,
-            "causal": causal,
-            "scale": scale * LOG2_E,
+            "chunks": padded_tokens(tokens, call.attributes["multiple"]) // chunk,
         }
-        return (Launch(kernel="attend", grid=(ceil_div(tokens, chunk) * tiles, heads, batch), scalars=scalars),)
+        ctas = ceil_div(tokens, chunk) * call.blocks_of(min(chunk, tokens))
+        return (self.launch("attend", (ctas, heads, batch), scalars),)
+
+    def check_attributes(self, shapes: Shapes, attributes: Attributes) -> None:
+        super().check_attributes(shapes, attributes)
+        check_circle(sizes(shapes[0]).tokens, attributes)
 
 
-FACE = _Face()
+PLUGIN_SPEC = ChunkPlugin()
 
 
 def check_circle(tokens: int, attributes: Attributes) -> None:
-    """Refuse, by a ValueError, chunks whose places the kernels cannot count, in all rounds where there are several."""
+    """Raise a ValueError if there are too many chunks, in all rounds, for the kernels' indices."""
     chunk, before, after, multiple = (attributes[name] for name in ("chunk", "before", "after", "multiple"))
     rounds = attributes.get("rounds", 1)
     counted = max(rounds * (tokens + multiple), (before + 1 + after) * min(chunk, tokens))
-    if counted > _MOST_PLACES:
+    if counted > _MAX_INDEX:
         raise ValueError(
             f"{tokens} tokens padded to a multiple of {multiple}, in chunks of {chunk} with {before} before and "
-            f"{after} after, are too many for the kernels: they count to {_MOST_PLACES}."
+            f"{after} after, are too many for the kernels: they count to {_MAX_INDEX}."
         )

@@ -25,9 +25,9 @@ def chunk_attention(
 ) -> torch.Tensor:
     """Softmax attention in which a chunk of queries sees its own keys and those of the chunks before and after it.
 
-    The text is padded behind its last token to a multiple of ``multiple`` tokens and cut into chunks, which form a
-    circle: the chunk before the first one is the last. See `neighbours` for texts of few chunks. A key that is seen
-    several times counts as several equal keys. A text of one chunk is attended to densely. Keys of padding are not
+    The sequence is padded behind its last token to a multiple of ``multiple`` tokens and cut into chunks, which form a
+    circle: the chunk before the first one is the last. See `neighbours` for sequences of few chunks. A key that is seen
+    several times counts as several equal keys. A sequence of one chunk is attended to densely. Keys of padding are not
     seen, and with ``causal`` neither are those behind the query. The result of a padding token is 0.
 
     Args:
@@ -38,7 +38,7 @@ def chunk_attention(
         chunk: tokens of a chunk, 1 or more.
         before: chunks before a query's own that it sees, 0 or more.
         after: likewise after it.
-        multiple: of how many tokens a padded text is; a multiple of ``chunk``.
+        multiple: of how many tokens a padded sequence is; a multiple of ``chunk``.
         causal: 1 if queries see no key behind them, else 0.
         scale: factor of the scores, usually head_dim ** -0.5.
 

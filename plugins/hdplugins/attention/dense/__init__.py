@@ -1,1 +1,1 @@
-"""Dense attention: the operator, and a face in each module."""
+"""Dense attention: the operator and its implementations, one per module."""

@@ -3,7 +3,7 @@
 Several heads of queries may share one of keys and values.
 
 It has no plugin: backends have fused operators for it, to which lowerings map it. ONNX Runtime on a GPU can run a
-kernel of ours in their place. Being one node in the portable graph, it is found without matching patterns.
+kernel of hdexport in their place. Being one node in the portable graph, it is found without matching patterns.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Disentangled attention: the operator, and a face in each module."""
+"""Disentangled attention: the operator and its implementations, one per module."""

@@ -26,7 +26,7 @@ def disentangled_attention(
         scores[i, j] = scale * (query[i] . key[j] + query[i] . position_keys[row] + position_queries[row] . key[j])
         result[i] = sum over j of softmax(scores)[i, j] * value[j]
 
-    A text without a single real key has no distribution to draw from: its results are 0 by definition.
+    A sequence without a single real key has no distribution to draw from: its results are 0 by definition.
 
     Args:
         query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
@@ -61,6 +61,6 @@ def disentangled_attention(
     index = row.expand(*scores.shape)
     scores = (scores + of_queries.gather(3, index) + of_keys.gather(2, index)) * scale
     scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
-    # A text of nothing but padding is -inf throughout, and its softmax is NaN: those rows are defined as 0.
+    # A sequence of nothing but padding is -inf throughout, and its softmax is NaN: those rows are defined as 0.
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1), nan=0.0)
     return torch.einsum("bhij,bjhd->bihd", weights, value)

@@ -1,1 +1,1 @@
-"""Attention with terms of the clipped distance: the operator, and a face in each module."""
+"""Bucketed relative position attention: the operator and its implementations, one per module."""

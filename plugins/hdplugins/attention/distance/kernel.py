@@ -1,17 +1,18 @@
-"""Attention by clipped distance on a GPU: a FlashAttention-style forward pass in two loops over the keys.
+"""Bucketed relative position attention on a GPU: a FlashAttention-style forward pass in two loops over the keys.
 
-Seen from a tile of queries, most keys of a long text are so far before it or behind it that all distances count as
--reach, or all as reach. The loops share one running softmax:
+For a block of queries, most keys of a long sequence are so far before or after the block that all distances are clipped
+to -reach, or all to reach. Both loops update one online softmax:
 
-1. keys far away: a query has one number for all keys before, and one for all behind, and the table one row of values
-   for each side. Those rows are added at one go after the loop, times the sums of the weights of each side;
-2. keys around: each query and key has its own number, and weights are moved from the columns of keys to those of
-   distances, whose rows of the table they are multiplied with as keys' weights are with values.
+1. far keys: a query has one bias for all keys before it and one for all keys after it, and the table of values has one
+   row for each side. These two rows are added once, after the loop, times the sums of the weights of each side;
+2. near keys: each pair of query and key has its own bias. The weights are moved from the columns of keys to the columns
+   of distances, and multiplied with the table's rows like weights with values.
 
-The terms of values are summed where values are, so that the running softmax rescales both at once.
+The terms of the value table are added to the same accumulator as the values, so that the online softmax rescales both
+at once.
 
-All that decides the machine code lies in this file and in `running_softmax`, or comes as a constant. Letters in the
-kernel: m and n count queries and keys; `tail` is explained in `running_softmax`.
+The machine code depends on this file, on `online_softmax` and on constants. The notation is explained in
+`online_softmax`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,60 +22,69 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hdplugins.kernels.running_softmax import (
-    add_values,
+from hdplugins.kernels.online_softmax import (
+    accumulate_values,
+    head_rows,
+    init_state,
+    load_columns,
     load_rows,
-    load_tail,
-    nothing_seen,
-    rows_of,
-    store_shares,
-    weigh_keys,
+    normalize_and_store,
+    online_softmax_step,
 )
 
-_NOT_SPECIALIZED = ("table_batch", "table_head", "table_query", "tokens", "reach")
-"""Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
+_NOT_SPECIALIZED = ("bias_batch", "bias_head", "bias_query", "tokens", "reach")
+"""Triton compiles no special versions for values of these, as ahead of time: the timed kernel is the shipped one."""
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _add_row(sums, weights, values_by_distance, row, head: tl.constexpr, tail: tl.constexpr, skip: tl.constexpr):
-    """Sums of values with those of a row of the table added: [queries] weights times its columns skip.. ."""
-    columns: tl.constexpr = sums.shape[1]
-    values = tl.load(values_by_distance + row * (head + tail) + skip + tl.arange(0, columns))
-    return sums + weights[:, None] * values.to(tl.float32)[None, :]
+def _add_row(acc, b_p, values_by_distance, i_row, BLOCK_D: tl.constexpr, REM_D: tl.constexpr, FIRST: tl.constexpr):
+    """Add a row of the value table, from column FIRST on, times one weight per query, [BLOCK_M], to the accumulator."""
+    COLUMNS: tl.constexpr = acc.shape[1]
+    # [COLUMNS]
+    b_v = tl.load(values_by_distance + i_row * (BLOCK_D + REM_D) + FIRST + tl.arange(0, COLUMNS))
+    return acc + b_p[:, None] * b_v.to(tl.float32)[None, :]
 
 
 @triton.jit
-def _add_values_by_distance(
-    weights, values_by_distance, lowest, zero, reach, sums, sums_tail,
-    head: tl.constexpr, tail: tl.constexpr, block_queries: tl.constexpr, block_keys: tl.constexpr,
+def _accumulate_by_distance(
+    b_p, values_by_distance, min_distance, zero, reach, acc, acc_rem,
+    BLOCK_D: tl.constexpr, REM_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sums of values and of their tails, with the rows of the distances added.
+    """Add the weighted rows of the value table to the accumulator.
 
     Args:
-        weights: [queries, keys].
-        values_by_distance: [2 * reach + 1, head + tail].
-        lowest: the distance of the first key from the last query.
-        zero: 0, which compilers must not see: they would keep what depends on nothing else in registers, and spill.
+        b_p: [BLOCK_M, BLOCK_N].
+        values_by_distance: [2 * reach + 1, head_dim].
+        min_distance: the distance of the first key from the last query.
+        zero: 0, as a value that compilers do not know: otherwise they keep values that depend on nothing else in
+            registers, and spill.
     """
-    weights = weights.to(values_by_distance.dtype.element_ty)
-    column = tl.arange(0, block_keys)
-    # A query's distances begin so far above the lowest. Its keys in the order of distances, block_keys at a time, are
-    # its weights turned by that, of which each part takes what it holds.
-    shift = block_queries - 1 - tl.arange(0, block_queries) + zero
-    turned = tl.gather(weights, (column[None, :] - shift[:, None]) & (block_keys - 1), 1)
-    for part in tl.static_range((block_queries + block_keys - 2) // block_keys + 1):
-        place = part * block_keys + column
-        of_keys = place[None, :] - shift[:, None]
-        share = tl.where((of_keys >= 0) & (of_keys < block_keys), turned, 0.0)
-        row = tl.minimum(tl.maximum(lowest + place, -reach), reach) + reach
-        rows = load_rows(values_by_distance, row * (head + tail), row, head, 0, False)
-        sums = tl.dot(share, rows, sums, input_precision="ieee")
-        if tail:
-            rows_tail = load_rows(values_by_distance, row * (head + tail), row, tail, head, False)
-            sums_tail = tl.dot(share, rows_tail, sums_tail, input_precision="ieee")
-    return sums, sums_tail
+    b_p = b_p.to(values_by_distance.dtype.element_ty)
+    # [BLOCK_N]
+    o_n = tl.arange(0, BLOCK_N)
+    # A query's smallest distance is `shift` above min_distance. The weights, rotated by `shift`, are in the order of
+    # distances; each part of BLOCK_N distances masks the weights that belong to other parts.
+    # [BLOCK_M]
+    shift = BLOCK_M - 1 - tl.arange(0, BLOCK_M) + zero
+    # [BLOCK_M, BLOCK_N]
+    b_rotated = tl.gather(b_p, (o_n[None, :] - shift[:, None]) & (BLOCK_N - 1), 1)
+    for part in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
+        o_distance = part * BLOCK_N + o_n
+        o_k = o_distance[None, :] - shift[:, None]
+        # [BLOCK_M, BLOCK_N]
+        b_part = tl.where((o_k >= 0) & (o_k < BLOCK_N), b_rotated, 0.0)
+        o_row = tl.minimum(tl.maximum(min_distance + o_distance, -reach), reach) + reach
+        o_v = o_row * (BLOCK_D + REM_D)
+        # [BLOCK_N, BLOCK_D]
+        b_v = load_columns(values_by_distance, o_v, o_row, BLOCK_D, 0, False)
+        acc = tl.dot(b_part, b_v, acc, input_precision="ieee")
+        if REM_D:
+            # [BLOCK_N, REM_D]
+            b_v_rem = load_columns(values_by_distance, o_v, o_row, REM_D, BLOCK_D, False)
+            acc_rem = tl.dot(b_part, b_v_rem, acc_rem, input_precision="ieee")
+    return acc, acc_rem
 
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
@@ -83,97 +93,91 @@ def attend(
     key,
     value,
     key_mask,  # [batch, tokens] bool
-    scores_by_distance,  # [1 or batch, 1 or tokens, heads, 2 * reach + 1]
+    scores_by_distance,  # [1 or batch, 1 or tokens, heads, 2 * reach + 1], the relative position bias
     values_by_distance,  # [2 * reach + 1, head_dim], or None
     out,
-    stride_query_batch,  # in elements, as are all strides
-    stride_query_head,
-    stride_query_token,
-    stride_key_batch,
-    stride_key_head,
-    stride_key_token,
-    stride_value_batch,
-    stride_value_head,
-    stride_value_token,
-    stride_out_batch,
-    stride_out_head,
-    stride_out_token,
-    table_batch,  # of scores_by_distance; 0 where it has one for all
-    table_head,
-    table_query,
+    query_strides,  # (batch, head, token) strides in elements, as are all strides
+    key_strides,
+    value_strides,
+    out_strides,
+    bias_batch,  # strides of scores_by_distance; 0 along an axis of size 1
+    bias_head,
+    bias_query,
     tokens,
     reach,
-    scale,  # holds log2(e), so that exp2 serves
-    head: tl.constexpr,
-    tail: tl.constexpr,
-    block_queries: tl.constexpr,
-    block_keys: tl.constexpr,
+    scale,  # includes log2(e), because the softmax uses exp2
+    BLOCK_D: tl.constexpr,
+    REM_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """Attention of a tile of queries of one head and text. Rows of texts without a real token are 0."""
-    row, of_head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    query = rows_of(query, row, of_head, stride_query_batch, stride_query_head)
-    key = rows_of(key, row, of_head, stride_key_batch, stride_key_head)
-    value = rows_of(value, row, of_head, stride_value_batch, stride_value_head)
-    mask = key_mask + row * tokens
-    table = scores_by_distance + row * table_batch + of_head * table_head
+    """Compute a block of queries of one head and sequence. Rows of sequences without a real token are 0."""
+    i_b, i_h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
+    q, stride_q = head_rows(query, query_strides, i_b, i_h)
+    k, stride_k = head_rows(key, key_strides, i_b, i_h)
+    v, stride_v = head_rows(value, value_strides, i_b, i_h)
+    mask = key_mask + i_b * tokens
+    bias = scores_by_distance + i_b * bias_batch + i_h * bias_head
 
-    first = tl.program_id(0) * block_queries
-    m = first + tl.arange(0, block_queries)
-    column = tl.arange(0, block_keys)
-    asked = m < tokens
-    query_offsets = m * stride_query_token
-    q = load_rows(query, query_offsets, asked, head, 0, True)
-    q_tail = load_tail(query, query_offsets, asked, q, head, tail)
-    numbers = table + m * table_query
+    first = tl.program_id(0) * BLOCK_M
+    # [BLOCK_M]
+    o_q = first + tl.arange(0, BLOCK_M)
+    # [BLOCK_N]
+    o_n = tl.arange(0, BLOCK_N)
+    m_q = o_q < tokens
+    # [BLOCK_M, BLOCK_D], [BLOCK_M, REM_D]
+    b_q, b_q_rem = load_rows(q, o_q * stride_q, m_q, BLOCK_D, REM_D)
+    # [BLOCK_M]
+    p_bias = bias + o_q * bias_query
 
-    # Tiles of keys whose distances from all queries are -reach or less, or reach or more.
-    near = tl.maximum(first - reach + 1, 0) // block_keys * block_keys
-    far = tl.minimum(tl.cdiv(first + block_queries - 1 + reach, block_keys) * block_keys, tokens)
-    before = tl.load(numbers, mask=asked, other=0.0).to(tl.float32) * _LOG2_E
-    behind = tl.load(numbers + 2 * reach, mask=asked, other=0.0).to(tl.float32) * _LOG2_E
+    # Far keys are the blocks whose distances from all queries are -reach or less, or reach or more.
+    near_begin = tl.maximum(first - reach + 1, 0) // BLOCK_N * BLOCK_N
+    near_end = tl.minimum(tl.cdiv(first + BLOCK_M - 1 + reach, BLOCK_N) * BLOCK_N, tokens)
+    # [BLOCK_M]
+    b_bias_before = tl.load(p_bias, mask=m_q, other=0.0).to(tl.float32) * _LOG2_E
+    b_bias_after = tl.load(p_bias + 2 * reach, mask=m_q, other=0.0).to(tl.float32) * _LOG2_E
 
-    sums, sums_tail, top, norm = nothing_seen(block_queries, head, tail)
-    norm_before = norm
-    steps_before = near // block_keys
-    for step in range(steps_before + tl.cdiv(tokens - far, block_keys)):
-        is_before = step < steps_before
-        n = step * block_keys + tl.where(is_before, 0, far - near) + column
-        present = tl.load(mask + n, mask=n < tokens, other=0) != 0
-        # A number that all keys of a tile share is the logarithm of a factor of their weights.
-        weights, decay, top, norm = weigh_keys(
-            q, q_tail, key, n * stride_key_token, present, present[None, :], tl.where(is_before, before, behind),
-            (sums, sums_tail, top, norm), scale, head, tail, True,
+    acc, acc_rem, m_i, l_i = init_state(BLOCK_M, BLOCK_D, REM_D)
+    # [BLOCK_M], the part of l_i that belongs to the keys before the near ones.
+    l_before = l_i
+    blocks_before = near_begin // BLOCK_N
+    for i_n in range(blocks_before + tl.cdiv(tokens - near_end, BLOCK_N)):
+        is_before = i_n < blocks_before
+        # [BLOCK_N]
+        o_k = i_n * BLOCK_N + tl.where(is_before, 0, near_end - near_begin) + o_n
+        m_k = tl.load(mask + o_k, mask=o_k < tokens, other=0) != 0
+        # A bias that all keys of a block share is the logarithm of a factor of their weights.
+        b_p, alpha, m_i, l_i = online_softmax_step(
+            b_q, b_q_rem, k, o_k * stride_k, m_k, m_k[None, :], tl.where(is_before, b_bias_before, b_bias_after),
+            (acc, acc_rem, m_i, l_i), scale, BLOCK_D, REM_D, True,
         )  # fmt: skip
-        sums, sums_tail = add_values(
-            weights, decay, value, n * stride_value_token, present, sums, sums_tail, head, tail, True
-        )
-        norm_before = tl.where(is_before, norm, norm_before * decay)
+        acc, acc_rem = accumulate_values(b_p, alpha, v, o_k * stride_v, m_k, acc, acc_rem, BLOCK_D, REM_D, True)
+        l_before = tl.where(is_before, l_i, l_before * alpha)
     if values_by_distance is not None:
-        sums = _add_row(sums, norm_before, values_by_distance, 0, head, tail, 0)
-        sums = _add_row(sums, norm - norm_before, values_by_distance, 2 * reach, head, tail, 0)
-        if tail:
-            sums_tail = _add_row(sums_tail, norm_before, values_by_distance, 0, head, tail, head)
-            sums_tail = _add_row(sums_tail, norm - norm_before, values_by_distance, 2 * reach, head, tail, head)
+        acc = _add_row(acc, l_before, values_by_distance, 0, BLOCK_D, REM_D, 0)
+        acc = _add_row(acc, l_i - l_before, values_by_distance, 2 * reach, BLOCK_D, REM_D, 0)
+        if REM_D:
+            acc_rem = _add_row(acc_rem, l_before, values_by_distance, 0, BLOCK_D, REM_D, BLOCK_D)
+            acc_rem = _add_row(acc_rem, l_i - l_before, values_by_distance, 2 * reach, BLOCK_D, REM_D, BLOCK_D)
 
-    for start in range(near, far, block_keys):
-        n = start + column
-        present = tl.load(mask + n, mask=n < far, other=0) != 0
-        seen = present[None, :]
-        place = tl.minimum(tl.maximum(n[None, :] - m[:, None], -reach), reach) + reach
-        number = tl.load(numbers[:, None] + place, mask=asked[:, None] & seen, other=0.0)
-        # The sums are scaled, numbers are not.
-        weights, decay, top, norm = weigh_keys(
-            q, q_tail, key, n * stride_key_token, present, seen, None, (sums, sums_tail, top, norm), scale, head, tail,
-            True, added=number.to(tl.float32) * (_LOG2_E / scale),
+    for start in range(near_begin, near_end, BLOCK_N):
+        # [BLOCK_N]
+        o_k = start + o_n
+        m_k = tl.load(mask + o_k, mask=o_k < near_end, other=0) != 0
+        # [BLOCK_M, BLOCK_N]
+        m_s = m_k[None, :]
+        o_bias = tl.minimum(tl.maximum(o_k[None, :] - o_q[:, None], -reach), reach) + reach
+        b_bias = tl.load(p_bias[:, None] + o_bias, mask=m_q[:, None] & m_s, other=0.0)
+        # Dot products are scaled later, biases are not.
+        b_p, alpha, m_i, l_i = online_softmax_step(
+            b_q, b_q_rem, k, o_k * stride_k, m_k, m_s, None, (acc, acc_rem, m_i, l_i), scale, BLOCK_D, REM_D, True,
+            b_s_bias=b_bias.to(tl.float32) * (_LOG2_E / scale),
         )  # fmt: skip
-        sums, sums_tail = add_values(
-            weights, decay, value, n * stride_value_token, present, sums, sums_tail, head, tail, True
-        )
+        acc, acc_rem = accumulate_values(b_p, alpha, v, o_k * stride_v, m_k, acc, acc_rem, BLOCK_D, REM_D, True)
         if values_by_distance is not None:
-            sums, sums_tail = _add_values_by_distance(
-                weights, values_by_distance, start - first - block_queries + 1, tl.maximum(start - tokens, 0), reach,
-                sums, sums_tail, head, tail, block_queries, block_keys,
+            acc, acc_rem = _accumulate_by_distance(
+                b_p, values_by_distance, start - first - BLOCK_M + 1, tl.maximum(start - tokens, 0), reach, acc,
+                acc_rem, BLOCK_D, REM_D, BLOCK_M, BLOCK_N,
             )  # fmt: skip
-    state = sums, sums_tail, top, norm
-    out = rows_of(out, row, of_head, stride_out_batch, stride_out_head)
-    store_shares(out, m * stride_out_token, asked, asked, state, head, tail)
+    o, stride_o = head_rows(out, out_strides, i_b, i_h)
+    normalize_and_store(o, o_q * stride_o, m_q, m_q, (acc, acc_rem, m_i, l_i), BLOCK_D, REM_D)

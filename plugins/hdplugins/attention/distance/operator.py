@@ -1,12 +1,11 @@
-"""Dense attention with terms of the clipped distance: that of T5, MPNet and NEZHA.
+"""Dense attention with a bucketed relative position bias: the attention of T5, MPNet and NEZHA.
 
-Every query sees every key that is not padding. A score is the product of query and key plus a number that belongs to
-the key's distance from the query, and a key's value may have a row added that belongs to its distance, too. Distances
-beyond `reach` count as `reach`, so both come from tables of 2 * reach + 1 rows, whatever the length of the text.
+Every query sees every key that is not padding. A score is the product of query and key plus a relative position bias,
+and a row that depends on the relative position may be added to a key's value, too. Distances beyond `reach` are clipped
+to `reach`, so that both tables have 2 * reach + 1 rows at any sequence length.
 
-The numbers of distances are T5's and MPNet's learned biases, the same for all queries, or the products of each query
-with the rows of a table (Shaw et al. 2018, "Self-Attention with Relative Position Representations", equations 3 and 4;
-NEZHA's table is of sines).
+The bias is learned and shared by all queries (T5, MPNet), or the product of each query with the rows of a table (Shaw
+et al. 2018, "Self-Attention with Relative Position Representations", equations 3 and 4; NEZHA's table is sinusoidal).
 """
 
 from __future__ import annotations

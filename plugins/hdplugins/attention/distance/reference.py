@@ -25,7 +25,7 @@ def clipped_distance_attention(
         scores[i, j] = scale * query[i] . key[j] + scores_by_distance[i, row]
         result[i] = sum over j of softmax(scores)[i, j] * (value[j] + values_by_distance[row])
 
-    A text without a single real key has no distribution to draw from: its results are 0 by definition.
+    A sequence without a single real key has no distribution to draw from: its results are 0 by definition.
 
     Args:
         query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
@@ -54,7 +54,7 @@ def clipped_distance_attention(
     numbers = scores_by_distance.expand(*query.shape[:3], -1).transpose(1, 2)  # [batch, heads, queries, distances]
     scores = scores + numbers.gather(3, row.expand(*scores.shape))
     scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
-    # A text of nothing but padding is -inf throughout, and its softmax is NaN: those rows are defined as 0.
+    # A sequence of nothing but padding is -inf throughout, and its softmax is NaN: those rows are defined as 0.
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1), nan=0.0)
     result = torch.einsum("bhij,bjhd->bihd", weights, value)
     if values_by_distance is not None:

@@ -1,1 +1,1 @@
-"""FAVOR+: the operator, and a face in each module."""
+"""FAVOR+ attention: the operator and its implementations, one per module."""

@@ -35,7 +35,7 @@ def favor_attention(
 
     Keys of padding take no part in either sum or in ``highest``. With `compat` they take part in all of them, with 0
     for their values, as in lucidrains' performer-pytorch: results then depend on how much padding there is. All of it
-    is computed in float32 at least. A text without a single real key has the result 0 by definition.
+    is computed in float32 at least. A sequence without a single real key has the result 0 by definition.
 
     Args:
         query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
@@ -78,9 +78,9 @@ def favor_attention(
 def draw_projection(seed: int, *, features: int, head_dim: int) -> torch.Tensor:
     """Directions that are orthogonal in blocks of `head_dim`, as long as Gaussian vectors.
 
-    Source: Choromanski et al. 2021, section 2.4 and appendix B.2 ("regularised" lengths aside). The generator is one
-    of its own. Blocks are orthogonalised in float64 and signed such that the result does not depend on the library
-    that does it.
+    Source: Choromanski et al. 2021, section 2.4 and appendix B.2 ("regularised" lengths aside). The generator is
+    separate. Blocks are orthogonalised in float64 and signed such that the result does not depend on the version of
+    LAPACK.
 
     Args:
         seed: of the generator, 0 or more.

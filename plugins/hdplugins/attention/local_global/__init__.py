@@ -1,1 +1,1 @@
-"""Local attention with biases and sides: the operator, and a face in each module."""
+"""Local attention with relative position biases and side keys: the operator and its implementations, one per module."""

@@ -1,6 +1,6 @@
 """The semantics of local attention with biases by distance and side keys, in plain PyTorch.
 
-Source: Guo et al., "LongT5: Efficient Text-To-Text Transformer for Long Sequences" (2022), section 3.1, and its
+Source: Guo et al., "LongT5: Efficient Sequence-To-Sequence Transformer for Long Sequences" (2022), section 3.1, and its
 implementation in Hugging Face transformers.
 """
 
@@ -26,7 +26,7 @@ def local_global_attention(
     side_reach: int,
     scale: float,
 ) -> torch.Tensor:
-    """One softmax over the real tokens around a query and, if there are any, the sides of its text.
+    """One softmax over the real tokens around a query and, if there are any, the sides of its sequence.
 
     The scores of query i, a real token, are::
 
@@ -99,14 +99,14 @@ def number_of_sides(tokens: int, side_tokens: int) -> int:
 
 
 def whole_sides(token_mask: torch.Tensor, side_tokens: int) -> torch.Tensor:
-    """How many sides each text has that are seen: [batch, 1], int64.
+    """How many sides each sequence has that are seen: [batch, 1], int64.
 
     A block counts if the token at its end is real; with n of them, sides 0 to n - 1 are seen. A real token belongs to
-    the side of the block that it is in, or to side n - 1 if that is earlier. In a text without padding, or with padding
-    on the right, the latter are the tokens that are left over at the end.
+    the side of the block that it is in, or to side n - 1 if that is earlier. In a sequence without padding, or with
+    padding on the right, the latter are the tokens that are left over at the end.
 
-    All this is as in Hugging Face's LongT5, which counts places in the padded row: padding in front of a text, or in
-    it, moves tokens to other sides, and such a text is not answered as it is alone.
+    All this is as in Hugging Face's LongT5, which counts places in the padded row: padding in front of a sequence, or
+    in it, moves tokens to other sides, and such a sequence is not answered as it is alone.
 
     Args:
         token_mask: [batch, tokens], 0 for padding.

@@ -1,1 +1,1 @@
-"""LSH attention: the operator, and a face in each module."""
+"""LSH attention: the operator and its implementations, one per module."""

@@ -1,4 +1,4 @@
-"""LSH attention as a plugin of engines: a call hashes, sorts, and attends once per round."""
+"""`PluginSpec` of LSH attention: a call hashes the tokens, sorts them, and attends once per round."""
 
 from __future__ import annotations
 
@@ -6,46 +6,38 @@ import itertools
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hdplugins.attention.chunks.operator import padded_tokens
-from hdplugins.attention.chunks.plugin import FACE as CHUNKS
+from hdplugins.attention.chunks.plugin import PLUGIN_SPEC as CHUNKS
 from hdplugins.attention.chunks.plugin import check_circle
 from hdplugins.attention.lsh.operator import OPERATOR, check_rotations
-from hdplugins.attention.plugin_face import (
-    Attributes,
-    FieldType,
-    PluginFace,
-    Shapes,
-    Strides,
-    sizes,
-    stride_names,
-)
+from hdplugins.attention.plugin_spec import Attributes, FieldType, KernelCall, PluginSpec, Shapes, sizes, stride_names
 from hdplugins.kernels.aot import Constant
-from hdplugins.kernels.attention_tiles import INNER_LOOP, LOG2_E, Tiles, ceil_div, check_sizes
+from hdplugins.kernels.block_config import ONLINE_SOFTMAX, BlockConfig, ceil_div
 from hdplugins.kernels.cuda_launch import Launch
 
 _TOKENS_HASHED = 64
-"""Tokens of one program of `hash_tokens`. To be tuned on a GPU, as are the numbers below."""
+"""Tokens of one CTA of `hash_tokens`. To be tuned on a GPU, as are the numbers below."""
 
-_DIRECTIONS_AT_A_TIME = 16
-_COLUMNS_AT_A_TIME = 16
+_DIRECTIONS_PER_STEP = 16
+_COLUMNS_PER_STEP = 16
 
 _TOKENS_SORTED = 64
-"""Tokens that `count` and `place` take at a time."""
+"""Tokens of one step of `count` and `scatter`."""
 
 _COUNTS_SCANNED = 1024
-"""Counts that `scan` takes at a time."""
+"""Counts of one step of `scan`."""
 
 _COUNTS_PER_TOKEN = 4
-"""Most places per token, where there are many buckets: spans of tokens are as long as that takes."""
+"""Maximum bucket offsets per token: with many buckets, spans of tokens become longer."""
 
-_MOST_INT32 = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 
 _SORTING = ("tokens", "rounds", "buckets", "spans", "span_tokens")
 
 
-class _Face(PluginFace):
+class LSHPlugin(PluginSpec):
     """One launch of `hash_tokens` per factor of the buckets, and one of `attend` per round."""
 
     OPERATOR = OPERATOR
@@ -54,14 +46,15 @@ class _Face(PluginFace):
     }  # fmt: skip
     INPUT_DTYPES = (None, None, "int32", "float32")
     SCRATCH: ClassVar = {
-        "hashes": "i32", "places": "i32", "order": "i32", "factors": "fp32", "sums": "fp32", "weights": "fp32",
+        "hashes": "i32", "bucket_offsets": "i32", "order": "i32", "factors": "fp32", "round_acc": "fp32",
+        "round_ml": "fp32",
     }  # fmt: skip
     POINTERS: ClassVar = {
         "hash_tokens": ("query_key", "token_mask", "rotations", "hashes", "factors"),
-        "count": ("hashes", "places"),
-        "scan": ("places",),
-        "place": ("hashes", "places", "order"),
-        "attend": ("query_key", "value", "factors", "order", "places", "sums", "weights", "out"),
+        "count": ("hashes", "bucket_offsets"),
+        "scan": ("bucket_offsets",),
+        "scatter": ("hashes", "bucket_offsets", "order"),
+        "attend": ("query_key", "value", "factors", "order", "bucket_offsets", "round_acc", "round_ml", "out"),
     }
     SCALARS: ClassVar = {
         "hash_tokens": (
@@ -70,69 +63,60 @@ class _Face(PluginFace):
         ),
         "count": _SORTING,
         "scan": ("buckets", "spans"),
-        "place": _SORTING,
+        "scatter": _SORTING,
         "attend": (
             *stride_names("query_key", "value", "out"), "tokens", "rounds", "buckets", "spans", "chunk", "chunks",
-            "multiple", "before", "after", "causal", "ends_by_row", "this_round", "scale",
+            "multiple", "before", "after", "causal", "ends_by_row", "i_round", "scale",
         ),
     }  # fmt: skip
-    CALLED_MODULES = (INNER_LOOP, f"{CHUNKS.OPERATOR.package}.kernel")
+    CALLED_MODULES = (ONLINE_SOFTMAX, f"{CHUNKS.OPERATOR.package}.kernel")
 
-    def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        return CHUNKS.tiles(shapes, attributes, dtype=dtype, architecture=architecture)
+    def block_config(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> BlockConfig:
+        return CHUNKS.block_config(shapes, attributes, dtype=dtype, architecture=architecture)
 
     def constants(
-        self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
+        self, shapes: Shapes, attributes: Attributes, *, dtype: str, block_config: BlockConfig
     ) -> Mapping[str, Mapping[str, Constant]]:
         return {
             "hash_tokens": {
-                "rows": _TOKENS_HASHED, "lanes": _DIRECTIONS_AT_A_TIME, "columns": _COLUMNS_AT_A_TIME,
+                "BLOCK_T": _TOKENS_HASHED, "BLOCK_R": _DIRECTIONS_PER_STEP, "COLUMNS": _COLUMNS_PER_STEP,
             },
-            "count": {"lanes": _TOKENS_SORTED},
-            "scan": {"lanes": _COUNTS_SCANNED},
-            "place": {"lanes": _TOKENS_SORTED},
-            "attend": tiles.constants(sizes(shapes[0]).head_dim),
+            "count": {"BLOCK_T": _TOKENS_SORTED},
+            "scan": {"BLOCK_C": _COUNTS_SCANNED},
+            "scatter": {"BLOCK_T": _TOKENS_SORTED},
+            "attend": block_config.constants(sizes(shapes[0]).head_dim),
         }  # fmt: skip
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
-        """Linear in tokens: per token and head 4 bytes and 24 per round; with several rounds 4 * (head_dim + 2) more.
+        """Return bytes per buffer, per token and head 4, and 24 per round; with several rounds 4 * (head_dim + 2) more.
 
-        ``hashes`` and ``order`` are [batch, heads, rounds, tokens] int32, ``places`` is [batch, heads, rounds, buckets,
-        spans] int32, ``factors`` is [batch, heads, tokens], ``sums`` [batch, heads, tokens, head_dim] and ``weights``
-        [batch, heads, tokens, 2] float32. There are at most `_COUNTS_PER_TOKEN` places per token, or a
-        single span.
+        ``hashes`` and ``order`` are [batch, heads, rounds, tokens] int32, ``bucket_offsets`` is [batch, heads, rounds,
+        buckets, spans] int32, ``factors`` is [batch, heads, tokens], ``round_acc`` [batch, heads, tokens, head_dim] and
+        ``round_ml`` [batch, heads, tokens, 2] float32. There are at most `_COUNTS_PER_TOKEN` bucket offsets per token,
+        or a single span.
         """
         batch, heads, tokens, head_dim = sizes(shapes[0])
-        texts, rounds = batch * heads, attributes["rounds"]
-        kept = tokens if rounds > 1 else 0
+        rounds = attributes["rounds"]
+        saved_tokens = tokens if rounds > 1 else 0
         values = {
             "hashes": rounds * tokens,
-            "places": rounds * _buckets(attributes) * _most_spans(tokens, attributes),
+            "bucket_offsets": rounds * _buckets(attributes) * _spans(tokens, attributes),
             "order": rounds * tokens,
             "factors": tokens,
-            "sums": kept * head_dim,
-            "weights": 2 * kept,
+            "round_acc": saved_tokens * head_dim,
+            "round_ml": 2 * saved_tokens,
         }
-        return {name: 4 * texts * count for name, count in values.items()}
+        return {name: 4 * batch * heads * count for name, count in values.items()}
 
-    def launches(
-        self,
-        shapes: Shapes,
-        attributes: Attributes,
-        *,
-        constants: Mapping[str, Mapping[str, Any]],
-        strides: Strides | None = None,
-    ) -> tuple[Launch, ...]:
-        self.check_shapes(shapes)
-        batch, heads, tokens, head_dim = sizes(shapes[0])
-        check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=attributes["scale"])
-        _check_attributes(shapes, attributes)
+    def launches_of(self, call: KernelCall) -> tuple[Launch, ...]:
+        batch, heads, tokens, head_dim = call.sizes
+        attributes = call.attributes
         chunk, factors, rounds = (attributes[name] for name in ("chunk", "buckets", "rounds"))
-        buckets, spans = _buckets(attributes), _most_spans(tokens, attributes)
+        buckets, spans = _buckets(attributes), _spans(tokens, attributes)
         span_tokens = ceil_div(ceil_div(tokens, _TOKENS_SORTED), spans) * _TOKENS_SORTED
-        known = {
+        common = {
             **{name: attributes[name] for name in ("multiple", "before", "after", "causal", "ends_by_row")},
-            **self.stride_scalars(shapes, strides),
+            **call.scalars,
             "tokens": tokens,
             "head_dim": head_dim,
             "rounds": rounds,
@@ -142,52 +126,50 @@ class _Face(PluginFace):
             "span_tokens": span_tokens,
             "chunk": chunk,
             "chunks": padded_tokens(tokens, attributes["multiple"]) // chunk,
-            "scale": attributes["scale"] * LOG2_E,
         }
 
-        def start(kernel: str, programs: int, **own: int) -> Launch:
-            given = known | own
-            scalars = {name: given[name] for name in self.SCALARS[kernel]}
-            return Launch(kernel=kernel, grid=(programs, heads, batch), scalars=scalars)
+        def launch(kernel: str, ctas: int, **scalars: int) -> Launch:
+            return self.launch(kernel, (ctas, heads, batch), common | scalars)
 
-        tiles = ceil_div(min(chunk, tokens), constants["attend"]["block_queries"])
         group_sizes = itertools.accumulate(factors, operator.mul, initial=1)
         directions = itertools.accumulate((factor // 2 for factor in factors), initial=0)
         return (
             *(
-                start(
-                    "hash_tokens", ceil_div(tokens, constants["hash_tokens"]["rows"]),
+                launch(
+                    "hash_tokens", ceil_div(tokens, call.constants["hash_tokens"]["BLOCK_T"]),
                     first_direction=first, half=factor // 2, size=size,
                 )
                 for factor, size, first in zip(factors, group_sizes, directions, strict=False)
             ),
-            start("count", rounds * spans),
-            start("scan", rounds),
-            start("place", rounds * spans),
-            *(start("attend", ceil_div(tokens, chunk) * tiles, this_round=number) for number in range(rounds)),
+            launch("count", rounds * spans),
+            launch("scan", rounds),
+            launch("scatter", rounds * spans),
+            *(
+                launch("attend", ceil_div(tokens, chunk) * call.blocks_of(min(chunk, tokens)), i_round=i_round)
+                for i_round in range(rounds)
+            ),
         )  # fmt: skip
 
+    def check_attributes(self, shapes: Shapes, attributes: Attributes) -> None:
+        (_, heads, tokens, head_dim), buckets, rounds = sizes(shapes[0]), attributes["buckets"], attributes["rounds"]
+        if len(shapes) < len(OPERATOR.inputs):
+            raise ValueError("rotations are missing; LSH attention needs them.")
+        super().check_attributes(shapes, attributes)
+        check_rotations(shapes[3], heads=heads, head_dim=head_dim, buckets=buckets, rounds=rounds)
+        check_circle(tokens, attributes)
+        counts = _buckets(attributes) * _spans(tokens, attributes)
+        if max(counts, head_dim * rounds * sum(buckets)) > _MAX_INT32 // 2:
+            raise ValueError(f"buckets is {list(buckets)}: too many for the kernels, which count to {_MAX_INT32 // 2}.")
 
-FACE = _Face()
+
+PLUGIN_SPEC = LSHPlugin()
 
 
 def _buckets(attributes: Attributes) -> int:
-    """The number of buckets, with the one for padding."""
+    """Return the number of buckets, including the bucket of padding."""
     return math.prod(attributes["buckets"]) + 1
 
 
-def _most_spans(tokens: int, attributes: Attributes) -> int:
-    """The spans that a text is cut into."""
+def _spans(tokens: int, attributes: Attributes) -> int:
+    """Return the number of spans of a sequence."""
     return min(ceil_div(tokens, _TOKENS_SORTED), max(1, _COUNTS_PER_TOKEN * tokens // _buckets(attributes)))
-
-
-def _check_attributes(shapes: Shapes, attributes: Attributes) -> None:
-    (_, heads, tokens, head_dim), buckets, rounds = sizes(shapes[0]), attributes["buckets"], attributes["rounds"]
-    if len(shapes) < len(OPERATOR.inputs):
-        raise ValueError("rotations are missing; LSH attention needs them.")
-    OPERATOR.check(**attributes)
-    check_rotations(shapes[3], heads=heads, head_dim=head_dim, buckets=buckets, rounds=rounds)
-    check_circle(tokens, attributes)
-    counts = _buckets(attributes) * _most_spans(tokens, attributes)
-    if max(counts, head_dim * rounds * sum(buckets)) > _MOST_INT32 // 2:
-        raise ValueError(f"buckets is {list(buckets)}: too many for the kernels, which count to {_MOST_INT32 // 2}.")

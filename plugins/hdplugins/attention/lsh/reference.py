@@ -37,10 +37,11 @@ def lsh_attention(
     """Softmax attention among tokens whose hashes are alike.
 
     In each round the tokens are sorted by their buckets, those of one bucket by their places, and padding comes last.
-    The text is padded to a multiple of ``multiple`` tokens, and the sorted tokens are cut into chunks. The chunks of
-    all rounds, one round after the other, form a circle, in which a chunk sees itself and those before and after it:
-    the first of a round sees the last of the round before. With ``ends_by_row`` a round has the chunks of each text's
-    own padded length, without it those of the batch's. A chunk may be of several buckets, and all of it is seen.
+    The sequence is padded to a multiple of ``multiple`` tokens, and the sorted tokens are cut into chunks. The chunks
+    of all rounds, one round after the other, form a circle, in which a chunk sees itself and those before and after it:
+    the first of a round sees the last of the round before. With ``ends_by_row`` a round has the chunks of each
+    sequence's own padded length, without it those of the batch's. A chunk may be of several buckets, and all of it is
+    seen.
 
     A key is the query_key of its token divided by its root mean square. A query sees neither keys of padding nor its
     own token's, and with ``causal`` none behind its own; its own is seen where it sees no other in any round. A key
@@ -58,9 +59,9 @@ def lsh_attention(
         after: likewise after it.
         buckets: factors of the number of buckets, each even.
         rounds: of hashing, 1 or more.
-        multiple: of how many tokens a padded text is; a multiple of ``chunk``.
+        multiple: of how many tokens a padded sequence is; a multiple of ``chunk``.
         causal: 1 if queries see no key behind them, else 0.
-        ends_by_row: 1 if each text ends after as many tokens as it has real ones, 0 if all end with the batch.
+        ends_by_row: 1 if each sequence ends after as many tokens as it has real ones, 0 if all end with the batch.
         scale: factor of the scores, usually head_dim ** -0.5.
 
     Raises:
@@ -83,8 +84,8 @@ def lsh_attention(
     query, value = (
         torch.nn.functional.pad(state.transpose(1, 2), (0, 0, 0, padded - tokens)) for state in (query_key, value)
     )  # [batch, heads, padded, head_dim]
-    found = torch.nn.functional.pad(hash_tokens(query_key, rotations, buckets), (0, padded - tokens))
-    sorting = torch.where(real[:, None, None], found, math.prod(buckets))  # [batch, heads, rounds, padded]
+    buckets_of_tokens = torch.nn.functional.pad(hash_tokens(query_key, rotations, buckets), (0, padded - tokens))
+    sorting = torch.where(real[:, None, None], buckets_of_tokens, math.prod(buckets))  # [batch, heads, rounds, padded]
     order = sorting.argsort(stable=True, dim=-1)
     chunks = order.flatten(2).unflatten(2, (-1, chunk))  # [batch, heads, chunks of all rounds, chunk]
     ends = real.sum(1).tolist() if ends_by_row else [padded] * len(real)
@@ -104,7 +105,7 @@ def lsh_attention(
     if causal:
         hidden = hidden | (of_key > of_query)
     scores = scores.masked_fill(hidden, -torch.inf)
-    # What a round finds, in the order of the text, and its weight among the rounds, -inf where it sees nothing.
+    # What a round finds, in the order of the sequence, and its weight among the rounds, -inf where it sees nothing.
     back = order.argsort(-1)
     shares = torch.einsum("bhcij,bhcjd->bhcid", torch.softmax(scores, dim=-1).nan_to_num(), rows(value, keys))
     shares = (
@@ -117,7 +118,7 @@ def lsh_attention(
 
 
 def _table(end: int, padded: int, chunk: int, before: int, after: int, rounds: int, multiple: int) -> torch.Tensor:
-    """[chunks of all rounds, before + 1 + after], the chunks that each sees in a text that ends after `end` tokens."""
+    """Return the chunks that each chunk sees, [chunks of all rounds, before + 1 + after]; `end` tokens are real."""
     of_batch, own = padded // chunk, padded_tokens(end, multiple) // chunk
     seen = neighbours(rounds * own, before, after)
     table = torch.zeros(rounds, of_batch, before + 1 + after, dtype=torch.int64)

@@ -1,1 +1,1 @@
-"""Relative attention: the operator, and a face in each module."""
+"""Relative attention: the operator and its implementations, one per module."""

@@ -1,14 +1,14 @@
 """Relative attention on a GPU: a FlashAttention-style forward pass whose scores get a term of the distance.
 
-Within a tile of queries and keys the scores by distance are a band of the products of its queries with rows of the
-positions: the row of a query's first key is one below that of the query before. A step multiplies all queries of the
-tile with as many rows as it has keys, which follow those of the step before. The products of both hold the band, and
-one gather moves it to the columns of the keys. So a program multiplies each row once, and keeps nothing that grows with
-the keys. Products with positions take some columns of a head at a time, for which queries are loaded again: they would
-need too many registers beside those for the products with keys.
+Within a block of queries and keys, the distance terms are a band of the products of the queries with rows of
+`positions`: the row of a query's first key is one below the row of the previous query. A step multiplies all queries of
+the block with BLOCK_N rows, which follow the rows of the previous step. The products of both steps hold the band, and
+one gather moves the band to the columns of the keys. So a CTA multiplies each row once, and keeps nothing that grows
+with the keys. Products with positions take COLUMNS columns of a head at a time, for which queries are loaded again:
+whole heads would need too many registers beside the products with keys.
 
-All that decides the machine code lies in this file and in `running_softmax`, or comes as a constant. Letters in the
-kernel: m and n count queries and keys; `tail` is explained in `running_softmax`.
+The machine code depends on this file, on `online_softmax` and on constants. The notation is explained in
+`online_softmax`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -18,32 +18,46 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, rows_of, store_shares
+from hdplugins.kernels.online_softmax import (
+    attention_step,
+    head_rows,
+    init_state,
+    load_columns,
+    load_rows,
+    normalize_and_store,
+)
 
 _NOT_SPECIALIZED = ("tokens", "keys", "distances", "causal", "reach")
-"""Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
+"""Triton compiles no special versions for values of these, as ahead of time: the timed kernel is the shipped one."""
 
 
 @triton.jit
-def _biased(states, bias, columns: tl.constexpr):
-    """[queries, columns]: states plus a bias."""
-    return states + tl.load(bias + tl.arange(0, columns))[None, :]
+def _add_bias(b_x, bias, COLUMNS: tl.constexpr):
+    """Add a bias to every row, [BLOCK_M, COLUMNS]."""
+    return b_x + tl.load(bias + tl.arange(0, COLUMNS))[None, :]
 
 
 @triton.jit
-def _position_products(
-    query, bias, query_offsets, is_real, positions, first, distances,
-    rows: tl.constexpr, columns: tl.constexpr, head_dim: tl.constexpr,
+def _position_scores(
+    q, bias, o_q_rows, m_real, positions, first, distances,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """[queries, rows]: products of biased queries with the positions' rows first..; those that do not exist are 0."""
-    row = first + tl.arange(0, rows)
-    present = (row >= 0) & (row < distances)
-    products = tl.zeros((query_offsets.shape[0], rows), tl.float32)
-    for start in range(0, head_dim, columns):
-        states = _biased(load_rows(query + start, query_offsets, is_real, columns, 0, True), bias + start, columns)
-        position = load_rows(positions + start, row * head_dim, present, columns, 0, True)
-        products = tl.dot(states, tl.trans(position), products, input_precision="ieee")
-    return products
+    """Multiply biased queries with ROWS rows of `positions` from row `first` on; rows that do not exist give 0.
+
+    Returns [BLOCK_M, ROWS].
+    """
+    # [ROWS]
+    o_row = first + tl.arange(0, ROWS)
+    m_row = (o_row >= 0) & (o_row < distances)
+    # [BLOCK_M, ROWS]
+    b_s = tl.zeros((o_q_rows.shape[0], ROWS), tl.float32)
+    for start in range(0, HEAD_DIM, COLUMNS):
+        # [BLOCK_M, COLUMNS]
+        b_q = _add_bias(load_columns(q + start, o_q_rows, m_real, COLUMNS, 0, True), bias + start, COLUMNS)
+        # [ROWS, COLUMNS]
+        b_position = load_columns(positions + start, o_row * HEAD_DIM, m_row, COLUMNS, 0, True)
+        b_s = tl.dot(b_q, tl.trans(b_position), b_s, input_precision="ieee")
+    return b_s
 
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
@@ -57,99 +71,95 @@ def attend(
     position_bias,  # [heads, head_dim]
     segment_scores,  # [batch, tokens, heads], or None
     out,
-    stride_query_batch,  # in elements, as are all strides
-    stride_query_head,
-    stride_query_token,
-    stride_key_batch,
-    stride_key_head,
-    stride_key_token,
-    stride_value_batch,
-    stride_value_head,
-    stride_value_token,
-    stride_out_batch,
-    stride_out_head,
-    stride_out_token,
+    query_strides,  # (batch, head, token) strides in elements, as are all strides
+    key_strides,
+    value_strides,
+    out_strides,
     stride_position_head,
     tokens,
     keys,
     distances,
     causal,
     reach,
-    scale,  # holds log2(e), so that exp2 serves
-    head: tl.constexpr,
-    tail: tl.constexpr,
-    columns: tl.constexpr,  # of a product with positions
-    block_queries: tl.constexpr,  # at most block_keys
-    block_keys: tl.constexpr,
+    scale,  # includes log2(e), because the softmax uses exp2
+    BLOCK_D: tl.constexpr,
+    REM_D: tl.constexpr,
+    COLUMNS: tl.constexpr,  # columns of one product with positions
+    BLOCK_M: tl.constexpr,  # at most BLOCK_N
+    BLOCK_N: tl.constexpr,
 ):
-    """Attention of a tile of queries of one head and text. Rows of padding are 0."""
-    row, of_head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    query = rows_of(query, row, of_head, stride_query_batch, stride_query_head)
-    key = rows_of(key, row, of_head, stride_key_batch, stride_key_head)
-    value = rows_of(value, row, of_head, stride_value_batch, stride_value_head)
-    kinds = key_kind + row * keys
-    positions += of_head * stride_position_head
+    """Compute a block of queries of one head and sequence. Rows of padding are 0."""
+    i_b, i_h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
+    q, stride_q = head_rows(query, query_strides, i_b, i_h)
+    k, stride_k = head_rows(key, key_strides, i_b, i_h)
+    v, stride_v = head_rows(value, value_strides, i_b, i_h)
+    kinds = key_kind + i_b * keys
+    positions += i_h * stride_position_head
     memory = keys - tokens
 
-    first = tl.program_id(0) * block_queries
-    within = tl.arange(0, block_queries)
-    m = first + within
-    asked = m < tokens
-    query_kind = tl.load(kinds + memory + m, mask=asked, other=0)
-    query_offsets = m * stride_query_token
-    # Queries of padding are not read: NaN there would reach their answers, which are 0.
-    is_real = query_kind != 0
-    q = load_rows(query, query_offsets, is_real, head, 0, True)
-    q_tail = load_tail(query, query_offsets, is_real, q, head, tail)
-    content_bias += of_head * (head + tail)
-    position_bias += of_head * (head + tail)
-    content = _biased(q, content_bias, head)
-    content_tail = content
-    if tail:
-        content_tail = _biased(q_tail, content_bias + head, tail)
+    first = tl.program_id(0) * BLOCK_M
+    # [BLOCK_M]
+    o_m = tl.arange(0, BLOCK_M)
+    o_q = first + o_m
+    m_q = o_q < tokens
+    b_query_kind = tl.load(kinds + memory + o_q, mask=m_q, other=0)
+    o_q_rows = o_q * stride_q
+    # Queries of padding are not read: NaN there would reach their results, which are 0.
+    m_real = b_query_kind != 0
+    # [BLOCK_M, BLOCK_D], [BLOCK_M, REM_D]
+    b_q, b_q_rem = load_rows(q, o_q_rows, m_real, BLOCK_D, REM_D)
+    content_bias += i_h * (BLOCK_D + REM_D)
+    position_bias += i_h * (BLOCK_D + REM_D)
+    b_content = _add_bias(b_q, content_bias, BLOCK_D)
+    b_content_rem = b_content
+    if REM_D:
+        b_content_rem = _add_bias(b_q_rem, content_bias + BLOCK_D, REM_D)
     if segment_scores is not None:
-        of_queries = (row * tokens + m) * tl.num_programs(1) + of_head
-        segment = tl.load(segment_scores + of_queries, mask=is_real, other=0.0).to(tl.float32)
+        o_segment = (i_b * tokens + o_q) * tl.num_programs(1) + i_h
+        # [BLOCK_M]
+        b_segment = tl.load(segment_scores + o_segment, mask=m_real, other=0.0).to(tl.float32)
 
-    # The keys that some query of the tile sees.
+    # The keys that some query of the block sees.
     begin = 0
     end = keys
     if causal:
-        end = memory + tl.minimum(first + block_queries, tokens)
+        end = memory + tl.minimum(first + BLOCK_M, tokens)
     if reach:
         begin = tl.maximum(memory + first - reach + 1, 0)
-    if tl.max(query_kind, 0) == 0:
+    if tl.max(b_query_kind, 0) == 0:
         end = begin
 
-    column = tl.arange(0, block_keys)
-    # Of the tile's first column and each query, in the rows that its products are of.
-    shift = block_queries - 1 - within
-    next_row = tokens - first - block_queries + begin
-    ahead = _position_products(
-        query, position_bias, query_offsets, is_real, positions, next_row, distances,
-        block_keys, columns, head + tail,
+    # [BLOCK_N]
+    o_n = tl.arange(0, BLOCK_N)
+    # [BLOCK_M], the column of each query's first key in the products with positions.
+    shift = BLOCK_M - 1 - o_m
+    next_row = tokens - first - BLOCK_M + begin
+    # [BLOCK_M, BLOCK_N]
+    b_next = _position_scores(
+        q, position_bias, o_q_rows, m_real, positions, next_row, distances, BLOCK_N, COLUMNS, BLOCK_D + REM_D,
     )  # fmt: skip
-    state = nothing_seen(block_queries, head, tail)
-    for start in range(begin, end, block_keys):
-        n = start + column
-        kind = tl.load(kinds + n, mask=n < end, other=0)
-        present = kind != 0
-        next_row += block_keys
-        behind = ahead
-        ahead = _position_products(
-            query, position_bias, query_offsets, is_real, positions, next_row, distances,
-            block_keys, columns, head + tail,
+    state = init_state(BLOCK_M, BLOCK_D, REM_D)
+    for start in range(begin, end, BLOCK_N):
+        # [BLOCK_N]
+        o_k = start + o_n
+        b_kind = tl.load(kinds + o_k, mask=o_k < end, other=0)
+        m_k = b_kind != 0
+        next_row += BLOCK_N
+        # [BLOCK_M, BLOCK_N]
+        b_current = b_next
+        b_next = _position_scores(
+            q, position_bias, o_q_rows, m_real, positions, next_row, distances, BLOCK_N, COLUMNS, BLOCK_D + REM_D,
         )  # fmt: skip
-        band = tl.where(column[None, :] >= shift[:, None], behind, ahead)
-        added = tl.gather(band, (shift[:, None] + column[None, :]) % block_keys, 1)
-        initial = None
+        b_band = tl.where(o_n[None, :] >= shift[:, None], b_current, b_next)
+        b_s_bias = tl.gather(b_band, (shift[:, None] + o_n[None, :]) % BLOCK_N, 1)
+        b_s_init = None
         if segment_scores is not None:
-            initial = tl.where(query_kind[:, None] != kind[None, :], segment[:, None], 0.0)
-        distance = memory + m[:, None] - n[None, :]
-        seen = present[None, :] & ((distance >= 0) | (causal == 0)) & ((distance < reach) | (reach == 0))
-        state = attend_keys(
-            content, content_tail, key, value, n * stride_key_token, n * stride_value_token, present, seen, None, state,
-            scale, head, tail, True, initial=initial, added=added,
+            b_s_init = tl.where(b_query_kind[:, None] != b_kind[None, :], b_segment[:, None], 0.0)
+        distance = memory + o_q[:, None] - o_k[None, :]
+        m_s = m_k[None, :] & ((distance >= 0) | (causal == 0)) & ((distance < reach) | (reach == 0))
+        state = attention_step(
+            b_content, b_content_rem, k, v, o_k * stride_k, o_k * stride_v, m_k, m_s, None, state, scale, BLOCK_D,
+            REM_D, True, b_s_init=b_s_init, b_s_bias=b_s_bias,
         )  # fmt: skip
-    out = rows_of(out, row, of_head, stride_out_batch, stride_out_head)
-    store_shares(out, m * stride_out_token, asked, is_real, state, head, tail)
+    o, stride_o = head_rows(out, out_strides, i_b, i_h)
+    normalize_and_store(o, o_q * stride_o, m_q, m_real, state, BLOCK_D, REM_D)

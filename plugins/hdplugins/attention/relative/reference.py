@@ -28,12 +28,12 @@ def relative_attention(
 ) -> torch.Tensor:
     """Softmax attention whose scores are of a key's content, and of its distance from the query.
 
-    The keys are those of a memory, followed by those of the text: query i is the token of key ``keys - tokens + i``.
-    The distance of query i from key j, ``keys - tokens + i - j``, is negative where the key is behind the query. With
-    row ``tokens - 1 - i + j`` of the positions being that of the distance, the score is::
+    The keys are those of a memory, followed by those of the sequence: query i is the token of key ``keys - tokens +
+    i``. The distance of query i from key j, ``keys - tokens + i - j``, is negative where the key is behind the query.
+    With row ``tokens - 1 - i + j`` of the positions being that of the distance, the score is::
 
         scale * ((query[i] + content_bias) . key[j] + (query[i] + position_bias) . positions[tokens - 1 - i + j]
-                 + (segment_scores[i] where the kinds of both tokens differ))
+                 + (segment_scores[i] where the token mask codes of both tokens differ))
 
     Keys of padding are not seen. A query that is padding, or sees no key, has the result 0.
 

@@ -1,1 +1,1 @@
-"""Sliding-window attention: the operator, and a face in each module."""
+"""Sliding-window attention: the operator and its implementations, one per module."""

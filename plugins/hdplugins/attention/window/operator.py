@@ -1,10 +1,10 @@
 """Sliding-window attention with global tokens: a query sees the tokens around it, and the global tokens anywhere.
 
 Global *columns*, the keys that every query sees, are part of the operator. Global *rows* are not: the query of a global
-token is an ordinary row here. In Longformer those few rows see the whole text, through projections of their own. The
-family's graph computes them with standard operators and overwrites the operator's rows: G x tokens of dense attention,
-linear in tokens for a bounded G. Inside the operator, every block of queries would have to carry a second set of keys
-and values.
+token is an ordinary row here. In Longformer those few rows see the whole sequence, through projections of their own.
+The family's graph computes them with standard operators and overwrites the operator's rows: G x tokens of dense
+attention, linear in tokens for a bounded G. Inside the operator, every block of queries would have to carry a second
+set of keys and values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     The rows of the global tokens are not the operator's: the query of a global token counts as any other.
 
     Raises:
-        ValueError: a dilation that does not fit the heads, or more global tokens than the bound or the text has.
+        ValueError: a dilation that does not fit the heads, or more global tokens than the bound or the sequence has.
     """
     left, right = attributes["left"], attributes["right"]
     steps = Counter(steps_of_heads(attributes["dilation"], heads))

@@ -1,77 +1,75 @@
-"""Sliding-window attention as a plugin of engines: a call plans the keys, then attends, with one launch per dilation.
+"""`PluginSpec` of sliding-window attention: a call indexes the keys, then attends, with one launch per dilation.
 
-Layers of a graph that see one mask share the plan that the first of the layers makes.
+Layers of a graph with one mask share the block index that the first of the layers computes.
 
-Nothing here, the tiles of the kernels included, needs Triton or PyTorch: a machine that runs compiled kernels has
-neither.
+This module needs neither Triton nor PyTorch: a machine that runs compiled kernels has neither.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from hdplugins.attention.plugin_face import (
+from hdplugins.attention.plugin_spec import (
     Attributes,
+    BlockIndexSize,
     FieldType,
-    PlanSize,
-    PluginFace,
+    KernelCall,
+    PluginSpec,
     Shapes,
-    Strides,
     sizes,
     stride_names,
 )
 from hdplugins.attention.window.operator import OPERATOR
 from hdplugins.kernels.aot import Constant
-from hdplugins.kernels.attention_tiles import (
+from hdplugins.kernels.block_config import (
     HEAD_DIMS,
-    LOG2_E,
-    Tiles,
+    BlockConfig,
+    block_config_for,
     ceil_div,
     check_head_dim,
-    check_sizes,
     listed_architecture,
-    tiles_for,
 )
 from hdplugins.kernels.cuda_launch import Launch
 
-_WIDE = 256
-"""Gemma's size of a head."""
+_GEMMA_HEAD_DIM = 256
 
-WINDOW_HEAD_DIMS = (*HEAD_DIMS, _WIDE)
-"""Sizes of a head that the kernel is written for."""
+WINDOW_HEAD_DIMS = (*HEAD_DIMS, _GEMMA_HEAD_DIM)
+"""Values of head_dim that the kernel supports."""
 
-# Found like those of `attention_tiles`.
-_WIDE_HALF = Tiles(64, 32, 8, 2, 256)
-_WIDE_FLOAT32 = Tiles(32, 16, 8, 2, 128)
+# Found as in `block_config`.
+_GEMMA_HALF = BlockConfig(64, 32, 8, 2, 256)
+_GEMMA_FLOAT32 = BlockConfig(32, 16, 8, 2, 128)
 
-_HALF_OTHERWISE = {
-    (80, 80): Tiles(128, 32, 8, 3, 64),
-    # Timed on an H100 (docs/gpu.md): three programs share a processor, and fewer keys at the window's edges are
-    # computed in vain than with the largest tiles that fit.
-    (90, 32): Tiles(64, 64, 4, 3, 32, programs=3),
-    (90, 64): Tiles(64, 64, 4, 3, 64, programs=3),
-    (90, 80): Tiles(64, 64, 4, 3, 64, programs=3),
-    (90, 96): Tiles(64, 64, 4, 3, 64),
-    (90, 128): Tiles(64, 32, 4, 2, 128, programs=3),
+_HALF_EXCEPTIONS = {
+    (80, 80): BlockConfig(128, 32, 8, 3, 64),
+    # Timed on an H100 (docs/gpu.md): three CTAs share a multiprocessor, and fewer masked keys at the window's edges are
+    # computed than with the largest blocks that fit.
+    (90, 32): BlockConfig(64, 64, 4, 3, 32, ctas_per_sm=3),
+    (90, 64): BlockConfig(64, 64, 4, 3, 64, ctas_per_sm=3),
+    (90, 80): BlockConfig(64, 64, 4, 3, 64, ctas_per_sm=3),
+    (90, 96): BlockConfig(64, 64, 4, 3, 64),
+    (90, 128): BlockConfig(64, 32, 4, 2, 128, ctas_per_sm=3),
 }
-"""(lowest architecture, head_dim) -> tiles instead of those of `attention_tiles`, for float16 and bfloat16."""
+"""(lowest architecture, head_dim) -> block config that differs from `block_config`, for float16 and bfloat16."""
 
-SUMMARY_INTS = 4
-"""int32 values at the start of a text's plan: globals listed, first local token, one past the last, unused."""
+HEADER_INTS = 4
+"""int32 values at the start of a sequence's block index: number of globals, first local token, index after the
+last local token, unused."""
 
-PLAN_CHUNK = 256
-"""Tokens that one program of `plan_keys` describes. To be tuned on a GPU."""
+INDEX_CHUNK = 256
+"""Tokens that one CTA of `index_keys` indexes. To be tuned on a GPU."""
 
 _BLOCK_GLOBALS = {"float16": 32, "bfloat16": 32, "float32": 16}
-"""Dtype -> keys of one step over the global columns; small, for a text has few of them."""
+"""Dtype -> keys of one step over the globals; small, because a sequence has few globals."""
 
 
-class _Face(PluginFace):
-    """`plan_keys` describes the keys of each text; heads of one dilation in a row are one launch of `attend`."""
+class SlidingWindowPlugin(PluginSpec):
+    """`index_keys` computes the block index; consecutive heads of one dilation are one launch of `attend`."""
 
     OPERATOR = OPERATOR
+    HEAD_DIMS = WINDOW_HEAD_DIMS
     FIELDS: ClassVar = {
         "left": FieldType.INT,
         "right": FieldType.INT,
@@ -80,63 +78,82 @@ class _Face(PluginFace):
         "scale": FieldType.FLOAT,
     }
     INPUT_DTYPES = (None, None, None, "int32")
-    SCRATCH: ClassVar = {"plan": "i32"}
-    PLANNED_BY = ("global_bound",)
+    SCRATCH: ClassVar = {"block_index": "i32"}
+    BLOCK_INDEX_ATTRIBUTES = ("global_bound",)
     POINTERS: ClassVar = {
-        "plan_keys": ("token_kind", "plan"),
-        "attend": ("query", "key", "value", "token_kind", "plan", "out"),
+        "index_keys": ("token_kind", "block_index"),
+        "attend": ("query", "key", "value", "token_kind", "block_index", "out"),
     }
     SCALARS: ClassVar = {
-        "plan_keys": ("tokens", "global_bound"),
+        "index_keys": ("tokens", "global_bound"),
         "attend": (
             *stride_names("query", "key", "value", "out"), "tokens", "left", "right", "first_head", "group", "dilation",
             "global_bound", "scale",
         ),
     }  # fmt: skip
 
-    def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
+    def block_config(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> BlockConfig:
         head_dim = sizes(shapes[0]).head_dim
-        check_head_dim(head_dim, WINDOW_HEAD_DIMS)
-        # Those of another size refuse what no attention kernel is for.
-        tiles = tiles_for(architecture, min(head_dim, HEAD_DIMS[-1]), dtype)
+        check_head_dim(head_dim, self.HEAD_DIMS)
+        # Also raises if no kernel supports the architecture or the dtype.
+        config = block_config_for(architecture, min(head_dim, HEAD_DIMS[-1]), dtype)
         if dtype == "float32":
-            return tiles if head_dim != _WIDE else _WIDE_FLOAT32
-        otherwise = _HALF_OTHERWISE | {(listed_architecture(architecture), _WIDE): _WIDE_HALF}
-        return otherwise.get((listed_architecture(architecture), head_dim), tiles)
+            return config if head_dim != _GEMMA_HEAD_DIM else _GEMMA_FLOAT32
+        exceptions = _HALF_EXCEPTIONS | {(listed_architecture(architecture), _GEMMA_HEAD_DIM): _GEMMA_HALF}
+        return exceptions.get((listed_architecture(architecture), head_dim), config)
 
     def constants(
-        self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
+        self, shapes: Shapes, attributes: Attributes, *, dtype: str, block_config: BlockConfig
     ) -> Mapping[str, Mapping[str, Constant]]:
         return {
-            "plan_keys": {"summary_ints": SUMMARY_INTS, "chunk": PLAN_CHUNK},
+            "index_keys": {"HEADER": HEADER_INTS, "CHUNK": INDEX_CHUNK},
             "attend": {
-                "summary_ints": SUMMARY_INTS,
-                **tiles.constants(sizes(shapes[0]).head_dim),
-                "block_globals": _BLOCK_GLOBALS[dtype],
+                "HEADER": HEADER_INTS,
+                **block_config.constants(sizes(shapes[0]).head_dim),
+                "BLOCK_GLOBALS": _BLOCK_GLOBALS[dtype],
             },
         }
 
-    def plan_size(self, shapes: Shapes, attributes: Attributes) -> PlanSize:
-        return PlanSize(fixed=SUMMARY_INTS + attributes["global_bound"], per_unit=2, unit=1)
+    def block_index_size(self, shapes: Shapes, attributes: Attributes) -> BlockIndexSize:
+        return BlockIndexSize(fixed=HEADER_INTS + attributes["global_bound"], per_unit=2, unit=1)
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
-        """The plan is [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
+        """Return the bytes of the block index, [batch, HEADER_INTS + 2 * tokens + global_bound] int32."""
         batch, _, tokens, _ = sizes(shapes[0])
-        return {"plan": 4 * batch * (SUMMARY_INTS + 2 * tokens + attributes["global_bound"])}
+        return {"block_index": 4 * batch * (HEADER_INTS + 2 * tokens + attributes["global_bound"])}
 
-    def launches(
-        self,
-        shapes: Shapes,
-        attributes: Attributes,
-        *,
-        constants: Mapping[str, Mapping[str, Any]],
-        strides: Strides | None = None,
-    ) -> tuple[Launch, ...]:
-        self.check_shapes(shapes)
-        batch, heads, tokens, head_dim = sizes(shapes[0])
-        kv_heads = sizes(shapes[1]).heads
-        left, right, dilation, global_bound, scale = (attributes[name] for name in self.FIELDS)
-        check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale, head_dims=WINDOW_HEAD_DIMS)
+    def launches_of(self, call: KernelCall) -> tuple[Launch, ...]:
+        batch, heads, tokens, _ = call.sizes
+        left, right, dilation, global_bound, _ = (call.attributes[name] for name in self.FIELDS)
+        # A dilation of the sequence's length or more: a query sees no other local token.
+        of_head = [min(step, tokens) for step in (dilation if len(dilation) == heads else list(dilation) * heads)]
+        common = {
+            **call.scalars,
+            "tokens": tokens,
+            # A window wider than the sequence equals the sequence, and cannot overflow.
+            "left": min(left, tokens),
+            "right": min(right, tokens),
+            "group": heads // sizes(call.shapes[1]).heads,
+            "global_bound": global_bound,
+        }
+        index_ctas = ceil_div(tokens, call.constants["index_keys"]["CHUNK"])
+        return (
+            self.launch("index_keys", (index_ctas, batch, 1), common),
+            *(
+                # Each of the `step` residue classes has its own blocks.
+                self.launch(
+                    "attend",
+                    (step * call.blocks_of(ceil_div(tokens, step)), count, batch),
+                    common | {"first_head": first_head, "dilation": step},
+                )
+                for first_head, count, step in _runs(of_head)
+            ),
+        )
+
+    def check_attributes(self, shapes: Shapes, attributes: Attributes) -> None:
+        super().check_attributes(shapes, attributes)
+        heads, dilation = sizes(shapes[0]).heads, attributes["dilation"]
+        left, right, global_bound = (attributes[name] for name in ("left", "right", "global_bound"))
         for name, number in (("left", left), ("right", right), ("global_bound", global_bound)):
             if number < 0:
                 raise ValueError(f"{name} is {number}; it must be 0 or more.")
@@ -144,42 +161,13 @@ class _Face(PluginFace):
             raise ValueError(
                 f"dilation is {list(dilation)}; it must have 1 value or {heads}, one per head, each 1 or more."
             )
-        # Steps as long as the text and longer ones are alike: a query sees no local token but itself.
-        of_head = [min(step, tokens) for step in (dilation if len(dilation) == heads else list(dilation) * heads)]
-        plan = Launch(
-            kernel="plan_keys",
-            grid=(ceil_div(tokens, constants["plan_keys"]["chunk"]), batch, 1),
-            scalars={"tokens": tokens, "global_bound": global_bound},
-        )
-        strided = self.stride_scalars(shapes, strides)
-        attends = (
-            Launch(
-                kernel="attend",
-                # Each of the `step` residue classes has blocks of its own.
-                grid=(step * ceil_div(ceil_div(tokens, step), constants["attend"]["block_queries"]), count, batch),
-                scalars={
-                    **strided,
-                    "tokens": tokens,
-                    # Wider than the text is as wide as the text, and cannot overflow.
-                    "left": min(left, tokens),
-                    "right": min(right, tokens),
-                    "first_head": first_head,
-                    "group": heads // kv_heads,
-                    "dilation": step,
-                    "global_bound": global_bound,
-                    "scale": scale * LOG2_E,
-                },
-            )
-            for first_head, count, step in _runs(of_head)
-        )
-        return (plan, *attends)
 
 
-FACE = _Face()
+PLUGIN_SPEC = SlidingWindowPlugin()
 
 
 def _runs(values: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(start, length, value) of each run of equal values."""
+    """Yield (start, length, value) of each run of equal values."""
     start = 0
     for value, run in itertools.groupby(values):
         length = len(list(run))

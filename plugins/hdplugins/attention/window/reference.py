@@ -38,11 +38,12 @@ def sliding_window_attention(
         left: steps that a window reaches before its query, in units of the dilation, 0 or more.
         right: steps that it reaches after its query, 0 or more.
         dilation: tokens that one step is, 1 or more: one value per head, or a single one for all heads.
-        global_bound: the most global tokens that a text may hold; None for any number.
+        global_bound: the most global tokens that a sequence may hold; None for any number.
         scale: factor of the scores, usually head_dim ** -0.5.
 
     Raises:
-        ValueError: an invalid window or dilation, heads that are no multiple of the key's, or a text with more global
+        ValueError: an invalid window or dilation, heads that are no multiple of the key's, or a sequence with more
+        global
             tokens than the bound.
     """
     tokens, heads = query.shape[1:3]

@@ -8,10 +8,10 @@ from typing import Any
 
 from hdplugins import OPERATORS
 from hdplugins.attention.operator import Operator
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.kernels.aot import KernelError
 from hdplugins.kernels.cuda_launch import find_kernels
-from hdplugins.onnxruntime.operators import KernelOperators, library_path, why_no_launcher
+from hdplugins.onnxruntime.operators import KernelOperators, launcher_unavailable_reason, library_path
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
@@ -48,7 +48,7 @@ def use_kernels(bundle: Bundle, options: Any, *, architecture: int, provider: st
 
 
 def _what_is_missing(bundle: Bundle, nodes: Sequence[KernelNode], architecture: int) -> str | None:
-    launcher = why_no_launcher()
+    launcher = launcher_unavailable_reason()
     if launcher is not None:
         return f"the library that launches kernels {launcher}; build it with: {INSTALL_LAUNCHER}"
     try:
@@ -61,11 +61,11 @@ def _what_is_missing(bundle: Bundle, nodes: Sequence[KernelNode], architecture: 
 
 def _check(bundle: Bundle, node: KernelNode, architecture: int) -> None:
     operator = OPERATORS[node.operator]
-    face = face_of(operator)
+    spec = plugin_spec_of(operator)
 
     def serves(kernel: Any) -> bool:
-        return face.serves(kernel, node.shapes, node.operator_attributes, dtype=bundle.manifest.dtype)
+        return spec.serves(kernel, node.shapes, node.operator_attributes, dtype=bundle.manifest.dtype)
 
     find_kernels(
-        bundle.path / KERNELS_FOLDER, f"{operator.name}-", face.kernels, architecture=architecture, serves=serves
+        bundle.path / KERNELS_FOLDER, f"{operator.name}-", spec.kernels, architecture=architecture, serves=serves
     )

@@ -18,7 +18,7 @@ from hdexport.graph.targets.tensorrt.plugin_nodes import own_shapes, plugin_node
 from hdexport.lowering.bias_by_distance import LONG_TEXTS
 from hdexport.lowering.kernel_nodes import kernel_node, kernel_records
 from hdexport.lowering.nodes import operator_nodes
-from hdplugins.attention.window.plugin import FACE
+from hdplugins.attention.window.plugin import PLUGIN_SPEC
 from hdplugins.kernels.aot import KernelError, read_kernel
 from hdplugins.kernels.cuda_launch import find_kernels
 from hdruntime.bundle.manifest import Backend, KernelNode
@@ -51,7 +51,7 @@ def test_a_bundle_gets_the_kernels_of_its_engines_each_once(nodes: list[KernelNo
     assert {kernel.cubin.relative_to(tmp_path).as_posix() for kernel in kernels} <= set(files)
     # sm_89 runs sm_86's.
     assert sorted((kernel.function, kernel.architecture) for kernel in kernels) == [
-        ("attend", 86), ("attend", 120), ("plan_keys", 86), ("plan_keys", 120),
+        ("attend", 86), ("attend", 120), ("index_keys", 86), ("index_keys", 120),
     ]  # fmt: skip
     assert said == ["Preparing 4 GPU kernels for sm86, sm120"]
 
@@ -141,12 +141,12 @@ def test_a_plugin_finds_what_was_written_for_its_gpu(nodes: list[KernelNode], tm
     def found(dtype: str, architecture: int) -> set[str]:
         return set(
             find_kernels(
-                tmp_path / "kernels", "SlidingWindowAttention-", FACE.kernels, architecture=architecture,
-                serves=lambda kernel: FACE.serves(kernel, shapes, {}, dtype=dtype),
+                tmp_path / "kernels", "SlidingWindowAttention-", PLUGIN_SPEC.kernels, architecture=architecture,
+                serves=lambda kernel: PLUGIN_SPEC.serves(kernel, shapes, {}, dtype=dtype),
             )
         )  # fmt: skip
 
-    assert found("float16", 86) == found("float16", 89) == set(FACE.kernels)
+    assert found("float16", 86) == found("float16", 89) == set(PLUGIN_SPEC.kernels)
     for dtype, architecture in (("bfloat16", 86), ("float16", 80), ("float16", 120)):
         with pytest.raises(KernelError, match="Compile it for this GPU"):
             found(dtype, architecture)

@@ -232,15 +232,15 @@ SHARING: dict[str, tuple[Layer, Layer]] = {
 
 
 @pytest.mark.parametrize("layers", SHARING.values(), ids=SHARING)
-def test_layers_share_a_plan_which_bodies_ignore(layers: tuple[Layer, Layer]) -> None:
+def test_layers_share_a_block_index_which_bodies_ignore(layers: tuple[Layer, Layer]) -> None:
     model = portable_graph(*layers)
     session, name = session_of(model), layers[0].name
     assert lower_for_onnxruntime_cuda(model) == 1
     gives, takes = operator_nodes(model)
-    assert (gives.op_type, takes.op_type) == (f"{name}_gives_plan", f"{name}_takes_plan")
+    assert (gives.op_type, takes.op_type) == (f"{name}_block_index_output", f"{name}_block_index_input")
     assert len(takes.inputs) == len(gives.inputs) + 1
     assert takes.inputs[-1] is gives.outputs[1]
-    assert sorted(function.name for function in model.functions.values()) == [gives.op_type, takes.op_type]
+    assert {function.name for function in model.functions.values()} == {gives.op_type, takes.op_type}
     lowered = session_of(model)
     for tokens, mask in ((1, "none"), (37, "holes"), (130, "left")):
         kinds = token_kinds(mask, tokens, globals_="scattered", bound=layers[0].bound)

@@ -18,8 +18,8 @@ from onnx.reference import ReferenceEvaluator
 
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
 from hdexport.graph.targets.tensorrt.packages import load_flavour
-from hdexport.graph.targets.tensorrt.plugin_nodes import own_shapes, plan_use_of, plugin_nodes
-from hdplugins.attention.plugin_face import PlanUse
+from hdexport.graph.targets.tensorrt.plugin_nodes import block_index_use_of, own_shapes, plugin_nodes
+from hdplugins.attention.plugin_spec import BlockIndexUse
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError
 from support.attention_graphs import HEADS, attention_model, chain_of
@@ -234,16 +234,18 @@ def test_windowed_attention_is_a_plugin_without_a_body() -> None:
     assert not lowered.functions
 
 
-def uses_of_plans(*layers: Layer) -> list[PlanUse]:
-    return [plan_use_of(node) for node in plugin_nodes(tensorrt_graph(attention_model(*layers), dtype="float16"))]
+def uses_of_plans(*layers: Layer) -> list[BlockIndexUse]:
+    return [
+        block_index_use_of(node) for node in plugin_nodes(tensorrt_graph(attention_model(*layers), dtype="float16"))
+    ]
 
 
 def test_layers_with_equal_plans_share_one() -> None:
-    """The mask, the bound of globals and, for blocks, all but the scale decide a plan."""
+    """The mask, the bound of globals and, for blocks, all but the scale decide a block index."""
     blocks = Blocks(block=64, repeats=3, by_row=1, head_dim=64, dtype="float16")
-    wider, narrow, own = replace(_WINDOW, right=40), replace(_WINDOW, left=3), PlanUse.OWN
-    assert uses_of_plans(_WINDOW, wider, narrow) == [PlanUse.GIVES, PlanUse.TAKES, PlanUse.TAKES]
-    assert uses_of_plans(blocks, blocks) == [PlanUse.GIVES, PlanUse.TAKES]
+    wider, narrow, own = replace(_WINDOW, right=40), replace(_WINDOW, left=3), BlockIndexUse.PRIVATE
+    assert uses_of_plans(_WINDOW, wider, narrow) == [BlockIndexUse.OUTPUT, BlockIndexUse.INPUT, BlockIndexUse.INPUT]
+    assert uses_of_plans(blocks, blocks) == [BlockIndexUse.OUTPUT, BlockIndexUse.INPUT]
     assert uses_of_plans(_WINDOW) == [own]
     assert uses_of_plans(_WINDOW, replace(_WINDOW, bound=9)) == [own, own]
     assert uses_of_plans(blocks, replace(blocks, dense=500)) == [own, own]
@@ -252,8 +254,8 @@ def test_layers_with_equal_plans_share_one() -> None:
     assert uses_of_plans(all_global, all_global) == [own, own]
 
 
-def test_layers_with_heads_of_other_sizes_share_no_plan() -> None:
-    """Their kernels take other steps of keys, and a plan of blocks says which steps need no mask."""
+def test_layers_with_heads_of_other_sizes_share_no_block_index() -> None:
+    """Their kernels take other steps of keys, and a block index of blocks says which steps need no mask."""
     blocks = Blocks(block=32, repeats=3, by_row=1, head_dim=64, dtype="float16")
     model = attention_model(blocks, blocks)
     _, second = model.graph
@@ -263,14 +265,16 @@ def test_layers_with_heads_of_other_sizes_share_no_plan() -> None:
         wider = ir.Value(name=f"wider_{place}", shape=shape, type=given.type)
         model.graph.inputs.append(wider)
         second.replace_input_with(place, wider)
-    assert {plan_use_of(node) for node in plugin_nodes(tensorrt_graph(model, dtype="float16"))} == {PlanUse.OWN}
+    assert {block_index_use_of(node) for node in plugin_nodes(tensorrt_graph(model, dtype="float16"))} == {
+        BlockIndexUse.PRIVATE
+    }
 
 
-def test_a_shared_plan_is_the_last_input() -> None:
+def test_a_shared_block_index_is_the_last_input() -> None:
     first, second = plugin_nodes(tensorrt_graph(attention_model(_WINDOW, _WINDOW), dtype="float16"))
-    result, plan = first.outputs
+    result, block_index = first.outputs
     assert second.inputs[0] is result
-    assert second.inputs[-1] is plan
+    assert second.inputs[-1] is block_index
     assert len(second.inputs) == len(first.inputs) + 1
     assert own_shapes(second) == own_shapes(first)
 

@@ -3,9 +3,9 @@
 It computes in the bundle's own type and reads the portable graph's weights. Layer normalisations of half precision have
 no casts around them: ONNX Runtime's kernel computes them in float32, with the sum before them. Attention is a function:
 a session runs compiled kernels in the place of functions where the bundle has them for the GPU, and their bodies
-elsewhere, of standard operators, or of dense attention in the forms below. Layers whose kernels would make equal plans
-share one. Attention by distance whose numbers all texts share is fused with a bias for every query and key, but for
-longer texts, which a function in its function computes: so kernels can take the place of both, or of longer texts.
+elsewhere, of standard operators, or of dense attention in the forms below. Layers whose kernels would make equal block
+indexes share one. Attention by distance whose numbers all texts share is fused with a bias for every query and key, but
+for longer texts, which a function in its function computes: so kernels can take the place of both, or of longer texts.
 
 A function looks at its own mask. ONNX Runtime puts bodies in the place of nodes when it loads a graph, and then merges
 equal nodes, so that all layers look at a mask once.
@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 from hdexport.attention.kinds import lowerings_of
 from hdexport.graph.passes.narrow_norms import narrow_norms
 from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
-from hdexport.graph.targets.onnxruntime.shared_plans import share_plans
+from hdexport.graph.targets.onnxruntime.shared_block_indexes import share_block_indexes
 from hdexport.lowering.bias_by_distance import LONG_TEXTS, bias_by_distance
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, choice, fused_attention
@@ -80,7 +80,7 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
     # Plans first: what a bias is made by would be taken for a node of attention.
-    shared, pooled, narrowed = share_plans(model), pool_in_blocks(model), narrow_norms(model)
+    shared, pooled, narrowed = share_block_indexes(model), pool_in_blocks(model), narrow_norms(model)
     dense = [(node, lowering) for node, lowering in lowerings_of(model) if lowering.is_dense(node)]
     parts = SharedParts(model)
     functions: dict[onnx_ir.OperatorIdentifier, onnx_ir.Function] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hdplugins import OPERATORS, Operator
-from hdplugins.attention.plugin_face import face_of
+from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.kernels.aot import KernelError, KernelSource, compile_kernels
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.constants import KERNELS_FOLDER
@@ -80,7 +80,7 @@ def _sources(
         operator = OPERATORS[node.operator]
         numbers = [int(name.removeprefix("sm")) for name in architectures if node.is_for(name)]
         try:
-            sources = face_of(operator).kernel_sources(
+            sources = plugin_spec_of(operator).kernel_sources(
                 node.shapes, node.operator_attributes, dtype=dtype, architectures=numbers
             )
         except ValueError as error:

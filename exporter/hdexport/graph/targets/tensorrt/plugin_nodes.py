@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdexport.lowering.kernel_nodes import give_plan, kernel_nodes, nodes_of_equal_plans, shapes_of_inputs
+from hdexport.lowering.kernel_nodes import (
+    give_block_index,
+    kernel_nodes,
+    nodes_of_equal_block_indexes,
+    shapes_of_inputs,
+)
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import ONNX_DOMAIN
-from hdplugins.attention.plugin_face import PLAN_USE, PlanUse, face_of
+from hdplugins.attention.plugin_spec import BLOCK_INDEX_USE, BlockIndexUse, plugin_spec_of
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
@@ -28,7 +33,7 @@ def use_plugins(model: onnx_ir.Model, *, dtype: str) -> int:
     """
     import onnx_ir as ir
 
-    nodes = [node for node in kernel_nodes(model) if face_of(operator_of(node)).IS_PLUGIN]
+    nodes = [node for node in kernel_nodes(model) if plugin_spec_of(operator_of(node)).IS_PLUGIN]
     for node in nodes:
         _check(node, dtype)
         operator = operator_of(node)
@@ -36,11 +41,11 @@ def use_plugins(model: onnx_ir.Model, *, dtype: str) -> int:
         node.op_type = operator.name
         node.attributes[_NAMESPACE] = ir.AttrString(_NAMESPACE, ONNX_DOMAIN)
         node.attributes[_VERSION] = ir.AttrString(_VERSION, str(operator.version))
-    for first, *others in nodes_of_equal_plans(nodes):
-        give_plan(first, others)
+    for first, *others in nodes_of_equal_block_indexes(nodes):
+        give_block_index(first, others)
         for node in (first, *others):
-            use = PlanUse.GIVES if node is first else PlanUse.TAKES
-            node.attributes[PLAN_USE] = ir.AttrInt64(PLAN_USE, int(use))
+            use = BlockIndexUse.OUTPUT if node is first else BlockIndexUse.INPUT
+            node.attributes[BLOCK_INDEX_USE] = ir.AttrInt64(BLOCK_INDEX_USE, int(use))
     return len(nodes)
 
 
@@ -50,14 +55,14 @@ def plugin_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
 
 
 def own_shapes(node: onnx_ir.Node) -> list[list[int]]:
-    """The shapes of a plugin's inputs, without a plan behind them; see `shapes_of_inputs`."""
-    return shapes_of_inputs(node, node.inputs[:-1] if plan_use_of(node) is PlanUse.TAKES else node.inputs)
+    """The shapes of a plugin's inputs, without a block index behind them; see `shapes_of_inputs`."""
+    return shapes_of_inputs(node, node.inputs[:-1] if block_index_use_of(node) is BlockIndexUse.INPUT else node.inputs)
 
 
-def plan_use_of(node: onnx_ir.Node) -> PlanUse:
-    """Where a plugin's node finds its plan."""
-    attribute = node.attributes.get(PLAN_USE)
-    return PlanUse.OWN if attribute is None else PlanUse(attribute.as_int())
+def block_index_use_of(node: onnx_ir.Node) -> BlockIndexUse:
+    """Where a plugin's node finds its block index."""
+    attribute = node.attributes.get(BLOCK_INDEX_USE)
+    return BlockIndexUse.PRIVATE if attribute is None else BlockIndexUse(attribute.as_int())
 
 
 def _check(node: onnx_ir.Node, dtype: str) -> None:
@@ -68,10 +73,10 @@ def _check(node: onnx_ir.Node, dtype: str) -> None:
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int) and number > _MOST_INT32:
                     raise ValueError(f"{name} is {number}; TensorRT reads 32 bits, {_MOST_INT32} at most.")
-        face = face_of(operator)
-        if dtype not in face.DTYPES:
-            raise ValueError(f"The kernel has no {dtype}; it has {', '.join(face.DTYPES)}.")
-        face.check(own_shapes(node), attributes)
+        spec = plugin_spec_of(operator)
+        if dtype not in spec.DTYPES:
+            raise ValueError(f"The kernel has no {dtype}; it has {', '.join(spec.DTYPES)}.")
+        spec.check(own_shapes(node), attributes)
     except ValueError as error:
         raise ExportError(
             f"TensorRT cannot run {operator.name} by our plugin here. {error}\n"

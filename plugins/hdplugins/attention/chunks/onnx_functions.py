@@ -3,13 +3,13 @@
 Each chunk of queries meets the chunks that it sees, joined into one span of keys: scores are [..., chunk, span], never
 [tokens, tokens].
 
-The chunks come in two orders. In the parallel order, they are one batch of products, which engines fuse. In the
-sequential order, a loop takes a few chunks of one text per step, whose scores fit in a CPU's cache at any batch size.
-CPU milliseconds and megabytes of growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see one before;
-beside it Hugging Face's module in PyTorch, without its projections, called in turn:
+The chunks are computed in two variants. In the batched variant, they are one batch of products, which engines fuse. In
+the blockwise order, a loop takes a few chunks of one sequence per step, whose scores fit in a CPU's cache at any batch
+size. CPU milliseconds and megabytes of growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see one
+before; beside it Hugging Face's module in PyTorch, without its projections, called in turn:
 
 ======  ==========  ============
-tokens  sequential  Hugging Face
+tokens  blockwise   Hugging Face
 ======  ==========  ============
 4096    30 (26)     76 (123)
 8192    60 (83)     256 (285)
@@ -17,7 +17,7 @@ tokens  sequential  Hugging Face
 ======  ==========  ============
 
 Everything but query, key and value comes from `token_mask`, not from the shapes of these: ONNX Runtime sees then that
-all layers of a model need the same tables, and computes them once in the parallel order.
+all layers of a model need the same tables, and computes them once in the batched variant.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
-from hdplugins.attention.body_parts import MASKED, attention, heads_first, rows_or_zero, steps_of_texts, wide
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
 
 _STEP_TOKENS = 64
-"""The queries of a sequential step, of each head."""
+"""The queries of a step of the blockwise variant, of each head."""
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with these attributes, of which all but ``scale`` decide the body."""
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
-    return Bodies(
+    return FunctionBodies(
         suffix=suffix + "_causal" * attributes["causal"],
-        parallel=heads_first(partial(_parallel, attributes=attributes)),
-        sequential=partial(_sequential, attributes=attributes),
+        batched=bshd_body(partial(_batched, attributes=attributes)),
+        blockwise=partial(_blockwise, attributes=attributes),
     )
 
 
-def _parallel(
+def _batched(
     op: Op, query: Value, key: Value, value: Value, token_mask: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
     chunk, tables = attributes["chunk"], chunk_tables(op, token_mask, attributes)
@@ -72,14 +72,14 @@ def _parallel(
     return rows_or_zero(op, op.Unsqueeze(tables.real, [1, 3]), rows)
 
 
-def _sequential(
+def _blockwise(
     op: Op, query: Value, key: Value, value: Value, token_mask: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
     chunk, tables = attributes["chunk"], chunk_tables(op, token_mask, attributes)
     scale = op.CastLike(float_attribute(op, "scale"), query)
     _, query_places, key_places = _places(op, tables, chunk)
 
-    # A step takes a group of chunks of a text; the last chunk fills the last group.
+    # A step takes a group of chunks of a sequence; the last chunk fills the last group.
     group = op.Min(max(_STEP_TOKENS // chunk, 1), tables.chunks)
     last_chunk = op.Sub(tables.chunks, 1)
     groups = op.Add(op.Div(last_chunk, group), 1)
@@ -90,35 +90,37 @@ def _sequential(
         for places in (query_places, key_places)
     )
 
-    # The rows of all heads of all tokens of all texts are numbered through, in that order from the inside.
+    # The rows of all heads of all tokens of all sequences are numbered through, in that order from the inside.
     heads_1d, head_dim_1d = (op.Shape(query, start=axis, end=axis + 1) for axis in (2, 3))
     num_heads = op.Squeeze(heads_1d)
     head_numbers = op.Unsqueeze(op.Range(0, num_heads, 1), [1, 2])
     rows_shape = op.Concat([-1], head_dim_1d, axis=0)
     all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in (query, key, value))
-    text_rows = op.Mul(tables.tokens, num_heads)
+    sequence_rows = op.Mul(tables.tokens, num_heads)
 
-    def attend(op: Op, text: Value, place: Value) -> Value:
+    def attend(op: Op, sequence: Value, place: Value) -> Value:
         queries, keys = op.Gather(query_groups, place, axis=0), op.Gather(key_groups, place, axis=0)
-        text_bias = op.Gather(tables.padded_bias, text, axis=0)
-        bias = op.Unsqueeze(op.Gather(text_bias, keys, axis=0), [-2])  # [group, 1, span]
+        sequence_bias = op.Gather(tables.padded_bias, sequence, axis=0)
+        bias = op.Unsqueeze(op.Gather(sequence_bias, keys, axis=0), [-2])  # [group, 1, span]
         if attributes["causal"]:
             bias = behind_bias(op, queries, keys, bias)
-        head_starts = op.Add(head_numbers, op.Mul(text, text_rows))
+        head_starts = op.Add(head_numbers, op.Mul(sequence, sequence_rows))
         query_rows, key_rows = (
             op.Add(head_starts, op.Mul(op.Min(places, tables.last_token), num_heads)) for places in (queries, keys)
         )
         block_query = op.Gather(all_queries, query_rows, axis=0)  # [heads, group, chunk, head_dim]
         block_key, block_value = (op.Gather(rows, key_rows, axis=0) for rows in (all_keys, all_values))
         sums = attention(op, op.Mul(block_query, scale), block_key, block_value, bias, axes=4)
-        turned_sums = op.Transpose(sums, perm=[1, 2, 0, 3])
-        is_real = op.Unsqueeze(op.Equal(op.Gather(text_bias, queries, axis=0), 0.0), [-2, -1])
-        return wide(op, rows_or_zero(op, is_real, turned_sums))
+        transposed_sums = op.Transpose(sums, perm=[1, 2, 0, 3])
+        is_real = op.Unsqueeze(op.Equal(op.Gather(sequence_bias, queries, axis=0), 0.0), [-2, -1])
+        return upcast(op, rows_or_zero(op, is_real, transposed_sums))
 
-    texts, places = steps_of_texts(op, tables.batch_1d, groups)
-    scanned = scan(op, attend, texts, places, shapes=[("group", "chunk", "heads", "head_dim")])
-    by_text = op.Reshape(op.CastLike(scanned, query), op.Concat(tables.batch_1d, [-1], heads_1d, head_dim_1d, axis=0))
-    return op.Slice(by_text, [0], tables.tokens_1d, [1])
+    sequences, places = steps_of_sequences(op, tables.batch_1d, groups)
+    scanned = scan(op, attend, sequences, places, shapes=[("group", "chunk", "heads", "head_dim")])
+    by_sequence = op.Reshape(
+        op.CastLike(scanned, query), op.Concat(tables.batch_1d, [-1], heads_1d, head_dim_1d, axis=0)
+    )
+    return op.Slice(by_sequence, [0], tables.tokens_1d, [1])
 
 
 def behind_bias(op: Op, query_places: Value, key_places: Value, bias: Value) -> Value:
@@ -133,7 +135,7 @@ class ChunkTables:
 
     Attributes:
         padded: [], the number of tokens of all chunks of a round.
-        missing_1d: the number of these behind the text.
+        missing_1d: the number of these behind the sequence.
         chunks: [], the number of chunks of a round.
         all_chunks: [], the number of chunks of all rounds.
         places: [padded], from 0.
@@ -161,7 +163,7 @@ def chunk_tables(op: Op, token_mask: Value, attributes: Mapping[str, Any]) -> Ch
     """The tables, for which the token mask, [batch, tokens], and the attributes of a node suffice.
 
     LSH attention alone has ``rounds``, whose chunks form one circle, and ``ends_by_row``, with which the circle has the
-    chunks of each text's own real tokens; otherwise the circle of all texts has the chunks of the batch.
+    chunks of each sequence's own real tokens; otherwise the circle of all sequences has the chunks of the batch.
     """
     chunk, before, after, multiple = (attributes[name] for name in ("chunk", "before", "after", "multiple"))
     rounds, by_row = attributes.get("rounds", 1), attributes.get("ends_by_row", 0)
@@ -192,7 +194,7 @@ def chunk_tables(op: Op, token_mask: Value, attributes: Mapping[str, Any]) -> Ch
 
 
 def _own_chunks(op: Op, real: Value, *, chunk: int, multiple: int) -> Value:
-    """Return how many chunks of a round are in the circle of each text, [batch]."""
+    """Return how many chunks of a round are in the circle of each sequence, [batch]."""
     real_tokens = op.ReduceSum(op.Cast(real, to=TensorProto.INT64), [1], keepdims=0)
     rounded_ends = op.Add(op.Max(real_tokens, 1), multiple - 1)
     return op.Mul(op.Div(rounded_ends, multiple), multiple // chunk)
@@ -201,8 +203,8 @@ def _own_chunks(op: Op, real: Value, *, chunk: int, multiple: int) -> Value:
 def _seen_chunks(op: Op, own_chunks: Value, chunks: Value, *, rounds: int, steps: list[int]) -> Value:
     """Return the chunks that a chunk sees.
 
-    A step of as many chunks as the circle has, or more, leads nowhere. Chunks behind the end of a text's own chunks see
-    some chunks of the text: as their queries are padding, it does not matter which.
+    A step of as many chunks as the circle has, or more, leads nowhere. Chunks behind the end of a sequence's own chunks
+    see some chunks of the sequence: as their queries are padding, it does not matter which.
     """
     own_rows = op.Unsqueeze(own_chunks, [1, 2, 3])
     circle = op.Mul(own_rows, rounds)

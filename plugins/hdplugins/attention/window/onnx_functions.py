@@ -2,18 +2,18 @@
 
 The queries are cut into blocks, and each block meets the span of keys that its windows reach: scores are [..., block,
 span], never [tokens, tokens]. Two tables hold the tokens of each block and of its span. They are computed from the
-length of the text: no length needs to be a multiple of anything, and a span is never longer than the text. A head of
-dilation D is D windows over every D-th token, one per residue class, which is an axis of the tables. Global tokens are
-copied behind the keys, or found where they are, and joined to every span, so that one softmax covers both.
+length of the sequence: no length needs to be a multiple of anything, and a span is never longer than the sequence. A
+head of dilation D is D windows over every D-th token, one per residue class, which is an axis of the tables. Global
+tokens are copied behind the keys, or found where they are, and joined to every span, so that one softmax covers both.
 
-The blocks come in two orders. In the parallel order they are one batch of products, which engines fuse; the size of a
-block must not depend on the length then, or an engine's bounds multiply to gigabytes of planned memory. In the
-sequential order they are a loop, one block of one text per step, which fits in a CPU's caches at any batch size: about
-as fast in ONNX Runtime, with a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on
-two cores, 12 heads of 64, a window of 256 tokens each side:
+The blocks are computed in two variants. In the batched variant they are one batch of products, which engines fuse; the
+size of a block must not depend on the length then, or an engine's bounds multiply to gigabytes of planned memory. In
+the blockwise order they are a loop, one block of one sequence per step, which fits in a CPU's caches at any batch size:
+about as fast in ONNX Runtime, with a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31
+on two cores, 12 heads of 64, a window of 256 tokens each side:
 
 ======  ==========  ==========  ==========================
-tokens  parallel    sequential  dense (MultiHeadAttention)
+tokens  batched     blockwise   dense (MultiHeadAttention)
 ======  ==========  ==========  ==========================
 2048    48 (181)    49 (19)     64 (19)
 4096    95 (361)    99 (26)     237 (37)
@@ -21,9 +21,9 @@ tokens  parallel    sequential  dense (MultiHeadAttention)
 16384   353 (1412)  405 (69)    4368 (114)
 ======  ==========  ==========  ==========================
 
-With a block of every text per step, 8 texts of 512 tokens took 40 % longer on one core and twice the memory. Two thirds
-of the sequential time are the two products, at the processor's peak; slicing spans instead of gathering them, masks
-computed once for all layers and MultiHeadAttention inside a step gained 5 % at most.
+With a block of every sequence per step, 8 sequences of 512 tokens took 40 % longer on one core and twice the memory.
+Two thirds of the time of the blockwise variant are the two products, at the processor's peak; slicing spans instead of
+gathering them, masks computed once for all layers and MultiHeadAttention inside a step gained 5 % at most.
 
 Everything but query, key and value comes from `token_kind`, not from the shapes of these: ONNX Runtime sees then that
 all layers of a model need the same tables and masks, and computes them once.
@@ -38,21 +38,21 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, integer_attribute, scan
-from hdplugins.attention.body_parts import MASKED, attention, heads_first, rows_or_zero, steps_of_texts, wide
-from hdplugins.attention.operator import BlockOrder
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, integer_attribute, scan
+from hdplugins.attention.body_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
+from hdplugins.attention.operator import BodyVariant
 
 _NOWHERE = 1.0e9
-"""The place of a key behind the end of its text."""
+"""The place of a key behind the end of its sequence."""
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool = False) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool = False) -> FunctionBodies:
     """The bodies for nodes with these attributes; a body reads ``left``, ``right`` and ``scale`` from each node.
 
-    ``global_bound`` is the most global tokens that a text may hold; 0 leaves out all that they need. The answer for a
-    text with more is undefined. An engine takes up to 3840. `grouped` says whether key and value have fewer heads than
-    query; the shapes of each node say how many. A ValueError says that a dilation is below 1 or missing, or that the
-    bound is negative.
+    ``global_bound`` is the most global tokens that a sequence may hold; 0 leaves out all that they need. The answer for
+    a sequence with more is undefined. An engine takes up to 3840. `grouped` says whether key and value have fewer heads
+    than query; the shapes of each node say how many. A ValueError says that a dilation is below 1 or missing, or that
+    the bound is negative.
     """
     dilation, bound = attributes["dilation"], attributes["global_bound"]
     if not dilation or min(dilation) < 1:
@@ -62,10 +62,10 @@ def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: boo
     if bound < 0:
         raise ValueError(f"The bound of {bound} global tokens is negative.")
     decided: dict[str, Any] = {"dilation": dilation, "bound": bound, "grouped": grouped}
-    return Bodies(
+    return FunctionBodies(
         suffix=_suffix(dilation, bound, grouped),
-        parallel=heads_first(partial(_parallel, **decided)),
-        sequential=partial(_sequential, **decided),
+        batched=bshd_body(partial(_batched, **decided)),
+        blockwise=partial(_blockwise, **decided),
     )
 
 
@@ -75,7 +75,7 @@ def _suffix(dilation: Sequence[int], bound: int, grouped: bool) -> str:
     return suffix + ("" if steps == [1] else "_dilation" + "_".join(map(str, steps)))
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -86,25 +86,25 @@ def _parallel(
     bound: int,
     grouped: bool,
 ) -> Value:
-    texts = _texts(op, token_kind, bound)
-    if texts.globals_ is not None:
-        key, value = _with_globals(op, texts.globals_, key, value)
+    sequences = _sequences(op, token_kind, bound)
+    if sequences.globals_ is not None:
+        key, value = _with_globals(op, sequences.globals_, key, value)
     sums = []
     for step, heads in _heads_of_steps(dilation):
-        spans = _spans(op, texts, step, BlockOrder.PARALLEL)
+        spans = _spans(op, sequences, step, BodyVariant.BATCHED)
         if heads is None:
-            rows = _in_parallel(op, texts, spans, query, key, value, grouped=grouped)
+            rows = _batched_rows(op, sequences, spans, query, key, value, grouped=grouped)
         else:
             states = _states_of_heads(op, heads, query, key, value, grouped=grouped)
-            rows = _in_parallel(op, texts, spans, *states, grouped=False)
+            rows = _batched_rows(op, sequences, spans, *states, grouped=False)
         rows = op.Reshape(rows, op.Concat([0, 0, -1], op.Shape(query, start=3), axis=0))
-        sums.append(op.Slice(rows, [0], texts.tokens_1d, [2]))
+        sums.append(op.Slice(rows, [0], sequences.tokens_1d, [2]))
     # Padding needs a rule of its own, since it may see keys.
-    real = op.Unsqueeze(texts.real, [1, 3])
+    real = op.Unsqueeze(sequences.real, [1, 3])
     return rows_or_zero(op, real, _joined_heads(op, sums, dilation, axis=1))
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,
@@ -115,13 +115,13 @@ def _sequential(
     bound: int,
     grouped: bool,
 ) -> Value:
-    texts = _texts(op, token_kind, bound)
+    sequences = _sequences(op, token_kind, bound)
     sums = []
     for step, heads in _heads_of_steps(dilation):
-        spans = _spans(op, texts, step, BlockOrder.SEQUENTIAL)
-        rows = _in_sequence(op, texts, spans, query, key, value, heads=heads, grouped=grouped)
+        spans = _spans(op, sequences, step, BodyVariant.BLOCKWISE)
+        rows = _blockwise_rows(op, sequences, spans, query, key, value, heads=heads, grouped=grouped)
         rows = op.Reshape(rows, op.Concat([0, -1], op.Shape(rows, start=4), axis=0))
-        sums.append(op.Slice(rows, [0], texts.tokens_1d, [1]))
+        sums.append(op.Slice(rows, [0], sequences.tokens_1d, [1]))
     return _joined_heads(op, sums, dilation, axis=2)
 
 
@@ -135,12 +135,12 @@ def _heads_of_steps(dilation: Sequence[int]) -> list[tuple[int, list[int] | None
 
 @dataclass(frozen=True, kw_only=True)
 class _Globals:
-    """The global tokens of the texts.
+    """The global tokens of the sequences.
 
     Attributes:
         tokens: [batch, bound], the numbers of the tokens.
         columns: [bound], the columns of `_Texts.visible` that say which of them there are.
-        bound: the most global tokens of a text.
+        bound: the most global tokens of a sequence.
     """
 
     tokens: Value
@@ -149,12 +149,12 @@ class _Globals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Texts:
+class _Sequences:
     """The parts that windows of all dilations share.
 
     Attributes:
-        batch_1d: [1], the number of texts.
-        tokens: [], the number of tokens of a text.
+        batch_1d: [1], the number of sequences.
+        tokens: [], the number of tokens of a sequence.
         tokens_1d: the same as [1].
         last_token: [], the number of the last token.
         real: [batch, tokens], whether a token is no padding.
@@ -171,21 +171,21 @@ class _Texts:
     globals_: _Globals | None
 
 
-def _texts(op: Op, token_kind: Value, bound: int) -> _Texts:
+def _sequences(op: Op, token_kind: Value, bound: int) -> _Sequences:
     batch_1d, tokens_1d = op.Shape(token_kind, end=1), op.Shape(token_kind, start=1)
     tokens = op.Squeeze(tokens_1d)
     last_token = op.Sub(tokens, 1)
     visible = op.Equal(token_kind, op.CastLike(1, token_kind))
     globals_ = None
     if bound:
-        # TopK needs at least as many values as it returns, whatever the length of the text: hence the padding. The
+        # TopK needs at least as many values as it returns, whatever the length of the sequence: hence the padding. The
         # number that it returns is a constant, for engines limit and mishandle a computed one.
-        kinds = op.Pad(wide(op, token_kind), [0, 0, 0, bound])
+        kinds = op.Pad(upcast(op, token_kind), [0, 0, 0, bound])
         top_kinds, top_tokens = op.TopK(kinds, [bound], axis=1, _outputs=2)
         visible = op.Concat(visible, op.Greater(top_kinds, 1.5), axis=1)
         columns = op.Add(op.Range(0, bound, 1), tokens)
         globals_ = _Globals(tokens=op.Min(top_tokens, last_token), columns=columns, bound=bound)
-    return _Texts(
+    return _Sequences(
         batch_1d=batch_1d,
         tokens=tokens,
         tokens_1d=tokens_1d,
@@ -227,7 +227,7 @@ def _joined_heads(op: Op, sums: Sequence[Value], dilation: Sequence[int], *, axi
 
 @dataclass(frozen=True, kw_only=True)
 class _Spans:
-    """The tokens of each block and of its span. Those behind the end of the text continue the count.
+    """The tokens of each block and of its span. Those behind the end of the sequence continue the count.
 
     Attributes:
         blocks: [], the number of blocks.
@@ -244,18 +244,18 @@ class _Spans:
     center: Value
 
 
-def _spans(op: Op, texts: _Texts, step: int, order: BlockOrder) -> _Spans:
+def _spans(op: Op, sequences: _Sequences, step: int, variant: BodyVariant) -> _Spans:
     """Compute the tables of a dilation. Their rows count the tokens of one residue class.
 
-    A span that would begin before the text is moved to its beginning, so that a span never needs more keys than there
-    are rows. One may still end behind the text.
+    A span that would begin before the sequence is moved to its beginning, so that a span never needs more keys than
+    there are rows. One may still end behind the sequence.
     """
     left, right = integer_attribute(op, "left"), integer_attribute(op, "right")
     reach = op.Add(left, right)
-    rows = op.Div(op.Add(texts.last_token, step), step)
-    # Larger blocks copy fewer keys twice and compute more masked scores. In the parallel order a quarter of the reach
-    # was best; in the sequential order 32 to 256 queries hardly differed in time.
-    if order is BlockOrder.PARALLEL:
+    rows = op.Div(op.Add(sequences.last_token, step), step)
+    # Larger blocks copy fewer keys twice and compute more masked scores. In the batched variant a quarter of the reach
+    # was best; in the blockwise variant 32 to 256 queries hardly differed in time.
+    if variant is BodyVariant.BATCHED:
         block = op.Min(op.Max(op.Mul(op.Div(reach, 256), 64), 64), 256)
     else:
         block = op.Min(rows, 64)
@@ -268,13 +268,13 @@ def _spans(op: Op, texts: _Texts, step: int, order: BlockOrder) -> _Spans:
     def tokens(starts: Value, count: Value) -> Value:
         return op.Add(op.Mul(op.Add(starts, op.Range(0, count, 1)), step), residues)
 
-    half_reach = op.Div(wide(op, op.Mul(reach, step)), 2.0)
+    half_reach = op.Div(upcast(op, op.Mul(reach, step)), 2.0)
     return _Spans(
         blocks=blocks,
         queries=tokens(block_starts, block),
         keys=tokens(span_starts, span),
         half_reach=half_reach,
-        center=op.Sub(wide(op, op.Mul(right, step)), half_reach),
+        center=op.Sub(upcast(op, op.Mul(right, step)), half_reach),
     )
 
 
@@ -282,8 +282,8 @@ def _spans(op: Op, texts: _Texts, step: int, order: BlockOrder) -> _Spans:
 class _Lookup:
     """Where to gather queries and keys, and which of them belong together.
 
-    The last token stands in for those behind the end of the text: as queries they are dropped later, as keys they are
-    nowhere near.
+    The last token stands in for those behind the end of the sequence: as queries they are dropped later, as keys they
+    are nowhere near.
 
     Attributes:
         queries: [..., block], tokens.
@@ -298,19 +298,19 @@ class _Lookup:
     reached: Value
 
 
-def _lookup(op: Op, texts: _Texts, spans: _Spans, queries: Value, keys: Value) -> _Lookup:
+def _lookup(op: Op, sequences: _Sequences, spans: _Spans, queries: Value, keys: Value) -> _Lookup:
     """Look up the tokens `queries`, [..., block], and `keys`, [..., span]."""
-    key_index = op.Min(keys, texts.last_token)
-    places = op.Where(op.Less(keys, texts.tokens), wide(op, keys), _NOWHERE)
-    centers = op.Add(op.Unsqueeze(wide(op, queries), [-1]), spans.center)
+    key_index = op.Min(keys, sequences.last_token)
+    places = op.Where(op.Less(keys, sequences.tokens), upcast(op, keys), _NOWHERE)
+    centers = op.Add(op.Unsqueeze(upcast(op, queries), [-1]), spans.center)
     distances = op.Abs(op.Sub(op.Unsqueeze(places, [-2]), centers))
     columns = key_index
-    if texts.globals_ is not None:
+    if sequences.globals_ is not None:
         # A global token is at distance 0 from every query.
-        distances = _appended(op, distances, 0.0, texts.globals_)
-        columns = _appended(op, key_index, texts.globals_.columns, texts.globals_)
+        distances = _appended(op, distances, 0.0, sequences.globals_)
+        columns = _appended(op, key_index, sequences.globals_.columns, sequences.globals_)
     return _Lookup(
-        queries=op.Min(queries, texts.last_token),
+        queries=op.Min(queries, sequences.last_token),
         keys=key_index,
         columns=columns,
         reached=op.LessOrEqual(distances, spans.half_reach),
@@ -338,16 +338,16 @@ def _sums(op: Op, scaled_query: Value, keys: Value, values: Value, seen: Value, 
 # the group, so that products broadcast and nothing is copied for each head.
 
 
-def _in_parallel(
-    op: Op, texts: _Texts, spans: _Spans, query: Value, key: Value, value: Value, *, grouped: bool
+def _batched_rows(
+    op: Op, sequences: _Sequences, spans: _Spans, query: Value, key: Value, value: Value, *, grouped: bool
 ) -> Value:
-    """Compute [batch, heads, blocks, block, step, head_dim]: the tokens in order, and some behind the end of the text.
+    """Compute [batch, heads, blocks, block, step, head_dim]: tokens in order, and some behind the sequence.
 
     The states are [batch, heads, tokens, head_dim].
     """
     scale = op.CastLike(float_attribute(op, "scale"), query)
-    lookup = _lookup(op, texts, spans, spans.queries, spans.keys)
-    visible = op.Gather(texts.visible, lookup.columns, axis=1)
+    lookup = _lookup(op, sequences, spans, spans.queries, spans.keys)
+    visible = op.Gather(sequences.visible, lookup.columns, axis=1)
     seen = op.And(op.Unsqueeze(visible, [1, 2, -2] if grouped else [1, -2]), lookup.reached)
     queries = query
     if grouped:
@@ -363,9 +363,9 @@ def _in_parallel(
     return op.Transpose(sums, perm=[0, 1, 2, 4, 3, 5])
 
 
-def _in_sequence(
+def _blockwise_rows(
     op: Op,
-    texts: _Texts,
+    sequences: _Sequences,
     spans: _Spans,
     query: Value,
     key: Value,
@@ -374,7 +374,7 @@ def _in_sequence(
     heads: list[int] | None,
     grouped: bool,
 ) -> Value:
-    """Compute [batch, blocks, block, step, heads, head_dim]: the tokens in order, and some behind the end of the text.
+    """Compute [batch, blocks, block, step, heads, head_dim]: tokens in order, and some behind the sequence.
 
     The states are [batch, tokens, heads, head_dim]; `heads` are the queries' heads to compute, None for all.
     """
@@ -389,19 +389,19 @@ def _in_sequence(
     elif grouped:
         key_numbers = op.Div(heads, op.Div(num_heads, num_key_heads))
     head_columns, key_columns = (op.Unsqueeze(numbers, [-2, -1]) for numbers in (head_numbers, key_numbers))
-    # The rows of all heads of all tokens of all texts are numbered through, in that order from the inside.
+    # The rows of all heads of all tokens of all sequences are numbered through, in that order from the inside.
     rows_shape = op.Concat([-1], op.Shape(query, start=3), axis=0)
     all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in (query, key, value))
 
-    def attend(op: Op, text: Value, query_tokens: Value, key_tokens: Value) -> Value:
-        lookup = _lookup(op, texts, spans, query_tokens, key_tokens)
+    def attend(op: Op, sequence: Value, query_tokens: Value, key_tokens: Value) -> Value:
+        lookup = _lookup(op, sequences, spans, query_tokens, key_tokens)
         key_index = lookup.keys
-        if texts.globals_ is not None:
-            text_globals = op.Gather(texts.globals_.tokens, text, axis=0)
-            key_index = _appended(op, key_index, text_globals, texts.globals_)
-        visible = op.Gather(op.Gather(texts.visible, text, axis=0), lookup.columns, axis=0)
+        if sequences.globals_ is not None:
+            sequence_globals = op.Gather(sequences.globals_.tokens, sequence, axis=0)
+            key_index = _appended(op, key_index, sequence_globals, sequences.globals_)
+        visible = op.Gather(op.Gather(sequences.visible, sequence, axis=0), lookup.columns, axis=0)
         seen = op.And(op.Unsqueeze(visible, [-2]), lookup.reached)
-        first_token = op.Mul(text, texts.tokens)
+        first_token = op.Mul(sequence, sequences.tokens)
 
         def rows_of(tokens: Value, heads: Value, numbers: Value) -> Value:
             return op.Add(op.Mul(op.Add(tokens, first_token), heads), numbers)
@@ -414,13 +414,13 @@ def _in_sequence(
         if with_groups:
             sums = op.Reshape(sums, op.Concat([-1], op.Shape(sums, start=2), axis=0))
         # Padding needs a rule of its own, since it may see keys.
-        real = op.Gather(op.Gather(texts.real, text, axis=0), lookup.queries, axis=0)
-        answers = rows_or_zero(op, op.And(sees_any, op.Unsqueeze(real, [-1])), sums)
-        return wide(op, op.Transpose(answers, perm=[2, 1, 0, 3]))
+        real = op.Gather(op.Gather(sequences.real, sequence, axis=0), lookup.queries, axis=0)
+        outputs = rows_or_zero(op, op.And(sees_any, op.Unsqueeze(real, [-1])), sums)
+        return upcast(op, op.Transpose(outputs, perm=[2, 1, 0, 3]))
 
-    step_texts, _ = steps_of_texts(op, texts.batch_1d, spans.blocks)
-    repeats = op.Concat(texts.batch_1d, [1, 1], axis=0)
+    step_sequences, _ = steps_of_sequences(op, sequences.batch_1d, spans.blocks)
+    repeats = op.Concat(sequences.batch_1d, [1, 1], axis=0)
     queries, keys = (op.Tile(table, repeats) for table in (spans.queries, spans.keys))
-    scanned = scan(op, attend, step_texts, queries, keys, shapes=[("block", "step", "heads", "head_dim")])
+    scanned = scan(op, attend, step_sequences, queries, keys, shapes=[("block", "step", "heads", "head_dim")])
     sums = op.CastLike(scanned, query)
-    return op.Reshape(sums, op.Concat(texts.batch_1d, [-1], op.Shape(sums, start=1), axis=0))
+    return op.Reshape(sums, op.Concat(sequences.batch_1d, [-1], op.Shape(sums, start=1), axis=0))

@@ -2,15 +2,16 @@
 
 A block of queries meets the first blocks, the last one, its neighbours, and those that the table lists for it, joined
 into one span of keys: scores are [..., block, span], never [tokens, tokens]. A bias of [blocks, span] says how often a
-key counts (`tables.py`). The few queries of global blocks meet all keys, and so do texts that are attended to densely.
+key counts (`tables.py`). The few queries of global blocks meet all keys, and so do sequences that are attended to
+densely.
 
-The blocks come in two orders. In the parallel order, they are one batch of products, which engines fuse: the text is
-cut into blocks by reshaping, neighbours are the same blocks shifted, and only listed blocks are gathered. Short texts
-are computed densely in a branch that runs where there are any; it sees no more keys than the longest short text has,
-for an engine plans memory for the largest shapes. In the sequential order, a loop takes one block of one text per step,
-which fits in a CPU's caches at any batch size; a step gathers the keys that it sees. The rows of global blocks come
-from a separate loop, one head per step, so that no step holds all keys of all heads. Three quarters of the sequential
-time are products.
+The blocks are computed in two variants. In the batched variant, they are one batch of products, which engines fuse: the
+sequence is cut into blocks by reshaping, neighbours are the same blocks shifted, and only listed blocks are gathered.
+Short sequences are computed densely in a branch that runs where there are any; it sees no more keys than the longest
+short sequence has, for an engine plans memory for the largest shapes. In the blockwise variant, a loop takes one block
+of one sequence per step, which fits in a CPU's caches at any batch size; a step gathers the keys that it sees. The rows
+of global blocks come from a separate loop, one head per step, so that no step holds all keys of all heads. Three
+quarters of the sequential time are products.
 
 Everything but query, key and value comes from `token_mask`, not from the shapes of these: ONNX Runtime sees then that
 all layers of a model need the same tables, and computes them once.
@@ -24,20 +25,20 @@ from functools import partial
 from typing import Any
 
 from hdplugins.attention.blocks.tables import BlockTables, Parts, block_tables, neighbours
-from hdplugins.attention.body_maker import Bodies, Op, Value, choose, float_attribute, scan
-from hdplugins.attention.body_parts import MASKED, attention, heads_first, rows_or_zero, steps_of_texts, wide
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, choose, float_attribute, scan
+from hdplugins.attention.body_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with these inputs and attributes; how many blocks there are, a body reads from each node.
 
-    A ValueError says that the queries of a long text would see nothing at all.
+    A ValueError says that the queries of a long sequence would see nothing at all.
     """
     parts = Parts.of(attributes, listed="listed_blocks" in inputs)
-    return Bodies(
+    return FunctionBodies(
         suffix=parts.suffix,
-        parallel=heads_first(partial(_parallel, parts=parts)),
-        sequential=partial(_sequential, parts=parts),
+        batched=bshd_body(partial(_batched, parts=parts)),
+        blockwise=partial(_blockwise, parts=parts),
     )
 
 
@@ -52,7 +53,7 @@ def _sparse_attention(
     return rows_or_zero(op, op.Greater(op.ReduceMax(bias, [-1]), MASKED / 10), sums)
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -105,7 +106,8 @@ def _parallel(
         def all_are_short(op: Op) -> Value:
             return op.Expand(nothing, op.Shape(query))
 
-        # All queries meet the keys of the longest short text: with as few queries, TensorRT-RTX 1.7.1 fails to build.
+        # All queries meet the keys of the longest short sequence: with as few queries, TensorRT-RTX 1.7.1 fails to
+        # build.
         def some_are_short(op: Op) -> Value:
             end_1d = op.Unsqueeze(short.longest, [0])
             keys, values = (op.Slice(state, [0], end_1d, [2]) for state in (key, value))
@@ -131,7 +133,7 @@ def _cut(op: Op, tables: BlockTables, state: Value, head_dim_1d: Value, *, windo
 
 
 def _last_block(op: Op, tables: BlockTables, blocks: Value, heads_1d: Value, head_dim_1d: Value) -> Value:
-    """Return the last block of each text, [batch, heads, 1, block, head_dim]."""
+    """Return the last block of each sequence, [batch, heads, 1, block, head_dim]."""
     assert tables.last is not None
     shape = op.Concat([1], heads_1d, [1], tables.block_1d, head_dim_1d, axis=0)
     return op.GatherElements(blocks, op.Expand(op.Unsqueeze(tables.last.numbers, [1, 2, 3, 4]), shape), axis=2)
@@ -160,7 +162,7 @@ def _spans(op: Op, parts: Parts, tables: BlockTables, state: Value) -> Value:
     return op.Concat(*spans, axis=3)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,
@@ -175,24 +177,25 @@ def _sequential(
     block_range = op.Range(0, tables.block, 1)
     rows = _rows(op, tables, (query, key, value))
 
-    # A step is a block of a text.
-    texts, step_blocks = steps_of_texts(op, tables.batch_1d, tables.blocks)
-    row_starts = op.Unsqueeze(op.Add(op.Mul(op.Unsqueeze(texts, [1]), rows.of_text), rows.heads), [-1])
+    # A step is a block of a sequence.
+    sequences, step_blocks = steps_of_sequences(op, tables.batch_1d, tables.blocks)
+    row_starts = op.Unsqueeze(op.Add(op.Mul(op.Unsqueeze(sequences, [1]), rows.of_sequence), rows.heads), [-1])
     query_starts = op.Unsqueeze(op.Mul(step_blocks, tables.block), [1])
     query_tokens = op.Min(op.Add(query_starts, block_range), tables.last_token)
     query_offsets = op.Mul(query_tokens, rows.num_heads)  # [steps, block]
     key_offsets = op.Mul(_key_tokens(op, parts, tables, block_range), rows.num_heads)
-    turned_offsets = op.Transpose(key_offsets, perm=[0, 2, 1, 3])
-    turned_bias = op.Transpose(tables.bias, perm=[0, 2, 1, 3, 4])
+    transposed_offsets = op.Transpose(key_offsets, perm=[0, 2, 1, 3])
+    transposed_bias = op.Transpose(tables.bias, perm=[0, 2, 1, 3, 4])
     key_offsets, bias = (  # [steps, 1 or heads, span] and [steps, 1 or heads, 1, span]
-        op.Reshape(table, op.Concat([-1], op.Shape(table, start=2), axis=0)) for table in (turned_offsets, turned_bias)
+        op.Reshape(table, op.Concat([-1], op.Shape(table, start=2), axis=0))
+        for table in (transposed_offsets, transposed_bias)
     )
     real_keys = op.Greater(tables.key_bias, MASKED / 10)
     real = op.Reshape(real_keys, op.Concat([-1], tables.block_1d, [1, 1], axis=0))
 
     short, short_steps, short_offsets, short_bias = tables.short, None, None, None
     if short is not None:
-        short_steps = op.Gather(short.is_short, texts, axis=0)
+        short_steps = op.Gather(short.is_short, sequences, axis=0)
         end = op.Min(tables.tokens, short.longest)
         short_offsets = op.Unsqueeze(op.Mul(op.Range(0, end, 1), rows.num_heads), [0])
         short_token_bias = op.Slice(tables.token_bias, [0], op.Unsqueeze(end, [0]), [1])
@@ -209,12 +212,12 @@ def _sequential(
         bias: Value,
         is_real: Value,
         is_short: Value | None,
-        text: Value | None,
+        sequence: Value | None,
         is_global: Value | None,
         place: Value | None,
     ) -> Value:
         def dense_keys(op: Op) -> tuple[Value, Value]:
-            return op.Identity(short_offsets), op.Gather(short_bias, text, axis=0)
+            return op.Identity(short_offsets), op.Gather(short_bias, sequence, axis=0)
 
         def sparse_keys(op: Op) -> tuple[Value, Value]:
             return op.Identity(key_offsets), op.Identity(bias)
@@ -232,23 +235,23 @@ def _sequential(
             return op.Gather(global_rows, place, axis=0)
 
         sums = attend_to_list(op) if is_global is None else choose(op, is_global, global_sums, attend_to_list)
-        return wide(op, rows_or_zero(op, is_real, op.Transpose(sums, perm=[1, 0, 2])))
+        return upcast(op, rows_or_zero(op, is_real, op.Transpose(sums, perm=[1, 0, 2])))
 
-    of_short = (None, None) if short is None else (short_steps, texts)
-    sequences = row_starts, query_offsets, key_offsets, bias, real, *of_short, is_global_step, places
-    scanned = scan(op, attend, *sequences, shapes=[("block", "heads", "head_dim")])
-    text_shape = op.Concat(tables.batch_1d, [-1], rows.heads_1d, rows.head_dim_1d, axis=0)
-    by_text = op.Reshape(op.CastLike(scanned, query), text_shape)
-    return op.Slice(by_text, [0], tables.tokens_1d, [1])
+    of_short = (None, None) if short is None else (short_steps, sequences)
+    scan_inputs = row_starts, query_offsets, key_offsets, bias, real, *of_short, is_global_step, places
+    scanned = scan(op, attend, *scan_inputs, shapes=[("block", "heads", "head_dim")])
+    sequence_shape = op.Concat(tables.batch_1d, [-1], rows.heads_1d, rows.head_dim_1d, axis=0)
+    by_sequence = op.Reshape(op.CastLike(scanned, query), sequence_shape)
+    return op.Slice(by_sequence, [0], tables.tokens_1d, [1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """The states as rows, [rows, head_dim]: row (text * tokens + token) * heads + head. Nothing is copied for that.
+    """The states as rows, [rows, head_dim]: row (sequence * tokens + token) * heads + head. Nothing is copied for that.
 
     Attributes:
         heads: [heads], from 0.
-        of_text: [], the number of rows of a text.
+        of_text: [], the number of rows of a sequence.
     """
 
     query: Value
@@ -258,7 +261,7 @@ class _Rows:
     num_heads: Value
     heads: Value
     head_dim_1d: Value
-    of_text: Value
+    of_sequence: Value
 
 
 def _rows(op: Op, tables: BlockTables, token_states: Sequence[Value]) -> _Rows:
@@ -275,7 +278,7 @@ def _rows(op: Op, tables: BlockTables, token_states: Sequence[Value]) -> _Rows:
         num_heads=num_heads,
         heads=op.Range(0, num_heads, 1),
         head_dim_1d=head_dim_1d,
-        of_text=op.Mul(tables.tokens, num_heads),
+        of_sequence=op.Mul(tables.tokens, num_heads),
     )
 
 
@@ -308,7 +311,7 @@ def _key_tokens(op: Op, parts: Parts, tables: BlockTables, block_range: Value) -
 def _global_rows(
     op: Op, parts: Parts, tables: BlockTables, rows: _Rows, scale: Value, block_range: Value
 ) -> tuple[Value, Value, Value]:
-    """Let the queries of global blocks see all keys, one head of one text per step.
+    """Let the queries of global blocks see all keys, one head of one sequence per step.
 
     The results are [batch * slots, heads, block, head_dim]; then whether the block of each step of the sequential body
     is global, [steps], and the place of that block among the results, [steps].
@@ -325,8 +328,8 @@ def _global_rows(
     starts = op.Unsqueeze(op.Mul(blocks, tables.block), [-1])
     tokens = op.Min(op.Reshape(op.Add(starts, block_range), [0, 1, -1]), tables.last_token)  # [batch, 1, slots * block]
     batch = op.Squeeze(tables.batch_1d)
-    texts = op.Unsqueeze(op.Range(0, batch, 1), [1])
-    head_starts = op.Add(op.Mul(texts, rows.of_text), rows.heads)  # [batch, heads]
+    sequences = op.Unsqueeze(op.Range(0, batch, 1), [1])
+    head_starts = op.Add(op.Mul(sequences, rows.of_sequence), rows.heads)  # [batch, heads]
     query_rows = op.Add(op.Unsqueeze(head_starts, [-1]), op.Mul(tokens, rows.num_heads))
     scaled_queries = op.Mul(op.Gather(rows.query, query_rows, axis=0), scale)
     steps_1d = op.Unsqueeze(op.Mul(batch, rows.num_heads), [0])
@@ -339,7 +342,7 @@ def _global_rows(
     def attend_to_all(op: Op, head_queries: Value, head_start: Value, head_bias: Value) -> Value:
         own_rows = op.Add(head_start, token_offsets)
         keys, values = (op.Gather(state, own_rows, axis=0) for state in (rows.key, rows.value))
-        return wide(op, attention(op, head_queries, keys, values, head_bias, axes=2))
+        return upcast(op, attention(op, head_queries, keys, values, head_bias, axes=2))
 
     scanned = scan(op, attend_to_all, queries, op.Reshape(head_starts, [-1]), biases, shapes=[("rows", "head_dim")])
     slots_1d = op.Shape(blocks, start=1)
@@ -349,7 +352,7 @@ def _global_rows(
     own_slot = last_place
     if parts.first:
         own_slot = tables.numbers if last_place is None else op.Where(tables.is_first, tables.numbers, last_place)
-    places = op.Add(op.Mul(texts, op.Squeeze(slots_1d)), own_slot)
+    places = op.Add(op.Mul(sequences, op.Squeeze(slots_1d)), own_slot)
     of_text_blocks = op.Concat(tables.batch_1d, tables.blocks_1d, axis=0)
     return (
         op.Reshape(slots_first, shape),

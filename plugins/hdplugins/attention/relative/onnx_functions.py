@@ -4,14 +4,14 @@ A loop takes one block of queries after another. A block takes the rows of the p
 last query from the first key and the distance of its first query from the last key, so that its scores are [queries,
 keys + queries] before they are shifted, and [queries, keys] after that.
 
-The blocks come in two orders. In the parallel order, a step takes a block of all heads of all texts; a GPU runs it as a
-batch of products. All blocks at once would be scores of [heads, tokens, keys]. In the sequential order, a step takes a
-block of one head of one text, whose scores fit in a CPU's cache at any batch size. CPU milliseconds and megabytes of
-growth on one core of an Intel Xeon, 12 heads of 64; beside it Hugging Face's module of XLNet in PyTorch, without its
-projections:
+The blocks are computed in two variants. In the batched variant, a step takes a block of all heads of all sequences; a
+GPU runs it as a batch of products. All blocks at once would be scores of [heads, tokens, keys]. In the blockwise
+variant, a step takes a block of one head of one sequence, whose scores fit in a CPU's cache at any batch size. CPU
+milliseconds and megabytes of growth on one core of an Intel Xeon, 12 heads of 64; beside it Hugging Face's module of
+XLNet in PyTorch, without its projections:
 
 ======  ====  ========  ==========  ============
-tokens  keys  segments  sequential  Hugging Face
+tokens  keys  segments  blockwise   Hugging Face
 ======  ====  ========  ==========  ============
 512     1024  no        31 (24)     191 (132)
 512     1024  yes       36 (26)     206 (131)
@@ -28,34 +28,34 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
 from hdplugins.attention.body_parts import (
     MASKED,
     Blocks,
     RowShift,
     attention,
-    heads_first,
+    bshd_body,
     query_blocks,
     row_shift,
     rows_or_zero,
     shift_rows,
-    steps_of_texts,
-    wide,
+    steps_of_sequences,
+    upcast,
 )
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with ``segment_scores`` among their inputs, or without; all but ``scale`` decide it."""
     causal, reach = attributes["causal"], attributes["reach"]
     suffix = "_causal" * causal + f"_reach{reach}" * bool(reach) + "_segments" * ("segment_scores" in inputs)
-    return Bodies(
+    return FunctionBodies(
         suffix=suffix,
-        parallel=heads_first(partial(_parallel, causal=bool(causal), reach=reach)),
-        sequential=heads_first(partial(_sequential, causal=bool(causal), reach=reach), states=1),
+        batched=bshd_body(partial(_batched, causal=bool(causal), reach=reach)),
+        blockwise=bshd_body(partial(_blockwise, causal=bool(causal), reach=reach), states=1),
     )
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -93,20 +93,20 @@ def _parallel(
         block_position = op.Gather(position_blocks, number, axis=0)
         rows = op.Add(columns, first_row)
         position_columns = op.Transpose(op.Gather(blocks.positions, rows, axis=1), perm=[0, 2, 1])
-        by_row = wide(op, op.MatMul(block_position, position_columns))  # [batch, heads, block, keys + block]
+        by_row = upcast(op, op.MatMul(block_position, position_columns))  # [batch, heads, block, keys + block]
         if distance_bias is not None:
             by_row = op.Add(by_row, op.Gather(distance_bias, rows, axis=0))
         bias = op.Add(shift_rows(op, blocks.shift, by_row, blocks.keys_1d), key_bias)
         if segment_scores is not None:
             is_same = op.Equal(op.Gather(kind_blocks, number, axis=0), key_kinds)
             bias = op.Add(bias, op.Where(is_same, 0.0, op.Gather(segment_blocks, number, axis=0)))
-        return op.Add(number, 1), wide(op, attention(op, block_content, key, value, bias, axes=4))
+        return op.Add(number, 1), upcast(op, attention(op, block_content, key, value, bias, axes=4))
 
     _, sums = scan(op, attend, blocks.first_rows, states=[0], shapes=[("batch", "heads", "block", "head_dim")])
     return op.CastLike(_join(op, blocks, op.Transpose(sums, perm=[1, 2, 0, 3, 4])), query)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,
@@ -120,19 +120,19 @@ def _sequential(
     causal: bool,
     reach: int,
 ) -> Value:
-    blocks = _blocks_to_end(op, wide(op, query), key_kind, positions, content_bias, position_bias, axes=2)
+    blocks = _blocks_to_end(op, upcast(op, query), key_kind, positions, content_bias, position_bias, axes=2)
     distance_bias = _distance_bias(op, blocks, causal=causal, reach=reach)
     num_heads = op.Squeeze(blocks.heads_1d)
-    texts, heads = steps_of_texts(op, blocks.batch_1d, num_heads)
+    sequences, heads = steps_of_sequences(op, blocks.batch_1d, num_heads)
     blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
     rows_shape = op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0)
     queries = [op.Reshape(rows, blocks_shape) for rows in (blocks.content_query, blocks.position_query)]
-    # Keys and values are [batch, keys, heads, head_dim]. The rows of all heads of all keys of all texts are numbered
-    # through, in that order from the inside, so that a step copies those of its head alone.
+    # Keys and values are [batch, keys, heads, head_dim]. The rows of all heads of all keys of all sequences are
+    # numbered through, in that order from the inside, so that a step copies those of its head alone.
     key_rows_shape = op.Concat([-1], blocks.head_dim_1d, axis=0)
-    keys_and_values = [op.Reshape(wide(op, state), key_rows_shape) for state in (key, value)]
+    keys_and_values = [op.Reshape(upcast(op, state), key_rows_shape) for state in (key, value)]
     row_offsets = op.Mul(op.Range(0, blocks.keys, 1), num_heads)
-    text_rows = op.Mul(blocks.keys, num_heads)
+    sequence_rows = op.Mul(blocks.keys, num_heads)
     kind_blocks = segments = None
     if segment_scores is not None:
         columns_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, [1], axis=0)
@@ -140,22 +140,22 @@ def _sequential(
         kind_blocks = op.Reshape(kinds, columns_shape)
         segments = op.Reshape(op.Transpose(scores, perm=[0, 2, 1]), columns_shape)
 
-    # A step is one head of one text, and a step of the inner loop is one block of its queries.
+    # A step is one head of one sequence, and a step of the inner loop is one block of its queries.
     def attend_head(
         op: Op,
-        text: Value,
+        sequence: Value,
         head: Value,
         content_queries: Value,
         position_queries: Value,
         head_segments: Value | None,
     ) -> Value:
         head_positions = op.Gather(blocks.positions, head, axis=0)
-        key_rows = op.Add(row_offsets, op.Add(op.Mul(text, text_rows), head))
+        key_rows = op.Add(row_offsets, op.Add(op.Mul(sequence, sequence_rows), head))
         head_key, head_value = (op.Gather(state, key_rows, axis=0) for state in keys_and_values)
-        text_bias = op.Gather(blocks.key_bias, text, axis=0)
-        text_kinds = own_kinds = None
+        sequence_bias = op.Gather(blocks.key_bias, sequence, axis=0)
+        sequence_kinds = own_kinds = None
         if head_segments is not None:
-            text_kinds, own_kinds = (op.Gather(kinds, text, axis=0) for kinds in (key_kind, kind_blocks))
+            sequence_kinds, own_kinds = (op.Gather(kinds, sequence, axis=0) for kinds in (key_kind, kind_blocks))
 
         def attend(
             op: Op,
@@ -170,28 +170,28 @@ def _sequential(
             block_positions = op.Slice(head_positions, begin_1d, end_1d, [0])
             row_bias = [] if distance_bias is None else [op.Slice(distance_bias, begin_1d, end_1d, [0])]
             by_row = op.Gemm(block_position, block_positions, *row_bias, transB=1)  # [block, keys + block]
-            bias = op.Add(shift_rows(op, blocks.shift, by_row, blocks.keys_1d), text_bias)
+            bias = op.Add(shift_rows(op, blocks.shift, by_row, blocks.keys_1d), sequence_bias)
             if block_kind is not None:
                 # On a CPU a product is faster than a choice.
-                differs = wide(op, op.Not(op.Equal(block_kind, text_kinds)))
+                differs = upcast(op, op.Not(op.Equal(block_kind, sequence_kinds)))
                 bias = op.Add(bias, op.Mul(differs, block_segments))
             scores = op.Gemm(block_content, head_key, bias, transB=1)
             return op.MatMul(op.Softmax(scores, axis=-1), head_value)
 
-        sequences = blocks.first_rows, content_queries, position_queries, own_kinds, head_segments
-        return op.Reshape(scan(op, attend, *sequences, shapes=[("block", "head_dim")]), rows_shape)
+        scan_inputs = blocks.first_rows, content_queries, position_queries, own_kinds, head_segments
+        return op.Reshape(scan(op, attend, *scan_inputs, shapes=[("block", "head_dim")]), rows_shape)
 
-    sequences = texts, heads, *queries, segments
-    sums = scan(op, attend_head, *sequences, shapes=[("padded", "head_dim")])
+    scan_inputs = sequences, heads, *queries, segments
+    sums = scan(op, attend_head, *scan_inputs, shapes=[("padded", "head_dim")])
     return op.CastLike(_join(op, blocks, sums), query)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _BlocksToEnd(Blocks):
-    """Blocks that end with the last token of a text; padding in front fills the first block.
+    """Blocks that end with the last token of a sequence; padding in front fills the first block.
 
     Attributes:
-        missing_1d: [1], the number of queries in front of the text.
+        missing_1d: [1], the number of queries in front of the sequence.
         content_query: [batch, heads, padded, head_dim], with the bias of contents, scaled.
         position_query: [batch, heads, padded, head_dim], with the bias of positions, scaled.
         keys: [], the number of keys.
@@ -201,7 +201,7 @@ class _BlocksToEnd(Blocks):
         first_rows: [blocks], the first row of `positions` that each block takes.
         shift: the shift of scores from rows of positions to keys.
         key_bias: [batch, keys], float32, 0 for real keys.
-        own_kind: [batch, tokens], the kinds of the text's own tokens.
+        own_kind: [batch, tokens], the kinds of the sequence's own tokens.
     """
 
     missing_1d: Value
@@ -278,7 +278,7 @@ def _distance_bias(op: Op, blocks: _BlocksToEnd, *, causal: bool, reach: int) ->
 def _padded_segments(op: Op, blocks: _BlocksToEnd, segment_scores: Value) -> tuple[Value, Value]:
     """Return the kinds of the queries, [batch, padded], and scaled scores, [batch, padded, heads], float32."""
     kinds = op.Pad(blocks.own_kind, op.Concat([0], blocks.missing_1d, [0, 0], axis=0))
-    scaled_scores = op.Mul(wide(op, segment_scores), float_attribute(op, "scale"))
+    scaled_scores = op.Mul(upcast(op, segment_scores), float_attribute(op, "scale"))
     return kinds, op.Pad(scaled_scores, op.Concat([0], blocks.missing_1d, [0, 0, 0, 0], axis=0))
 
 

@@ -4,9 +4,9 @@ The products of the keys with the rows of their table are computed once, [..., r
 block of queries after another. It multiplies the block with the rows of the other table, [..., block, rows], and
 gathers the terms of each distance from both products.
 
-The blocks come in two orders. In the parallel order, a step takes a block of all heads of all texts; a GPU runs it as a
-batch of products. In the sequential order, a step takes a block of one head of one text. It gathers only for the keys
-around the block, and farther keys share one term per query and one term per key.
+The blocks are computed in two variants. In the batched variant, a step takes a block of all heads of all sequences; a
+GPU runs it as a batch of products. In the blockwise variant, a step takes a block of one head of one sequence. It
+gathers only for the keys around the block, and farther keys share one term per query and one term per key.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, integer_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, integer_attribute, scan
 from hdplugins.attention.body_parts import (
     blocks_from_start,
+    bshd_body,
     column,
-    heads_first,
     join_blocks,
     join_heads,
     split_by_block,
-    steps_of_texts,
-    wide,
+    steps_of_sequences,
+    upcast,
 )
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies that serve every node: they read the attributes from it."""
-    return Bodies(parallel=heads_first(_parallel), sequential=heads_first(_sequential))
+    return FunctionBodies(batched=bshd_body(_batched), blockwise=bshd_body(_blockwise))
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -52,25 +52,25 @@ def _parallel(
     key_bias = op.Unsqueeze(blocks.key_bias, [1, 2])
     distances_of_first = op.Sub(op.Range(0, blocks.tokens, 1), column(op, blocks.block))  # [block, tokens]
     scores_shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.block_1d, blocks.tokens_1d, axis=0)
-    reach, narrow_rows = integer_attribute(op, "reach"), _narrow(op, row_of_distance)
+    reach, int32_rows = integer_attribute(op, "reach"), _int32_rows(op, row_of_distance)
 
     def attend(op: Op, number: Value, first_query: Value) -> tuple[Value, Value]:
         block_query = op.Gather(query_blocks, number, axis=0)
         distances = op.Sub(distances_of_first, first_query)
-        rows = op.Expand(_rows_of_distances(op, narrow_rows, reach, distances), scores_shape)
+        rows = op.Expand(_rows_of_distances(op, int32_rows, reach, distances), scores_shape)
         of_queries = op.MatMul(block_query, position_columns)  # [batch, heads, block, rows]
-        to_positions = wide(op, op.GatherElements(of_queries, rows, axis=3))  # [batch, heads, block, tokens]
-        from_positions = wide(op, op.GatherElements(of_keys, rows, axis=2))
-        products = wide(op, op.MatMul(block_query, key_columns))
+        to_positions = upcast(op, op.GatherElements(of_queries, rows, axis=3))  # [batch, heads, block, tokens]
+        from_positions = upcast(op, op.GatherElements(of_keys, rows, axis=2))
+        products = upcast(op, op.MatMul(block_query, key_columns))
         scores = op.Add(products, op.Add(to_positions, from_positions))
         weights = op.Softmax(op.Add(scores, key_bias), axis=-1)
-        return op.Add(number, 1), wide(op, op.MatMul(op.CastLike(weights, value), value))
+        return op.Add(number, 1), upcast(op, op.MatMul(op.CastLike(weights, value), value))
 
     _, sums = scan(op, attend, blocks.first_queries, states=[0], shapes=[("batch", "heads", "block", "head_dim")])
     return op.CastLike(join_blocks(op, blocks, sums), query)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,
@@ -80,11 +80,11 @@ def _sequential(
     position_queries: Value,
     row_of_distance: Value,
 ) -> Value:
-    wide_query, wide_key, wide_value = (wide(op, state) for state in (query, key, value))
-    blocks = blocks_from_start(op, wide_query, key_mask, is_fixed=False)
-    wide_position_keys = wide(op, position_keys)
-    scaled_position_queries = op.Mul(wide(op, position_queries), blocks.scale)
-    reach, narrow_rows = integer_attribute(op, "reach"), _narrow(op, row_of_distance)
+    query32, key32, value32 = (upcast(op, state) for state in (query, key, value))
+    blocks = blocks_from_start(op, query32, key_mask, is_fixed=False)
+    position_keys32 = upcast(op, position_keys)
+    scaled_position_queries = op.Mul(upcast(op, position_queries), blocks.scale)
+    reach, int32_rows = integer_attribute(op, "reach"), _int32_rows(op, row_of_distance)
     first_row, last_row = (op.Gather(row_of_distance, [end], axis=0) for end in (0, -1))
 
     # The band of a block holds the keys within reach of any of its queries. Column c of the band is the key that lies
@@ -93,16 +93,18 @@ def _sequential(
     near_1d = op.Unsqueeze(near, [0])
     columns = op.Range(0, op.Add(blocks.block, op.Add(near, near)), 1)
     band_distances = op.Sub(op.Sub(columns, column(op, blocks.block)), near)
-    band_rows = _rows_of_distances(op, narrow_rows, reach, band_distances)  # [block, band]
+    band_rows = _rows_of_distances(op, int32_rows, reach, band_distances)  # [block, band]
     block_and_near_1d = op.Add(blocks.block_1d, near_1d)
 
-    # A step is one head of one text, and a step of the inner loop is one block of its queries. The products of the keys
-    # include the mask, so that it is added once per head.
-    def attend_head(op: Op, text: Value, head: Value, head_queries: Value, head_key: Value, head_value: Value) -> Value:
-        text_bias = op.Gather(blocks.key_bias, text, axis=0)
-        head_position_keys = op.Gather(wide_position_keys, head, axis=0)
+    # A step is one head of one sequence, and a step of the inner loop is one block of its queries. The products of the
+    # keys include the mask, so that it is added once per head.
+    def attend_head(
+        op: Op, sequence: Value, head: Value, head_queries: Value, head_key: Value, head_value: Value
+    ) -> Value:
+        sequence_bias = op.Gather(blocks.key_bias, sequence, axis=0)
+        head_position_keys = op.Gather(position_keys32, head, axis=0)
         head_position_queries = op.Gather(scaled_position_queries, head, axis=0)
-        of_keys = op.Gemm(head_position_queries, head_key, text_bias, transB=1)  # [rows, tokens]
+        of_keys = op.Gemm(head_position_queries, head_key, sequence_bias, transB=1)  # [rows, tokens]
         of_keys_before = op.Gather(of_keys, first_row, axis=0)
         of_keys_behind = op.Gather(of_keys, last_row, axis=0)
 
@@ -126,21 +128,21 @@ def _sequential(
         sums = scan(op, attend, blocks.first_queries, head_queries, shapes=[("block", "head_dim")])
         return op.Reshape(sums, op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0))
 
-    texts, heads = steps_of_texts(op, blocks.batch_1d, op.Squeeze(blocks.heads_1d))
+    sequences, heads = steps_of_sequences(op, blocks.batch_1d, op.Squeeze(blocks.heads_1d))
     blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
     keys_shape = op.Concat([-1], blocks.tokens_1d, blocks.head_dim_1d, axis=0)
     queries = op.Reshape(blocks.scaled_query, blocks_shape)
-    keys, values = (op.Reshape(state, keys_shape) for state in (wide_key, wide_value))
-    sums = scan(op, attend_head, texts, heads, queries, keys, values, shapes=[("padded", "head_dim")])
+    keys, values = (op.Reshape(state, keys_shape) for state in (key32, value32))
+    sums = scan(op, attend_head, sequences, heads, queries, keys, values, shapes=[("padded", "head_dim")])
     return op.CastLike(join_heads(op, blocks, sums), query)
 
 
-def _narrow(op: Op, row_of_distance: Value) -> Value:
+def _int32_rows(op: Op, row_of_distance: Value) -> Value:
     """Cast the rows to int32, which takes half the memory of int64."""
     return op.Cast(row_of_distance, to=TensorProto.INT32)
 
 
-def _rows_of_distances(op: Op, narrow_rows: Value, reach: Value, distances: Value) -> Value:
+def _rows_of_distances(op: Op, int32_rows: Value, reach: Value, distances: Value) -> Value:
     """Return the rows of the tables that belong to distances, in the shape of `distances`."""
     clipped = op.Min(op.Max(distances, op.Neg(reach)), reach)
-    return op.Gather(narrow_rows, op.Add(clipped, reach), axis=0)
+    return op.Gather(int32_rows, op.Add(clipped, reach), axis=0)

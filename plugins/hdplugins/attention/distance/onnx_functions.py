@@ -8,9 +8,9 @@ By distance, a block has `width` columns, from the distance of the first key of 
 distance of the last key to the first query. A shift of each row turns numbers by distance into numbers by key. With
 values by distance, the weights of the band are shifted back, and multiplied with the table.
 
-The blocks come in two orders. In the parallel order, a step takes a block of all heads of all texts; a GPU runs it as a
-batch of products. In the sequential order, a step takes a block of one head of one text, whose scores fit in a CPU's
-cache at any batch size.
+The blocks are computed in two variants. In the batched variant, a step takes a block of all heads of all sequences; a
+GPU runs it as a batch of products. In the blockwise variant, a step takes a block of one head of one sequence, whose
+scores fit in a CPU's cache at any batch size.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, integer_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, integer_attribute, scan
 from hdplugins.attention.body_parts import (
     Blocks,
     RowShift,
     blocks_from_start,
+    bshd_body,
     column,
-    heads_first,
     join_blocks,
     join_heads,
     row_shift,
     shift_rows,
     split_by_block,
-    steps_of_texts,
-    wide,
+    steps_of_sequences,
+    upcast,
 )
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with ``values_by_distance`` among their inputs, or without."""
-    return Bodies(
+    return FunctionBodies(
         suffix="_values" * ("values_by_distance" in inputs),
-        parallel=heads_first(_parallel),
-        sequential=heads_first(_sequential),
+        batched=bshd_body(_batched),
+        blockwise=bshd_body(_blockwise),
     )
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -81,30 +81,30 @@ def _parallel(
         block_query = op.Gather(query_blocks, number, axis=0)
         number_rows = op.Min(op.Add(rows_of_block, first_query), last_row_1d)
         rows_of_heads = op.Add(op.Mul(number_rows, blocks.heads_1d), head_column)  # [heads, block]
-        numbers = wide(op, op.Gather(rows_of_numbers, rows_of_heads, axis=1))
+        numbers = upcast(op, op.Gather(rows_of_numbers, rows_of_heads, axis=1))
         by_distance = op.Gather(numbers, bands.rows, axis=3)  # [1 or batch, heads, 1 or block, width]
         band_numbers = shift_rows(op, bands.shift, by_distance, bands.band_1d)
         columns = op.Sub(keys_from_band, first_query)
         columns_of_keys = op.Min(op.Max(columns, [0]), last_column_1d)
         by_key = op.Gather(band_numbers, columns_of_keys, axis=3)  # [..., block, tokens]
-        products = wide(op, op.MatMul(block_query, key_columns))
+        products = upcast(op, op.MatMul(block_query, key_columns))
         scores = op.Add(op.Add(products, by_key), key_bias)
         weights = op.CastLike(op.Softmax(scores, axis=-1), value)
         if values_by_distance is None:
-            return op.Add(number, 1), wide(op, op.MatMul(weights, value))
+            return op.Add(number, 1), upcast(op, op.MatMul(weights, value))
         last_near_row_1d = op.Add(bands.band_1d, [1])
         rows_of_keys = op.Min(op.Max(op.Add(columns, [1]), [0]), last_near_row_1d)
         key_sums = op.MatMul(weights, op.Add(value, op.Gather(near_rows, rows_of_keys, axis=0)))
         padded_weights = op.Pad(weights, around_weights)
         band_weights = op.Gather(padded_weights, op.Add(band_columns, first_query), axis=3)
         distance_sums = op.MatMul(_shifted_back(op, bands, band_weights), value_rows)
-        return op.Add(number, 1), wide(op, op.Add(key_sums, distance_sums))
+        return op.Add(number, 1), upcast(op, op.Add(key_sums, distance_sums))
 
     _, sums = scan(op, attend, blocks.first_queries, states=[0], shapes=[("batch", "heads", "block", "head_dim")])
     return op.CastLike(join_blocks(op, blocks, sums), query)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,
@@ -113,35 +113,35 @@ def _sequential(
     scores_by_distance: Value,
     values_by_distance: Value | None = None,
 ) -> Value:
-    wide_query, wide_key, wide_value = (wide(op, state) for state in (query, key, value))
-    blocks = blocks_from_start(op, wide_query, key_mask, is_fixed=False)
+    query32, key32, value32 = (upcast(op, state) for state in (query, key, value))
+    blocks = blocks_from_start(op, query32, key_mask, is_fixed=False)
     bands = _bands(op, blocks, axes=2)
     value_rows = near_rows = None
     if values_by_distance is not None:
-        value_rows, near_rows = _value_rows(op, bands, blocks, values_by_distance, wide_value)
+        value_rows, near_rows = _value_rows(op, bands, blocks, values_by_distance, value32)
     # A block of numbers that all queries share begins at row 0.
     moves_1d = op.Min(_last_row_1d(op, scores_by_distance), [1])
     behind_first_1d = op.Add(blocks.block_1d, bands.reach_1d)
 
-    # A step is one head of one text, and a step of the inner loop is one block of its queries. Where the text or the
-    # band ends, the other is cut off: a Pad by less than nothing. At the edges, a Pad copies numbers faster than a
-    # Gather by a factor of ten.
+    # A step is one head of one sequence, and a step of the inner loop is one block of its queries. Where the sequence
+    # or the band ends, the other is cut off: a Pad by less than nothing. At the edges, a Pad copies numbers faster than
+    # a Gather by a factor of ten.
     def attend_head(
         op: Op,
-        text: Value,
+        sequence: Value,
         head: Value,
-        number_text: Value,
+        bias_sequence: Value,
         head_queries: Value,
         head_key: Value,
         head_value: Value,
     ) -> Value:
-        head_numbers = op.Gather(op.Gather(scores_by_distance, number_text, axis=0), head, axis=1)
-        text_bias = op.Gather(blocks.key_bias, text, axis=0)
+        head_numbers = op.Gather(op.Gather(scores_by_distance, bias_sequence, axis=0), head, axis=1)
+        sequence_bias = op.Gather(blocks.key_bias, sequence, axis=0)
 
         def attend(op: Op, first_query: Value, block_query: Value) -> Value:
             first_1d = op.Unsqueeze(first_query, [0])
             first_row_1d = op.Mul(first_1d, moves_1d)
-            numbers = wide(op, op.Slice(head_numbers, first_row_1d, op.Add(first_row_1d, blocks.block_1d), [0]))
+            numbers = upcast(op, op.Slice(head_numbers, first_row_1d, op.Add(first_row_1d, blocks.block_1d), [0]))
             missing_1d = op.Sub(blocks.block_1d, op.Shape(numbers, end=1))
             around_numbers = op.Concat([0], bands.shift.begin_1d, missing_1d, blocks.block_1d, axis=0)
             by_distance = op.Pad(numbers, around_numbers, mode="edge")  # [block, width]
@@ -149,7 +149,7 @@ def _sequential(
             before_1d = op.Sub(first_1d, bands.reach_1d)
             behind_1d = op.Sub(op.Sub(blocks.tokens_1d, first_1d), behind_first_1d)
             by_key = op.Pad(band_numbers, op.Concat([0], before_1d, [0], behind_1d, axis=0), mode="edge")
-            scores = op.Gemm(block_query, head_key, op.Add(by_key, text_bias), transB=1)
+            scores = op.Gemm(block_query, head_key, op.Add(by_key, sequence_bias), transB=1)
             weights = op.Softmax(scores, axis=-1)
             if values_by_distance is None:
                 return op.MatMul(weights, head_value)
@@ -163,13 +163,15 @@ def _sequential(
         sums = scan(op, attend, blocks.first_queries, head_queries, shapes=[("block", "head_dim")])
         return op.Reshape(sums, op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0))
 
-    texts, heads = steps_of_texts(op, blocks.batch_1d, op.Squeeze(blocks.heads_1d))
-    number_texts = op.Min(texts, op.Sub(op.Shape(scores_by_distance, end=1), [1]))
+    sequences, heads = steps_of_sequences(op, blocks.batch_1d, op.Squeeze(blocks.heads_1d))
+    bias_sequences = op.Min(sequences, op.Sub(op.Shape(scores_by_distance, end=1), [1]))
     blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
     keys_shape = op.Concat([-1], blocks.tokens_1d, blocks.head_dim_1d, axis=0)
     queries = op.Reshape(blocks.scaled_query, blocks_shape)
-    keys, values = (op.Reshape(state, keys_shape) for state in (wide_key, wide_value))
-    sums = scan(op, attend_head, texts, heads, number_texts, queries, keys, values, shapes=[("padded", "head_dim")])
+    keys, values = (op.Reshape(state, keys_shape) for state in (key32, value32))
+    sums = scan(
+        op, attend_head, sequences, heads, bias_sequences, queries, keys, values, shapes=[("padded", "head_dim")]
+    )
     return op.CastLike(join_heads(op, blocks, sums), query)
 
 

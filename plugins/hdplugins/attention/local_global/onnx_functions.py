@@ -4,9 +4,9 @@ A block of queries meets the span of keys that its windows reach: scores are [..
 Query q of a block has the distance s - q - reach from key s of its span, in every block, so all blocks share one bias
 by distance, which also hides the keys beyond a window. The scores with sides are [..., tokens, sides].
 
-The blocks come in two orders. In the parallel order, they are one batch of products, which engines fuse. In the
-sequential order, a loop takes one head of one text after another, and an inner loop one block of queries after another,
-whose scores fit in a CPU's cache at any batch size.
+The blocks are computed in two variants. In the batched variant, they are one batch of products, which engines fuse. In
+the blockwise order, a loop takes one head of one sequence after another, and an inner loop one block of queries after
+another, whose scores fit in a CPU's cache at any batch size.
 
 Everything but the states comes from `token_mask` and the tables, so that a runtime sees that all layers of a model need
 the same.
@@ -21,15 +21,15 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, integer_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, integer_attribute, scan
 from hdplugins.attention.body_parts import (
     MASKED,
+    bshd_body,
     column,
-    heads_first,
     rows_or_zero,
-    steps_of_texts,
-    swap_heads_and_tokens,
-    wide,
+    steps_of_sequences,
+    transpose_heads_and_tokens,
+    upcast,
 )
 from hdplugins.attention.local_global.operator import check_sides
 
@@ -38,18 +38,18 @@ _BLOCK_TOKENS = 64
 faster."""
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with these inputs and attributes: ``radius`` and ``side_tokens`` decide the body."""
     radius, side_tokens, has_sides = attributes["radius"], attributes["side_tokens"], "side_key" in inputs
     check_sides(side_tokens=side_tokens, side_reach=attributes["side_reach"], has_sides=has_sides)
-    return Bodies(
+    return FunctionBodies(
         suffix=f"_radius{radius}" + f"_sides{side_tokens}" * has_sides,
-        parallel=heads_first(partial(_parallel, radius=radius, side_tokens=side_tokens)),
-        sequential=heads_first(partial(_sequential, radius=radius, side_tokens=side_tokens)),
+        batched=bshd_body(partial(_batched, radius=radius, side_tokens=side_tokens)),
+        blockwise=bshd_body(partial(_blockwise, radius=radius, side_tokens=side_tokens)),
     )
 
 
-def _parallel(
+def _batched(
     op: Op,
     query: Value,
     key: Value,
@@ -66,14 +66,14 @@ def _parallel(
     blocks = _blocks(op, token_mask, local_bias, radius=radius, is_fixed=True)
     sides = None if side_bias is None else _sides(op, blocks, side_bias, side_tokens)
     scale = op.CastLike(float_attribute(op, "scale"), query)
-    # The first and the last token stand in for places before and behind the text, whose scores are masked.
+    # The first and the last token stand in for places before and behind the sequence, whose scores are masked.
     starts = op.Unsqueeze(blocks.starts, [1])
     query_index = op.Min(op.Add(starts, op.Range(0, blocks.block, 1)), blocks.last_token)  # [blocks, block]
     span_places = op.Add(starts, blocks.span_numbers)  # [blocks, span]
     key_index = op.Min(op.Max(op.Sub(span_places, blocks.reach), 0), blocks.last_token)
     block_query = op.Gather(op.Mul(query, scale), query_index, axis=2)  # [batch, heads, blocks, block, head_dim]
     block_key, block_value = (op.Gather(state, key_index, axis=2) for state in (key, value))
-    products = wide(op, op.MatMul(block_query, op.Transpose(block_key, perm=[0, 1, 2, 4, 3])))
+    products = upcast(op, op.MatMul(block_query, op.Transpose(block_key, perm=[0, 1, 2, 4, 3])))
     by_distance = op.Add(products, op.Unsqueeze(blocks.span_bias, [1]))
     key_bias = op.Unsqueeze(op.Gather(blocks.padded_key_bias, span_places, axis=1), [1, 3])
     scores = op.Add(by_distance, key_bias)  # [batch, heads, blocks, block, span]
@@ -83,8 +83,8 @@ def _parallel(
     else:
         side_columns = op.Unsqueeze(op.Transpose(side_key, perm=[0, 2, 3, 1]), [2])
         assert side_value is not None
-        block_side_value = op.Unsqueeze(swap_heads_and_tokens(op, side_value), [2])
-        side_products = wide(op, op.MatMul(block_query, side_columns))
+        block_side_value = op.Unsqueeze(transpose_heads_and_tokens(op, side_value), [2])
+        side_products = upcast(op, op.MatMul(block_query, side_columns))
         own_side = op.Unsqueeze(op.Gather(sides.own, query_index, axis=1), [-1])
         rows = _rows_of_sides(op, sides, op.Sub(sides.numbers, own_side))  # [batch, blocks, block, sides]
         block_side_bias = op.Transpose(op.Gather(sides.bias, rows, axis=1), perm=[1, 0, 2, 3, 4])
@@ -96,7 +96,7 @@ def _parallel(
     return _real_rows(op, blocks, padded)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,
@@ -110,17 +110,17 @@ def _sequential(
     radius: int,
     side_tokens: int,
 ) -> Value:
-    wide_query, wide_key, wide_value = (wide(op, state) for state in (query, key, value))
+    query32, key32, value32 = (upcast(op, state) for state in (query, key, value))
     blocks = _blocks(op, token_mask, local_bias, radius=radius, is_fixed=False)
     sides = None if side_bias is None else _sides(op, blocks, side_bias, side_tokens)
-    batch_1d, heads_1d, head_dim_1d = (op.Shape(wide_query, start=axis, end=axis + 1) for axis in (0, 1, 3))
-    texts, heads = steps_of_texts(op, batch_1d, op.Squeeze(heads_1d))
+    batch_1d, heads_1d, head_dim_1d = (op.Shape(query32, start=axis, end=axis + 1) for axis in (0, 1, 3))
+    sequences, heads = steps_of_sequences(op, batch_1d, op.Squeeze(heads_1d))
     padded_query = op.Pad(
-        op.Mul(wide_query, float_attribute(op, "scale")), op.Concat([0] * 6, blocks.behind_1d, [0], axis=0)
+        op.Mul(query32, float_attribute(op, "scale")), op.Concat([0] * 6, blocks.behind_1d, [0], axis=0)
     )
     queries = op.Reshape(padded_query, op.Concat([-1], blocks.count_1d, blocks.block_1d, head_dim_1d, axis=0))
     around = op.Concat([0, 0], blocks.reach_1d, [0, 0, 0], blocks.reach_behind_1d, [0], axis=0)
-    padded_key, padded_value = (op.Pad(state, around) for state in (wide_key, wide_value))
+    padded_key, padded_value = (op.Pad(state, around) for state in (key32, value32))
     keys_shape = op.Concat([-1], op.Shape(padded_key, start=2, end=3), head_dim_1d, axis=0)
     keys, values = (op.Reshape(state, keys_shape) for state in (padded_key, padded_value))
     rows_shape = op.Concat(blocks.padded_1d, head_dim_1d, axis=0)
@@ -130,16 +130,17 @@ def _sequential(
         assert side_value is not None
         sides_shape = op.Concat([-1], sides.count_1d, head_dim_1d, axis=0)
         side_keys, side_values = (
-            op.Reshape(wide(op, swap_heads_and_tokens(op, state)), sides_shape) for state in (side_key, side_value)
+            op.Reshape(upcast(op, transpose_heads_and_tokens(op, state)), sides_shape)
+            for state in (side_key, side_value)
         )
         side_rows = _rows_of_sides(op, sides, op.Sub(sides.numbers, op.Unsqueeze(sides.numbers, [1])))
         own_side = op.Pad(sides.own, op.Concat([0, 0, 0], blocks.behind_1d, axis=0))
         own_side_blocks = op.Reshape(own_side, op.Concat([-1], blocks.count_1d, blocks.block_1d, axis=0))
 
-    # A step is one head of one text, and a step of the inner loop is one block of its queries.
+    # A step is one head of one sequence, and a step of the inner loop is one block of its queries.
     def attend_head(
         op: Op,
-        text: Value,
+        sequence: Value,
         head: Value,
         head_queries: Value,
         head_key: Value,
@@ -148,18 +149,18 @@ def _sequential(
         head_side_value: Value | None,
     ) -> Value:
         head_span_bias = op.Gather(blocks.span_bias, head, axis=0)
-        text_bias = op.Gather(blocks.padded_key_bias, text, axis=0)
+        sequence_bias = op.Gather(blocks.padded_key_bias, sequence, axis=0)
         bias_of_sides = own_sides = None
         if sides is not None:
             by_side_distance = op.Gather(op.Gather(sides.bias, head, axis=0), side_rows, axis=0)
-            bias_of_sides = op.Add(by_side_distance, op.Gather(sides.key_bias, text, axis=0))  # [sides, sides]
-            own_sides = op.Gather(own_side_blocks, text, axis=0)
+            bias_of_sides = op.Add(by_side_distance, op.Gather(sides.key_bias, sequence, axis=0))  # [sides, sides]
+            own_sides = op.Gather(own_side_blocks, sequence, axis=0)
 
         def attend(op: Op, number: Value, start: Value, block_query: Value) -> Value:
             start_1d = op.Unsqueeze(start, [0])
             end_1d = op.Add(start_1d, blocks.span_1d)
             block_key, block_value, key_bias = (
-                op.Slice(rows, start_1d, end_1d, [0]) for rows in (head_key, head_value, text_bias)
+                op.Slice(rows, start_1d, end_1d, [0]) for rows in (head_key, head_value, sequence_bias)
             )
             scores = op.Gemm(block_query, block_key, op.Add(head_span_bias, key_bias), transB=1)
             if sides is None:
@@ -173,8 +174,8 @@ def _sequential(
         sums = scan(op, attend, blocks.numbers, blocks.starts, head_queries, shapes=[("block", "head_dim")])
         return op.Reshape(sums, rows_shape)
 
-    sequences = texts, heads, queries, keys, values, side_keys, side_values
-    scanned = scan(op, attend_head, *sequences, shapes=[("padded", "head_dim")])
+    scan_inputs = sequences, heads, queries, keys, values, side_keys, side_values
+    scanned = scan(op, attend_head, *scan_inputs, shapes=[("padded", "head_dim")])
     padded = op.Reshape(scanned, op.Concat(batch_1d, heads_1d, blocks.padded_1d, head_dim_1d, axis=0))
     return op.CastLike(_real_rows(op, blocks, padded), query)
 
@@ -184,7 +185,7 @@ class _Blocks:
     """Blocks of queries with their spans of keys. Values whose names end in ``_1d`` are [1].
 
     Attributes:
-        tokens_1d: the number of tokens of a text.
+        tokens_1d: the number of tokens of a sequence.
         last_token: [], the number of the last token.
         block: [], the number of queries of a block; a Python number where it is fixed.
         block_1d: the same as `block`.
@@ -195,8 +196,8 @@ class _Blocks:
         numbers: [blocks], from 0.
         starts: [blocks], the first query of each block, and the first place of its span in `padded_key_bias`.
         padded_1d: the number of queries of all blocks.
-        behind_1d: the number of these behind the text.
-        reach_behind_1d: the number of keys of all spans behind the text.
+        behind_1d: the number of these behind the sequence.
+        reach_behind_1d: the number of keys of all spans behind the sequence.
         span_numbers: [span], from 0.
         real: [batch, tokens], whether a token is no padding.
         padded_key_bias: [batch, padded + 2 * reach], float32, 0 for real keys.
@@ -223,10 +224,10 @@ class _Blocks:
 
 
 def _blocks(op: Op, token_mask: Value, local_bias: Value, *, radius: int, is_fixed: bool) -> _Blocks:
-    """A text of a mask, [batch, tokens], in blocks; `local_bias` is [heads, 2 * radius + 1].
+    """A sequence of a mask, [batch, tokens], in blocks; `local_bias` is [heads, 2 * radius + 1].
 
-    `is_fixed` says whether blocks and spans of shorter texts have the full size; otherwise they are no larger than the
-    text needs.
+    `is_fixed` says whether blocks and spans of shorter sequences have the full size; otherwise they are no larger than
+    the sequence needs.
     """
     tokens_1d = op.Shape(token_mask, start=1, end=2)
     tokens = op.Squeeze(tokens_1d)
@@ -248,7 +249,7 @@ def _blocks(op: Op, token_mask: Value, local_bias: Value, *, radius: int, is_fix
     steps = op.Sub(span_numbers, column(op, block))
     distance_rows = op.Add(steps, op.Sub(radius, reach))
     rows = op.Add(op.Min(op.Max(distance_rows, -1), 2 * radius + 1), 1)
-    table = op.Pad(wide(op, local_bias), [0, 1, 0, 1], MASKED)
+    table = op.Pad(upcast(op, local_bias), [0, 1, 0, 1], MASKED)
     return _Blocks(
         tokens_1d=tokens_1d,
         last_token=last_token,
@@ -278,7 +279,7 @@ def _real_rows(op: Op, blocks: _Blocks, padded: Value) -> Value:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sides:
-    """The sides of a text.
+    """The sides of a sequence.
 
     Attributes:
         count_1d: [1], the number of sides.
@@ -303,7 +304,7 @@ def _sides(op: Op, blocks: _Blocks, side_bias: Value, side_tokens: int) -> _Side
     token_numbers = op.Range(0, op.Squeeze(blocks.tokens_1d), 1)
     is_end = op.Equal(op.Mod(token_numbers, side_tokens), side_tokens - 1)
     whole = op.ReduceSum(op.Cast(op.And(blocks.real, is_end), to=TensorProto.INT64), [1])  # [batch, 1]
-    # A text without a whole side has the side 0 for all tokens, and sees none: any row of the table serves.
+    # A sequence without a whole side has the side 0 for all tokens, and sees none: any row of the table serves.
     own = op.Max(op.Min(op.Div(token_numbers, side_tokens), op.Sub(whole, 1)), 0)
     count = op.Add(op.Div(blocks.last_token, side_tokens), 1)
     count_1d = op.Unsqueeze(count, [0])
@@ -315,7 +316,7 @@ def _sides(op: Op, blocks: _Blocks, side_bias: Value, side_tokens: int) -> _Side
         key_bias=op.Where(op.Less(numbers, whole), 0.0, MASKED),
         own=own,
         reach=integer_attribute(op, "side_reach"),
-        bias=wide(op, side_bias),
+        bias=upcast(op, side_bias),
     )
 
 

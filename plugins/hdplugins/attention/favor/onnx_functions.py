@@ -1,9 +1,9 @@
 """FAVOR+ as function bodies of standard ONNX operators, with time and memory linear in tokens.
 
-In the parallel order, all heads of all texts are one batch of products, which engines fuse; their features are in
-memory at once, [batch, heads, tokens, features]. In the sequential order, for a CPU, a loop takes one head of one text
-after another, and an inner loop one chunk of tokens after another: keys and values are summed up with a running
-maximum, then the queries read the sums. All of it is float32 whatever the type of the inputs.
+In the batched variant, all heads of all sequences are one batch of products, which engines fuse; their features are in
+memory at once, [batch, heads, tokens, features]. In the blockwise variant, for a CPU, a loop takes one head of one
+sequence after another, and an inner loop one chunk of tokens after another: keys and values are summed up with an
+online maximum, then the queries read the sums. All of it is float32 whatever the type of the inputs.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
-from hdplugins.attention.body_parts import MASKED, heads_first, steps_of_texts, swap_heads_and_tokens, wide
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_parts import MASKED, bshd_body, steps_of_sequences, transpose_heads_and_tokens, upcast
 
 CHUNK_TOKENS = 256
 """The tokens of a chunk: with 256 features in float32, the features take 256 kB, which a CPU's cache holds."""
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with these attributes, of which ``compat`` decides the body."""
     compat = bool(attributes["compat"])
-    return Bodies(
+    return FunctionBodies(
         suffix="_compat" * compat,
-        parallel=heads_first(partial(_parallel, compat=compat)),
-        sequential=partial(_sequential, compat=compat),
+        batched=bshd_body(partial(_batched, compat=compat)),
+        blockwise=partial(_blockwise, compat=compat),
     )
 
 
-def _parallel(
+def _batched(
     op: Op, query: Value, key: Value, value: Value, key_mask: Value, projection: Value, *, compat: bool
 ) -> Value:
     """Compute the attention; with `compat`, keys of padding count, with 0 for their values."""
     epsilon, root_scale = float_attribute(op, "epsilon"), op.Sqrt(float_attribute(op, "scale"))
-    directions = op.Transpose(wide(op, projection), perm=[1, 0])
+    directions = op.Transpose(upcast(op, projection), perm=[1, 0])
     real = op.Unsqueeze(key_mask, [1, 3])
-    seen_value = wide(op, value)
+    seen_value = upcast(op, value)
 
-    products, half_squares = _exponents(op, wide(op, query), root_scale, directions)
+    products, half_squares = _exponents(op, upcast(op, query), root_scale, directions)
     offset = op.Add(half_squares, op.ReduceMax(products, [-1]))
     query_features = op.Add(op.Exp(op.Sub(products, offset)), epsilon)
 
-    products, half_squares = _exponents(op, wide(op, key), root_scale, directions)
+    products, half_squares = _exponents(op, upcast(op, key), root_scale, directions)
     if not compat:
-        # Without it, the exponentials of padding may be infinite, also where all of a text is padding.
+        # Without it, the exponentials of padding may be infinite, also where all of a sequence is padding.
         products = op.Where(real, products, MASKED)
     offset = op.Add(half_squares, op.ReduceMax(products, [2, 3]))
     key_features = op.Add(op.Exp(op.Sub(products, offset)), epsilon)
@@ -58,12 +58,12 @@ def _parallel(
     sums = op.MatMul(op.Transpose(key_features, perm=[0, 1, 3, 2]), seen_value)  # [batch, heads, features, head_dim]
     counts = op.Transpose(op.ReduceSum(key_features, [2]), perm=[0, 1, 3, 2])  # [batch, heads, features, 1]
     quotients = op.Div(op.MatMul(query_features, sums), op.MatMul(query_features, counts))
-    has_keys = op.Cast(op.ReduceMax(wide(op, real), [2]), to=TensorProto.BOOL)
+    has_keys = op.Cast(op.ReduceMax(upcast(op, real), [2]), to=TensorProto.BOOL)
     # Without keys, the quotient is 0 / 0.
     return op.CastLike(op.Where(has_keys, quotients, 0.0), query)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query: Value,
     key: Value,
@@ -75,7 +75,7 @@ def _sequential(
 ) -> Value:
     """Compute the attention; with `compat`, keys of padding count, with 0 for their values."""
     epsilon, root_scale = float_attribute(op, "epsilon"), op.Sqrt(float_attribute(op, "scale"))
-    directions = op.Transpose(wide(op, projection), perm=[1, 0])
+    directions = op.Transpose(upcast(op, projection), perm=[1, 0])
     batch_1d, tokens_1d = op.Shape(key_mask, end=1), op.Shape(key_mask, start=1)
     heads_1d = op.Shape(query, start=2, end=3)
     head_dim_1d, features_1d = op.Shape(query, start=3), op.Shape(projection, end=1)
@@ -94,14 +94,14 @@ def _sequential(
     count_columns = op.Where(counted_columns, 1.0, 0.0)
     bias_columns = op.Where(counted_columns, 0.0, MASKED)
 
-    # The rows of all heads of all tokens of all texts are numbered through: a step takes the rows of its head, and
-    # nothing is turned.
-    texts, heads = steps_of_texts(op, batch_1d, num_heads)
-    text_rows = op.Mul(tokens, num_heads)
-    first_rows = op.Add(op.Mul(texts, text_rows), heads)
+    # The rows of all heads of all tokens of all sequences are numbered through: a step takes the rows of its head, and
+    # nothing is transposed.
+    sequences, heads = steps_of_sequences(op, batch_1d, num_heads)
+    sequence_rows = op.Mul(tokens, num_heads)
+    first_rows = op.Add(op.Mul(sequences, sequence_rows), heads)
     row_offsets = op.Mul(near_places, num_heads)
     rows_shape = op.Concat([-1], head_dim_1d, axis=0)
-    all_query, all_key, all_value = (op.Reshape(wide(op, state), rows_shape) for state in (query, key, value))
+    all_query, all_key, all_value = (op.Reshape(upcast(op, state), rows_shape) for state in (query, key, value))
     chunks_shape = op.Concat([-1], chunk_1d, head_dim_1d, axis=0)
     width_1d = op.Add(head_dim_1d, [1])
     wide_chunks_shape = op.Concat([-1], chunk_1d, width_1d, axis=0)
@@ -110,17 +110,17 @@ def _sequential(
     no_sums = op.Expand(0.0, op.Concat(features_1d, width_1d, axis=0))
     lowest = op.Expand(MASKED, [1, 1])
 
-    # A step is a head of a text, and a step of an inner loop a chunk. Sums of earlier chunks fade where a later chunk
-    # has a higher product. The sums have a last column, of counts. `epsilon` is added to every feature, so it adds the
-    # sum of the values to each.
-    def attend_head(op: Op, text: Value, first_row: Value) -> Value:
+    # A step is a head of a sequence, and a step of an inner loop a chunk. Sums of earlier chunks fade where a later
+    # chunk has a higher product. The sums have a last column, of counts. `epsilon` is added to every feature, so it
+    # adds the sum of the values to each.
+    def attend_head(op: Op, sequence: Value, first_row: Value) -> Value:
         rows = op.Add(row_offsets, first_row)
         head_query, head_key, head_value = (op.Gather(state, rows, axis=0) for state in (all_query, all_key, all_value))
-        seen_value = op.Where(op.Gather(real_columns, text, axis=0), head_value, 0.0)
-        value_and_count = op.Concat(seen_value, op.Gather(count_columns, text, axis=0), axis=1)
+        seen_value = op.Where(op.Gather(real_columns, sequence, axis=0), head_value, 0.0)
+        value_and_count = op.Concat(seen_value, op.Gather(count_columns, sequence, axis=0), axis=1)
         query_chunks, key_chunks = (op.Reshape(state, chunks_shape) for state in (head_query, head_key))
         value_chunks = op.Reshape(value_and_count, wide_chunks_shape)
-        bias_chunks = op.Reshape(op.Gather(bias_columns, text, axis=0), columns_shape)
+        bias_chunks = op.Reshape(op.Gather(bias_columns, sequence, axis=0), columns_shape)
 
         def sum_up(
             op: Op, before: Value, sums_before: Value, keys: Value, values: Value, bias: Value
@@ -145,12 +145,12 @@ def _sequential(
         chunks = scan(op, attend, query_chunks, shapes=[("chunk", "head_dim")])
         return op.Slice(op.Reshape(chunks, rows_shape), [0], tokens_1d)
 
-    scanned = scan(op, attend_head, texts, first_rows, shapes=[("tokens", "head_dim")])
+    scanned = scan(op, attend_head, sequences, first_rows, shapes=[("tokens", "head_dim")])
     by_head = op.Reshape(scanned, op.Concat(batch_1d, heads_1d, tokens_1d, head_dim_1d, axis=0))
-    most_real = op.ReduceMax(wide(op, key_mask), [1], keepdims=0)
+    most_real = op.ReduceMax(upcast(op, key_mask), [1], keepdims=0)
     has_keys = op.Unsqueeze(op.Cast(most_real, to=TensorProto.BOOL), [1, 2, 3])
     attended = op.CastLike(op.Where(has_keys, by_head, 0.0), query)
-    return swap_heads_and_tokens(op, attended)
+    return transpose_heads_and_tokens(op, attended)
 
 
 def _exponents(op: Op, rows: Value, root_scale: Value, directions: Value) -> tuple[Value, Value]:

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute
-from hdplugins.attention.body_parts import MASKED, heads_first, wide
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute
+from hdplugins.attention.body_parts import MASKED, bshd_body, upcast
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool) -> FunctionBodies:
     """The body for nodes with these attributes, of which ``causal`` decides the body; it serves grouped heads too."""
     causal = bool(attributes["causal"])
-    return Bodies(suffix="_causal" * causal, parallel=heads_first(partial(_attended, causal=causal)))
+    return FunctionBodies(suffix="_causal" * causal, batched=bshd_body(partial(_attended, causal=causal)))
 
 
 def _attended(op: Op, query: Value, key: Value, value: Value, key_mask: Value, *, causal: bool) -> Value:
@@ -29,7 +29,7 @@ def _attended(op: Op, query: Value, key: Value, value: Value, key_mask: Value, *
     scaled_query = op.Mul(query, op.CastLike(float_attribute(op, "scale"), query))
     heads_1d, key_heads_1d = (op.Shape(state, start=1, end=2) for state in (query, key))
     grouped_query = op.Reshape(scaled_query, op.Concat([0], key_heads_1d, [-1, 0], axis=0))
-    scores = wide(op, op.MatMul(grouped_query, op.Transpose(key, perm=[0, 1, 3, 2])))
+    scores = upcast(op, op.MatMul(grouped_query, op.Transpose(key, perm=[0, 1, 3, 2])))
     seen = mask = op.Unsqueeze(key_mask, [1, 2])
     if causal:
         tokens = op.Squeeze(op.Shape(key_mask, start=1))
@@ -41,5 +41,5 @@ def _attended(op: Op, query: Value, key: Value, value: Value, key_mask: Value, *
     grouped_sums = op.MatMul(op.CastLike(weights, query), value)
     sums = op.Reshape(grouped_sums, op.Concat([0], heads_1d, [-1, 0], axis=0))
     # A causal query of padding is 0, and others are 0 where there is no key.
-    has_key = op.Unsqueeze(key_mask, [1, 3]) if causal else op.ReduceMax(wide(op, mask), [3])
+    has_key = op.Unsqueeze(key_mask, [1, 3]) if causal else op.ReduceMax(upcast(op, mask), [3])
     return op.Mul(sums, op.CastLike(has_key, query))

@@ -4,15 +4,15 @@ Tokens are hashed and sorted, and each chunk of sorted tokens meets the chunks t
 span], never [tokens, tokens]. Rows of queries, keys and values are gathered by the sorted places, and the results of
 all rounds by the ranks of the places. Hashes, sums and weights are float32 whatever the dtype.
 
-The chunks come in two orders. In the parallel order, the chunks of all rounds, heads and texts are one batch of
-products, which engines fuse, and the sort counts: an engine's TopK takes 3840 numbers at most. In the sequential
-order, a loop takes one head of one text after another, and an inner loop groups of chunks whose scores fit in a CPU's
-cache; the sort is a TopK of all tokens, which ONNX Runtime takes at any length. CPU milliseconds and megabytes of
-growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see one before, 16 x 32 buckets; beside it
-Hugging Face's module in PyTorch, without its projections, called in turn:
+The chunks are computed in two variants. In the batched variant, the chunks of all rounds, heads and sequences are one
+batch of products, which engines fuse, and the sort counts: an engine's TopK takes 3840 numbers at most. In the
+blockwise variant, a loop takes one head of one sequence after another, and an inner loop groups of chunks whose scores
+fit in a CPU's cache; the sort is a TopK of all tokens, which ONNX Runtime takes at any length. CPU milliseconds and
+megabytes of growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see one before, 16 x 32 buckets;
+beside it Hugging Face's module in PyTorch, without its projections, called in turn:
 
 ======  ======  ==========  ============
-tokens  rounds  sequential  Hugging Face
+tokens  rounds  blockwise   Hugging Face
 ======  ======  ==========  ============
 4096    1       57 (28)     136 (232)
 4096    4       181 (53)    962 (643)
@@ -21,13 +21,13 @@ tokens  rounds  sequential  Hugging Face
 16384   4       923 (277)   4060 (2303)
 ======  ======  ==========  ============
 
-A quarter of the sequential time goes to the two products, a twelfth to the sort.
+A quarter of the time of the blockwise variant goes to the two products, a twelfth to the sort.
 
 The value by which a body sorts is called `sorting`, in the body or in its loop: verification reads a graph's hashes
 there.
 
 Everything but the states comes from `token_mask`, not from the shapes of the states: ONNX Runtime sees then that all
-layers of a model need the same tables, and computes them once in the parallel order.
+layers of a model need the same tables, and computes them once in the batched variant.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from typing import Any
 
 from onnx import TensorProto
 
-from hdplugins.attention.body_maker import Bodies, Op, Value, float_attribute, scan
+from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
 from hdplugins.attention.body_parts import (
     biased_scores,
-    heads_first,
+    bshd_body,
     rows_or_zero,
-    steps_of_texts,
-    swap_heads_and_tokens,
-    wide,
+    steps_of_sequences,
+    transpose_heads_and_tokens,
+    upcast,
 )
-from hdplugins.attention.chunks.graph import behind_bias, chunk_tables
+from hdplugins.attention.chunks.onnx_functions import behind_bias, chunk_tables
 
 _EPSILON = 1.0e-6
 _GROUP_TOKENS = 512
@@ -58,43 +58,43 @@ _SELF_SCORE = -1.0e15
 exp() of this one is exactly 0."""
 
 
-def bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Bodies:
+def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
     """The bodies for nodes with these attributes, of which all but ``scale`` decide the body."""
     buckets, rounds = attributes["buckets"], attributes["rounds"]
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
     suffix += f"_rounds{rounds}_buckets{'x'.join(map(str, buckets))}"
     suffix += "_causal" * bool(attributes["causal"]) + "_byrow" * bool(attributes["ends_by_row"])
-    return Bodies(
+    return FunctionBodies(
         suffix=suffix,
-        parallel=heads_first(partial(_parallel, attributes=attributes), states=2),
-        sequential=partial(_sequential, attributes=attributes),
+        batched=bshd_body(partial(_batched, attributes=attributes), states=2),
+        blockwise=partial(_blockwise, attributes=attributes),
     )
 
 
-def _parallel(
+def _batched(
     op: Op, query_key: Value, value: Value, token_mask: Value, rotations: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
     chunk, buckets, rounds = (attributes[name] for name in ("chunk", "buckets", "rounds"))
     tables = chunk_tables(op, token_mask, attributes)
     scale = op.CastLike(float_attribute(op, "scale"), query_key)
-    wide_query = wide(op, query_key)
-    key = op.CastLike(op.Div(wide_query, _length(op, wide_query)), query_key)
+    query32 = upcast(op, query_key)
+    key = op.CastLike(op.Div(query32, _length(op, query32)), query_key)
     batch_and_heads, head_dim_1d = op.Shape(query_key, end=2), op.Shape(query_key, start=3)
     rows_shape = op.Concat([-1], head_dim_1d, axis=0)
     all_queries, all_keys, all_values = (
         op.Reshape(state, rows_shape) for state in (op.Mul(query_key, scale), key, value)
     )
 
-    found = _buckets(op, wide_query, _directions(op, rotations, buckets, rounds), buckets, rounds, axes=4)
+    bucket = _buckets(op, query32, _directions(op, rotations, buckets, rounds), buckets, rounds, axes=4)
     padding = op.Concat([0] * 7, tables.missing_1d, axis=0)
-    padded_found = op.Pad(op.Transpose(found, perm=[0, 1, 3, 2]), padding)  # [batch, heads, rounds, padded]
+    padded_found = op.Pad(op.Transpose(bucket, perm=[0, 1, 3, 2]), padding)  # [batch, heads, rounds, padded]
     is_real = op.Unsqueeze(op.Equal(tables.padded_bias, 0.0), [1, 2])
     behind = math.prod(buckets)
     sorting_shape = op.Concat([-1], tables.padded_1d, axis=0)
     sorting = op.Reshape(op.Where(is_real, padded_found, behind), sorting_shape, _name="sorting")
     rank, order = counting_sort(op, sorting, tables.places, tables.padded, most=behind)
 
-    # The rows of tokens, and chunks, are numbered through all heads of all texts.
+    # The rows of tokens, and chunks, are numbered through all heads of all sequences.
     batch = op.Squeeze(tables.batch_1d)
     all_heads = op.Mul(batch, op.Squeeze(op.Shape(query_key, start=1, end=2)))
     heads = op.Reshape(op.Range(0, all_heads, 1), op.Concat(batch_and_heads, [1, 1], axis=0))
@@ -110,8 +110,8 @@ def _parallel(
     )
     block_query = op.Gather(all_queries, query_rows, axis=0)
     block_key, block_value = (op.Gather(rows, key_rows, axis=0) for rows in (all_keys, all_values))
-    text_starts = op.Unsqueeze(op.Mul(op.Range(0, batch, 1), tables.padded), [1, 2, 3])
-    key_bias = op.Gather(op.Reshape(tables.padded_bias, [-1]), op.Add(text_starts, key_places), axis=0)
+    sequence_starts = op.Unsqueeze(op.Mul(op.Range(0, batch, 1), tables.padded), [1, 2, 3])
+    key_bias = op.Gather(op.Reshape(tables.padded_bias, [-1]), op.Add(sequence_starts, key_places), axis=0)
     bias = _bias(op, query_places, key_places, key_bias, causal=attributes["causal"])
     scores = biased_scores(op, block_query, block_key, bias, axes=5)
     weights = op.Softmax(scores, axis=-1)
@@ -124,14 +124,14 @@ def _parallel(
         round_log_sums = op.Gather(op.Reshape(_log_sums(op, scores, weights), [-1]), sorted_rows, axis=0)
         rounds_shape = op.Concat(batch_and_heads, [rounds], tables.tokens_1d, axis=0)
         round_weights = op.Unsqueeze(op.Softmax(op.Reshape(round_log_sums, rounds_shape), axis=2), [-1])
-        shares = wide(op, op.Reshape(round_sums, op.Concat(rounds_shape, head_dim_1d, axis=0)))
+        shares = upcast(op, op.Reshape(round_sums, op.Concat(rounds_shape, head_dim_1d, axis=0)))
         joined = op.CastLike(op.ReduceSum(op.Mul(shares, round_weights), [2], keepdims=0), query_key)
     else:
         joined = op.Reshape(round_sums, op.Shape(query_key))
     return rows_or_zero(op, op.Unsqueeze(tables.real, [1, 3]), joined)
 
 
-def _sequential(
+def _blockwise(
     op: Op,
     query_key: Value,
     value: Value,
@@ -145,16 +145,17 @@ def _sequential(
     scale = float_attribute(op, "scale")
     directions = _directions(op, rotations, buckets, rounds)
 
-    # The rows of all heads of all tokens of all texts are numbered through, in that order from the inside.
+    # The rows of all heads of all tokens of all sequences are numbered through, in that order from the inside.
     heads_1d, head_dim_1d = op.Shape(query_key, start=2, end=3), op.Shape(query_key, start=3)
     num_heads = op.Squeeze(heads_1d)
-    texts, heads = steps_of_texts(op, tables.batch_1d, num_heads)
+    sequences, heads = steps_of_sequences(op, tables.batch_1d, num_heads)
     rows_shape = op.Concat([-1], head_dim_1d, axis=0)
-    all_queries, all_values = (op.Reshape(wide(op, state), rows_shape) for state in (query_key, value))
+    all_queries, all_values = (op.Reshape(upcast(op, state), rows_shape) for state in (query_key, value))
     row_offsets = op.Mul(op.Min(tables.places, tables.last_token), num_heads)
-    text_rows = op.Mul(tables.tokens, num_heads)
+    sequence_rows = op.Mul(tables.tokens, num_heads)
 
-    # A step is a head of a text, and a step of the inner loop a group of chunks: the last chunk fills the last group.
+    # A step is a head of a sequence, and a step of the inner loop a group of chunks: the last chunk fills the last
+    # group.
     last_table = op.Squeeze(op.Sub(op.Shape(tables.seen, end=1), [1]))
     group = op.Min(max(_GROUP_TOKENS // chunk, 1), tables.all_chunks)
     last_chunk = op.Sub(tables.all_chunks, 1)
@@ -169,23 +170,23 @@ def _sequential(
     round_places = op.Expand(place_row, sorting_shape)
     round_offsets = op.Mul(op.Unsqueeze(op.Range(0, rounds, 1), [1]), tables.padded)
 
-    def attend_head(op: Op, text: Value, head: Value) -> Value:
-        head_rows = op.Add(row_offsets, op.Add(op.Mul(text, text_rows), head))
+    def attend_head(op: Op, sequence: Value, head: Value) -> Value:
+        head_rows = op.Add(row_offsets, op.Add(op.Mul(sequence, sequence_rows), head))
         head_query, head_value = (op.Gather(rows, head_rows, axis=0) for rows in (all_queries, all_values))
         head_key = op.Mul(head_query, op.Div(scale, _length(op, head_query)))
-        head_bias = op.Gather(tables.padded_bias, text, axis=0)
+        head_bias = op.Gather(tables.padded_bias, sequence, axis=0)
         head_directions = [op.Gather(of_factor, head, axis=0) for of_factor in directions]
-        found = _buckets(op, head_query, head_directions, buckets, rounds, axes=2)
+        bucket = _buckets(op, head_query, head_directions, buckets, rounds, axes=2)
         is_real = op.Equal(head_bias, 0.0)
-        found_rounds = op.Transpose(found, perm=[1, 0])
+        found_rounds = op.Transpose(bucket, perm=[1, 0])
         sorting = op.Where(is_real, found_rounds, math.prod(buckets), _name="sorting")  # [rounds, padded]
         unique_sorting = op.Add(op.Mul(sorting, tables.padded), place_row)
         _, order = op.TopK(unique_sorting, tables.padded_1d, largest=0, _outputs=2)
         rank = op.ScatterElements(op.Expand(0, sorting_shape), order, round_places, axis=1)
-        narrow_order = op.Cast(order, to=TensorProto.INT32)
-        chunks = op.Reshape(narrow_order, [-1, chunk])
+        int32_order = op.Cast(order, to=TensorProto.INT32)
+        chunks = op.Reshape(int32_order, [-1, chunk])
         query_groups = op.Reshape(op.Gather(chunks, chunk_numbers, axis=0), query_groups_shape)
-        seen = op.Gather(grouped_seen, op.Min(text, last_table), axis=0)
+        seen = op.Gather(grouped_seen, op.Min(sequence, last_table), axis=0)
         key_groups = op.Reshape(op.Gather(chunks, seen, axis=0), key_groups_shape)
 
         def attend(op: Op, query_places: Value, key_places: Value) -> tuple[Value, ...]:
@@ -211,12 +212,12 @@ def _sequential(
             joined = op.ReduceSum(op.Mul(shares, op.Unsqueeze(weights, [-1])), [1], keepdims=0)
         else:
             joined = op.Gather(attended_rows, op.Reshape(row_numbers, [-1]), axis=0)
-        return rows_or_zero(op, op.Unsqueeze(op.Gather(tables.real, text, axis=0), [1]), joined)
+        return rows_or_zero(op, op.Unsqueeze(op.Gather(tables.real, sequence, axis=0), [1]), joined)
 
-    scanned = scan(op, attend_head, texts, heads, shapes=[("tokens", "head_dim")])
+    scanned = scan(op, attend_head, sequences, heads, shapes=[("tokens", "head_dim")])
     by_head = op.Reshape(scanned, op.Concat(tables.batch_1d, heads_1d, tables.tokens_1d, head_dim_1d, axis=0))
     attended = op.CastLike(by_head, query_key)
-    return swap_heads_and_tokens(op, attended)
+    return transpose_heads_and_tokens(op, attended)
 
 
 def _length(op: Op, rows: Value) -> Value:
@@ -245,14 +246,14 @@ def _buckets(
 
     The first of equal products wins. `axes` is the number of axes of the rows.
     """
-    found, size = None, 1
+    bucket, size = None, 1
     for factor, of_factor in zip(buckets, directions, strict=True):
         products = op.Reshape(op.MatMul(rows, of_factor), [0] * (axes - 1) + [rounds, factor])
         sized = op.Mul(op.ArgMax(products, axis=-1, keepdims=0), size)
-        found = sized if found is None else op.Add(found, sized)
+        bucket = sized if bucket is None else op.Add(bucket, sized)
         size *= factor
-    assert found is not None
-    return found
+    assert bucket is not None
+    return bucket
 
 
 def _bias(op: Op, query_places: Value, key_places: Value, key_bias: Value, *, causal: bool) -> Value:
@@ -291,7 +292,7 @@ def counting_sort(op: Op, numbers: Value, places: Value, padded: Value, *, most:
     high = op.Div(in_blocks, base)
     low = op.Sub(in_blocks, op.Mul(high, base))
     high_digits, low_digits = (
-        wide(op, op.Equal(op.Unsqueeze(digit, [-1]), list(range(base)))) for digit in (high, low)
+        upcast(op, op.Equal(op.Unsqueeze(digit, [-1]), list(range(base)))) for digit in (high, low)
     )  # [rows, blocks, block, base]
     digit_counts = op.MatMul(op.Transpose(high_digits, perm=[0, 1, 3, 2]), low_digits)
     counts = op.Reshape(digit_counts, [0, 0, -1])  # [rows, blocks, base * base]
@@ -301,7 +302,7 @@ def counting_sort(op: Op, numbers: Value, places: Value, padded: Value, *, most:
     is_equal = op.Equal(op.Unsqueeze(in_blocks, [-1]), op.Unsqueeze(in_blocks, [2]))
     block_range = op.Range(0, _BLOCK, 1)
     is_before = op.And(is_equal, op.Less(block_range, op.Unsqueeze(block_range, [1])))
-    in_own_block = op.ReduceSum(wide(op, is_before), [-1], keepdims=0)
+    in_own_block = op.ReduceSum(upcast(op, is_before), [-1], keepdims=0)
     ranks = op.Cast(op.Add(first_rank, in_own_block), to=TensorProto.INT64)
     rank = op.Slice(op.Reshape(ranks, [0, -1]), [0], op.Unsqueeze(padded, [0]), [1])
     row_places = op.Expand(places, op.Shape(numbers))
