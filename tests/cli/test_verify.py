@@ -90,7 +90,6 @@ def test_the_quick_grid_as_json_is_the_record_and_its_checks(hdexport: Command, 
         "min_cosine": pytest.approx(1),
         "tolerance": "max abs error <= 0.0001",
         "samples": None,
-        "layers_left_out": 0,
         "wrong_decisions": [],
         "text": None,
     }

@@ -293,9 +293,6 @@ def _graph_checks(result: dict[str, object]) -> str:
     checks = f"{result.get('passed')} of {result.get('checks')} checks"
     sampled = result.get("sampled")
     said = f", {len(sampled)} with logits at some tokens" if isinstance(sampled, list) and sampled else ""
-    partly = result.get("layers_left_out")
-    if isinstance(partly, list) and partly:
-        said += f", {len(partly)} without repeated layers"
     cosine = result.get("min_cosine")
     said += (
         f", cosine {cosine:.6f}"

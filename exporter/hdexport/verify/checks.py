@@ -30,7 +30,6 @@ class Check:
         outputs: name of each output -> its comparison.
         samples: tokens of the batch whose logits were compared; None where all were.
         wrong_decisions: decisions of the graph that rounding does not explain, a sentence each.
-        left_out: number of layers that did not run, because they repeat others; see `hdexport.graph.left_out_layers`.
         text: name of the answered text; None where the case was given as ids.
     """
 
@@ -40,7 +39,6 @@ class Check:
     outputs: dict[str, Comparison]
     samples: int | None = None
     wrong_decisions: tuple[str, ...] = ()
-    left_out: int = 0
     text: str | None = None
 
     @property
@@ -74,7 +72,6 @@ class Check:
             "min_cosine": self.min_cosine,
             "tolerance": self.tolerance,
             "samples": self.samples,
-            "layers_left_out": self.left_out,
             "wrong_decisions": list(self.wrong_decisions),
             "text": self.text,
         }
@@ -87,7 +84,6 @@ class Check:
             f"-[{'x' if self.passed else ' '}] {self.graph}: {given}: "
             f"max abs error {self.max_abs_error:.2e}, cosine {self.min_cosine:.6f} ({self.tolerance})"
             + ("" if self.samples is None else f"; logits at {self.samples} tokens, their input at all of them")
-            + (f"; {_without_layers(self.left_out)}" if self.left_out else "")
             + (f" FAILED: {', '.join(failed)}" if failed else "")
         )
 
@@ -146,10 +142,6 @@ class Verification:
             f"{passed} of {len(checks)} checks passed, max abs error {worst:.2e}, cosine {cosine:.6f} "
             f"({_tolerance(checks)})"
         )
-        partly = [check for check in checks if check.left_out]
-        if partly:
-            shortest = min(check.case.tokens for check in partly)
-            figures += f"; from {shortest} tokens on {_without_layers(partly[0].left_out)}"
         return f"-[{'x' if passed == len(checks) else ' '}] {graph}: {'; '.join([figures, *left_out])}"
 
     def record(self) -> dict[str, object]:
@@ -179,9 +171,6 @@ def _graph_record(checks: Sequence[Check]) -> dict[str, object]:
         "sampled": [
             _case_record(check.case) | {"samples": check.samples} for check in checks if check.samples is not None
         ],
-        "layers_left_out": [
-            _case_record(check.case) | {"layers": check.left_out} for check in checks if check.left_out
-        ],
     }  # fmt: skip
 
 
@@ -193,12 +182,6 @@ def _case_record(case: Case) -> dict[str, object]:
 def _tolerance(checks: Sequence[Check]) -> str:
     """The tolerance of all checks of a graph: the longest text also names the tolerance of larger values."""
     return max((check.tolerance for check in checks), key=len)
-
-
-def _without_layers(number: int) -> str:
-    return (
-        "without the layer that repeats another" if number == 1 else f"without the {number} layers that repeat others"
-    )
 
 
 def case_text(case: Case) -> str:

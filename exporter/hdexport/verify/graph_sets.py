@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import hdruntime
-from hdexport.graph.bundle_graph import read_graph
-from hdexport.graph.left_out_layers import LayerResults, layer_results
 from hdexport.graph.targets.registry import target_of, targets
 from hdexport.graph.targets.target import Changes, Target
 from hdruntime.arrays import FloatArray, IntArray
@@ -186,14 +184,6 @@ def runner(bundle: Bundle, graphs: GraphSet, changes: Changes) -> Iterator[Run |
         return
     with session:
         yield lambda feeds: session(**feeds)
-
-
-def repeated_layers(bundle: Bundle, sets: Sequence[GraphSet]) -> LayerResults | None:
-    """The layer results of a bundle's graphs; None where no layer repeats another, or a graph has lost the names."""
-    found = layer_results(read_graph(bundle, bundle.manifest.graphs[0]))
-    if found is None or not all(each.target.leaves_out(bundle, each.graphs, found) for each in sets):
-        return None
-    return found
 
 
 def _together(graphs: Sequence[GraphFile]) -> list[tuple[Target, tuple[GraphFile, ...]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
+from hdexport.verify.operations import MAX_OPERATIONS, longest_within, matmul_weights, operations
 from hdexport.verify.single_texts import sample_ids, single_text_runner
 from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import HalfRange, Manifest
@@ -32,9 +32,6 @@ _CLOSE = 0.25
 """From this part of the limit on a value is close to it: other texts may have larger values."""
 
 _SHORT_TOKENS = 32
-
-_MOST_OPERATIONS = 2.5e11
-"""Floating-point operations for the longest text: a second or two on two cores."""
 
 _MOST_BYTES = 256 * 2**20
 """Memory of the largest value that the longest text may make."""
@@ -127,27 +124,20 @@ def _warn_if_close(found: Sequence[_Magnitude], largest: _Magnitude) -> None:
 
 
 def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
-    """Tokens of the longest text within `_MOST_OPERATIONS` and `_MOST_BYTES`."""
-    weights = sum(
-        math.prod(value.shape.numpy())
-        for node in graph
-        if node.op_type in ("Gemm", "MatMul")
-        for value in node.inputs
-        if value is not None and value.is_initializer() and value.shape is not None
-    )
+    """Tokens of the longest text within `MAX_OPERATIONS` and `_MOST_BYTES`."""
+    weights = matmul_weights(graph)
     values = (output for node in graph for output in node.outputs if output.shape is not None)
     width = max(math.prod(size for size in value.shape or () if isinstance(size, int)) for value in values)
     attention = attention_of(manifest)
 
     def cost(tokens: int) -> float:
         keys = [keys for item in attention for keys in item.record.keys_of_layers(manifest, tokens)]
-        operations = 2 * weights * tokens + 4 * manifest.hidden_size * tokens * sum(keys)
         # PyTorch's and ONNX Runtime's dense attention holds no scores.
         met = max((found for found in keys if found < tokens), default=0)
         largest_bytes = 4 * tokens * max(width, manifest.num_heads * met)
-        return max(operations / _MOST_OPERATIONS, largest_bytes / _MOST_BYTES)
+        return max(operations(manifest, weights, tokens) / MAX_OPERATIONS, largest_bytes / _MOST_BYTES)
 
-    return max(1, bisect.bisect_right(range(1, manifest.max_len + 1), 1.0, key=cost))
+    return longest_within(manifest.max_len, cost)
 
 
 def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hdexport.attention.kind import DECISION, Boundaries
 from hdexport.attention.kinds import attention_of
-from hdexport.graph.left_out_layers import LayerResults
 from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
 from hdexport.graph.targets.target import Changes
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
@@ -19,7 +18,7 @@ from hdexport.model.task import TASKS
 from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
 from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
-from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets, repeated_layers, runner
+from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets, runner
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.single_texts import ENGLISH, sample_ids
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
 _QUICK_LIMIT_BYTES = 512 * 2**20
 """Memory that a case of the quick grid may take besides the weights: touching more for the first time takes seconds.
 With the full grid it is half of the free memory."""
-
-_LONGEST_WHOLE = 1024
-"""Tokens of the longest text that the quick grid runs with all layers."""
 
 _INFORMATION_TOKENS = 1024
 """Tokens of the text that shows how good an attention is."""
@@ -61,9 +57,6 @@ def verify_bundle(
     report: Callable[[str], None] = lambda line: None,
 ) -> Verification:
     """Run every graph and engine of a bundle that runs here over a grid, and compare it with PyTorch.
-
-    The quick grid leaves layers that repeat others with other weights out of long texts: short texts check those
-    weights, and the full grid checks all lengths with all layers.
 
     Where the logits over a vocabulary do not fit in the memory, they are compared at some tokens, and the states that
     they are projected from at all tokens. If those do not fit either, they are not checked. Both are reported.
@@ -101,22 +94,18 @@ def verify_bundle(
         sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
         limit_bytes = _QUICK_LIMIT_BYTES if grid is Grid.QUICK else _free_bytes() // 2
-    has_long = grid is Grid.QUICK and any(_is_long(case, manifest) for case in found)
     for asked, those in _readers(bundle, reference, sets):
-        # No layer is left out of an engine.
-        is_on_gpu = any(each.is_on_gpu for each in those)
-        layers = _layers_to_leave_out(bundle, asked, those) if has_long and not is_on_gpu else None
         for part in open_at_once(those, manifest, _free_bytes() // 2):
-            for way, group in _by_way(found, manifest, limit_bytes, layers).items():
+            for is_sampled, group in _by_logits(found, manifest, limit_bytes).items():
                 with contextlib.ExitStack() as stack:
                     runs = {
                         each: stack.enter_context(
-                            runner(bundle, each, Changes(asked.facts.decisions, way.layers, way.is_sampled))
+                            runner(bundle, each, Changes(asked.facts.decisions, is_sampled))
                         )
                         for each in part
                     }
                     for case in group:
-                        _check_case(bundle, way.answers_of(asked), case, runs, outcomes, limit_bytes, way)
+                        _check_case(bundle, asked, case, runs, outcomes, limit_bytes, is_sampled=is_sampled)
     if manifest.max_len > longest:
         outcomes.leave_out(f"lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
     return Verification(
@@ -127,50 +116,14 @@ def verify_bundle(
     )
 
 
-class _Way(NamedTuple):
-    """How a case is checked: with all logits or at some tokens only, and with all layers or without the repetitions in
-    `layers`."""
-
-    is_sampled: bool
-    layers: LayerResults | None
-
-    @property
-    def is_as_users_run_it(self) -> bool:
-        """Whether the runtime runs the graphs, which cuts padding off."""
-        return not self.is_sampled and self.layers is None
-
-    def answers_of(self, reference: Reference) -> Reference:
-        """The reference whose answers the graphs are compared with."""
-        return reference if self.layers is None else reference.without_layers(self.layers.repeated)
-
-
-def _by_way(
-    found: Iterable[Case], manifest: Manifest, limit_bytes: int, layers: LayerResults | None
-) -> dict[_Way, list[Case]]:
-    """The cases by how they are checked, the short ones first."""
-    groups: dict[_Way, list[Case]] = {}
+def _by_logits(found: Iterable[Case], manifest: Manifest, limit_bytes: int) -> dict[bool, list[Case]]:
+    """Whether logits are compared at some tokens only -> the cases, the short ones first."""
+    groups: dict[bool, list[Case]] = {}
     # A number for each id of the vocabulary at every token.
     is_large = any({"tokens", "vocab_size"} <= {*axes} for axes in format_of(manifest.task).output_axes.values())
     for case in found:
-        is_sampled = is_large and arrays_bytes(case, manifest) > limit_bytes
-        way = _Way(is_sampled=is_sampled, layers=layers if _is_long(case, manifest) else None)
-        groups.setdefault(way, []).append(case)
+        groups.setdefault(is_large and arrays_bytes(case, manifest) > limit_bytes, []).append(case)
     return groups
-
-
-def _is_long(case: Case, manifest: Manifest) -> bool:
-    """Whether the quick grid leaves repeated layers out of a case."""
-    return case.tokens > min(manifest.positions.base + 1, _LONGEST_WHOLE)
-
-
-def _layers_to_leave_out(bundle: Bundle, reference: Reference, sets: Sequence[GraphSet]) -> LayerResults | None:
-    """The layers that long texts are checked without: copies of traced layers, whose weights short texts check. None
-    where no layer is a copy, where a graph has lost the places of its layers, and where answers depend on what all
-    layers decide or carry."""
-    if reference.facts.decisions is not None or bundle.manifest.memories:
-        return None
-    layers = repeated_layers(bundle, sets)
-    return layers if layers is not None and reference.calls_of_layers() == len(layers.names) else None
 
 
 def _readers(
@@ -267,11 +220,12 @@ def _check_case(
     runs: Mapping[GraphSet, Run | None],
     outcomes: _Outcomes,
     limit_bytes: int,
-    way: _Way,
+    *,
+    is_sampled: bool,
 ) -> None:
     """Runs PyTorch once and each graph; no answer outlives the call."""
     manifest = bundle.manifest
-    samples = sampled_tokens(case, manifest.positions.base) if way.is_sampled else None
+    samples = sampled_tokens(case, manifest.positions.base) if is_sampled else None
     arrays = arrays_bytes(case, manifest, samples=None if samples is None else len(samples))
     fitting: list[tuple[GraphSet, Run]] = []
     for graphs, run in runs.items():
@@ -280,7 +234,7 @@ def _check_case(
                 f"{graphs.name}: {case_text(case)}: not checked: its profiles end at {graphs.longest} tokens"
             )
             continue
-        needed = arrays + scores_bytes(graphs, case, manifest, cuts_padding=way.is_as_users_run_it)
+        needed = arrays + scores_bytes(graphs, case, manifest, cuts_padding=not is_sampled)
         if run is None:
             needed = arrays_bytes(case, manifest)
         if run is None or needed > limit_bytes:
@@ -297,9 +251,7 @@ def _check_case(
         expected = expected_rows(case, reference, manifest, samples=samples)
     feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
     for graphs, run in fitting:
-        check = _compared(graphs, run, case, feeds, reference, manifest, expected, samples)
-        left_out = 0 if way.layers is None else len(way.layers.repeated)
-        outcomes.add(dataclasses.replace(check, left_out=left_out))
+        outcomes.add(_compared(graphs, run, case, feeds, reference, manifest, expected, samples))
 
 
 def _compared(

@@ -79,7 +79,6 @@ def test_a_right_engine_passes_in_every_case(with_engine, verified) -> None:
     assert found.passed, found.summary()
     assert {check.graph for check in found.checks} == {ENGINE}
     assert {1, 2, 65, 66, MAX_LEN} <= {check.case.tokens for check in found.checks}
-    assert {check.left_out for check in found.checks} == {0}, "an engine runs whole"
     assert found.not_checked == ()
 
 

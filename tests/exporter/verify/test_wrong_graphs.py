@@ -206,8 +206,7 @@ def test_the_quick_grid_catches(verified, wrong: str) -> None:
     [
         ("a length is frozen", Grid.FULL, lambda case: positions_used(case) > BASE),
         ("the mask is ignored", Grid.FULL, lambda case: case.padding != "none"),
-        # The last layer repeats the first, so that the quick grid sends no longer texts through it.
-        ("NaN", Grid.QUICK, lambda case: case.tokens <= BASE + 1),
+        ("NaN", Grid.QUICK, lambda case: True),
     ],
 )
 def test_checks_fail_exactly_where_a_graph_is_wrong(

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import onnx_ir
 
     from hdexport.attention.kind import Decisions
-    from hdexport.graph.left_out_layers import LayerResults
     from hdruntime.arrays import FloatArray, IntArray
     from hdruntime.bundle.reader import Bundle
 
@@ -39,17 +38,15 @@ class Changes(NamedTuple):
 
     Attributes:
         decisions: that the graphs give as further outputs; None for none.
-        layers: whose repetitions are left out; None where all layers run.
         is_sampled: whether logits are computed at a few tokens, which the graphs take as the input `SAMPLED_TOKENS`,
             [samples].
     """
 
     decisions: Decisions | None = None
-    layers: LayerResults | None = None
     is_sampled: bool = False
 
     def __bool__(self) -> bool:
-        return self.is_sampled or self.decisions is not None or self.layers is not None
+        return self.is_sampled or self.decisions is not None
 
 
 class Target:
@@ -141,7 +138,3 @@ class Target:
     ) -> Run | None:
         """Run changed graphs; None where that cannot be. Padding is not cut off as the runtime does."""
         return None
-
-    def leaves_out(self, bundle: Bundle, graphs: tuple[GraphFile, ...], layers: LayerResults) -> bool:
-        """Whether `changed_run` can leave the repetitions of layers out."""
-        return False

@@ -16,7 +16,6 @@ from hdruntime.constants import PORTABLE_LOWERING
 if TYPE_CHECKING:
     import onnx_ir
 
-    from hdexport.graph.left_out_layers import LayerResults
     from hdexport.graph.targets.target import Run
     from hdruntime.arrays import FloatArray, IntArray
     from hdruntime.bundle.reader import Bundle
@@ -89,13 +88,10 @@ class OnnxTarget(Target):
         import onnxruntime
 
         from hdexport.graph.bundle_graph import read_graph
-        from hdexport.graph.left_out_layers import leave_layers_out_of_graph
         from hdexport.graph.vocabulary_head import sampled_graph
         from hdruntime.backends.onnxruntime.sessions import session_options
 
         model, manifest = read_graph(bundle, graphs[0]), bundle.manifest
-        if changes.layers is not None:
-            leave_layers_out_of_graph(model, changes.layers)
         if changes.decisions is not None:
             changes.decisions.watch(model)
         if changes.is_sampled and not sampled_graph(model, manifest.outputs[0].name, manifest.vocab_size):
@@ -104,13 +100,6 @@ class OnnxTarget(Target):
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
         content = ir.to_proto(model).SerializeToString()
         return _plain_run(onnxruntime.InferenceSession(content, options, providers=[_PROVIDER]))
-
-    def leaves_out(self, bundle: Bundle, graphs: tuple[GraphFile, ...], layers: LayerResults) -> bool:
-        """Where the graph has kept the names of its layers."""
-        from hdexport.graph.bundle_graph import read_graph
-        from hdexport.graph.left_out_layers import leave_layers_out_of_graph
-
-        return leave_layers_out_of_graph(read_graph(bundle, graphs[0]), layers)
 
 
 TARGETS = (OnnxTarget(),)

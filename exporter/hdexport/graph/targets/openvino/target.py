@@ -16,7 +16,6 @@ from hdruntime.optional import require
 if TYPE_CHECKING:
     import onnx_ir
 
-    from hdexport.graph.left_out_layers import LayerResults
     from hdexport.graph.targets.target import Run
     from hdruntime.arrays import FloatArray, IntArray
     from hdruntime.bundle.reader import Bundle
@@ -83,14 +82,12 @@ class OpenVinoTarget(Target):
         """The first graph, or, in batches without padding, the last."""
         import numpy as np
 
-        from hdexport.graph.targets.openvino.changed_models import leave_layers_out, sampled, watch
+        from hdexport.graph.targets.openvino.changed_models import sampled, watch
         from hdruntime.backends.openvino.runner import is_unpadded
 
         manifest, core = bundle.manifest, require("openvino").Core()
         models = _models(core, bundle, graphs)
         for model in models:
-            if changes.layers is not None:
-                leave_layers_out(model, changes.layers)
             if changes.decisions is not None:
                 watch(model, changes.decisions)
             if changes.is_sampled and not sampled(model, manifest.outputs[0].name, manifest.vocab_size):
@@ -110,12 +107,6 @@ class OpenVinoTarget(Target):
             return {name: array for value, array in found.items() for name in value.get_names()}
 
         return run
-
-    def leaves_out(self, bundle: Bundle, graphs: tuple[GraphFile, ...], layers: LayerResults) -> bool:
-        """Where OpenVINO has kept the names of the layers."""
-        from hdexport.graph.targets.openvino.changed_models import leave_layers_out
-
-        return all(leave_layers_out(model, layers) for model in _models(require("openvino").Core(), bundle, graphs))
 
 
 TARGETS = (OpenVinoTarget(),)
