@@ -187,7 +187,7 @@ def _error(series: str, tokens: int) -> OutputError:
         max_abs_error=error,
         min_cosine=0.62 if is_wrong else 0.9999999,
         passed=not is_wrong,
-        tolerance="max abs error <= 0.0001",
+        tolerance="abs 0.0001 or 2 ulp",
     )
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from hdexport.attention.kind import Boundaries
+from hdruntime.bundle.verification import Case
 
 LONGEST_CHECKED = 8192
 """Tokens of the longest input that is checked by default: PyTorch needs minutes for more."""
 
 _BATCH_TOKENS = 65
 """Tokens of the quick grid's batches: one more than the sizes that blocks and tiles usually have."""
+
+_FEW_TOKENS = 9
 
 
 class Grid(str, Enum):
@@ -22,25 +24,6 @@ class Grid(str, Enum):
     """About ten cases, each a boundary: as many as a build can afford."""
     FULL = "full"
     """Every length of `grid_lengths`, each with every batch and padding."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One input: the real tokens of each row, and where the padding up to `tokens` is: ``none``, ``right``
-    or ``left``."""
-
-    tokens: int
-    lengths: tuple[int, ...]
-    padding: str
-
-    @property
-    def batch(self) -> int:
-        """Number of rows."""
-        return len(self.lengths)
-
-    def real(self, length: int) -> slice:
-        """The place of the real tokens of a row of that length."""
-        return slice(self.tokens - length, None) if self.padding == "left" else slice(0, length)
 
 
 def grid_lengths(
@@ -113,7 +96,7 @@ def _cases_past_the_checkpoint(base: int, last: int) -> Iterator[Case]:
     if base < last:
         yield _alone(base + 1)
     if base + 2 <= last:
-        few = min(9, base)
+        few = min(_FEW_TOKENS, base)
         yield Case(tokens=base + 2, lengths=(few,), padding="right")
         yield Case(tokens=base + 2, lengths=(few,), padding="left")
 
@@ -123,3 +106,18 @@ def _cases_around(first: int, second: int, last: int) -> Iterator[Case]:
     second = min(second, last)
     yield Case(tokens=second, lengths=(second, min(first + 1, second), first), padding="right")
     yield Case(tokens=second, lengths=(min(first + 1, second), second), padding="left")
+
+
+def within(found: Sequence[Case], longest: int, *, cuts_padding: bool) -> tuple[list[Case], list[Case]]:
+    """Cases of the quick grid that compute at most `longest` tokens in each row, and the longer ones.
+
+    A whole row of `longest` tokens takes the place of the longer ones, and, where the runtime cuts padding, a few
+    tokens behind padding, which read the last positions.
+    """
+    longer = [case for case in found if (max(case.lengths) if cuts_padding else case.tokens) > longest]
+    if not longer:
+        return list(found), []
+    kept = [*(case for case in found if case not in longer), _alone(longest)]
+    if cuts_padding:
+        kept.append(Case(tokens=longer[-1].tokens, lengths=(min(_FEW_TOKENS, longest),), padding="left"))
+    return sorted(dict.fromkeys(kept), key=lambda case: case.tokens), longer

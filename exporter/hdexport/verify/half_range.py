@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
-from hdexport.verify.operations import MAX_OPERATIONS, longest_within, matmul_weights, operations
+from hdexport.verify.operations import longest_within, matmul_weights, operations
 from hdexport.verify.single_texts import sample_ids, single_text_runner
 from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import HalfRange, Manifest
@@ -32,6 +32,9 @@ _CLOSE = 0.25
 """From this part of the limit on a value is close to it: other texts may have larger values."""
 
 _SHORT_TOKENS = 32
+
+_MAX_OPERATIONS = 2.5e11
+"""Floating-point operations for the longest text: a second or two on two cores."""
 
 _MOST_BYTES = 256 * 2**20
 """Memory of the largest value that the longest text may make."""
@@ -53,10 +56,10 @@ class RangeCheck(NamedTuple):
     problem: str | None = None
 
 
-def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda line: None) -> RangeCheck:
+def check_half_range(bundle: Bundle) -> RangeCheck:
     """Looks at every value that a GPU would hold in float16, on text. The portable graph runs in float32, on one
     unpadded text at a time: a short one, one of the checkpoint's length, and the longest that takes a second or two. It
-    warns about values close to the limit, and reports the outcome in a line."""
+    warns about values close to the limit."""
     manifest = bundle.manifest
     graph = next((graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
     if graph is None or graph.dtype != "float16":
@@ -71,10 +74,6 @@ def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda l
     largest = max(found, key=lambda magnitude: magnitude.largest)
     outside = [magnitude for magnitude in found if magnitude.largest > _LIMIT]
     on_texts = f"{kind} of {_listed(tokens)} tokens"
-    report(
-        f"-[{' ' if outside else 'x'}] {graph.file}: float16 range, {on_texts}: largest magnitude "
-        f"{_number(largest.largest)} of {_LIMIT:,.0f}" + (" FAILED" if outside else "")
-    )
     if not outside:
         _warn_if_close(found, largest)
     record = HalfRange(
@@ -124,7 +123,7 @@ def _warn_if_close(found: Sequence[_Magnitude], largest: _Magnitude) -> None:
 
 
 def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
-    """Tokens of the longest text within `MAX_OPERATIONS` and `_MOST_BYTES`."""
+    """Tokens of the longest text within `_MAX_OPERATIONS` and `_MOST_BYTES`."""
     weights = matmul_weights(graph)
     values = (output for node in graph for output in node.outputs if output.shape is not None)
     width = max(math.prod(size for size in value.shape or () if isinstance(size, int)) for value in values)
@@ -135,7 +134,7 @@ def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
         # PyTorch's and ONNX Runtime's dense attention holds no scores.
         met = max((found for found in keys if found < tokens), default=0)
         largest_bytes = 4 * tokens * max(width, manifest.num_heads * met)
-        return max(operations(manifest, weights, tokens) / MAX_OPERATIONS, largest_bytes / _MOST_BYTES)
+        return max(operations(manifest, weights, tokens) / _MAX_OPERATIONS, largest_bytes / _MOST_BYTES)
 
     return longest_within(manifest.max_len, cost)
 

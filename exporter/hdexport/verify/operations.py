@@ -13,9 +13,6 @@ from hdruntime.bundle.manifest import Manifest
 if TYPE_CHECKING:
     import onnx_ir
 
-MAX_OPERATIONS = 2.5e11
-"""Floating-point operations of one long sequence: one to three seconds on two cores."""
-
 
 def matmul_weights(graph: onnx_ir.Graph) -> int:
     """Number of weights that a graph multiplies with every token."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,11 @@ from hdexport.families import Family
 from hdexport.model.carried_states import MASK, carried_name, left_name
 from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.support.json_files import shown
-from hdexport.verify.grid import Case
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import InputSpec, Manifest, PositionForm, Role, Scheme, Task
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.verification import Case
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.kind import Boundaries
 from hdexport.attention.window import Window, WindowAttention
 from hdexport.attention.window.kind import WindowKind
-from hdexport.verify.grid import Case, Grid, cases, grid_lengths
+from hdexport.verify.grid import Grid, cases, grid_lengths, within
+from hdruntime.bundle.verification import Case
 
 
 def around_windows(*layers: int, right: int | None = None) -> Boundaries:
@@ -79,3 +80,19 @@ def test_the_grid_surrounds_both_sides_of_a_window() -> None:
     assert 0 not in causal.lengths
     # A text of two tokens is the first in which a query does not see every key; at 257 the first key is cut off.
     assert Case(tokens=258, lengths=(258, 2, 1), padding="right") in cases(Grid.QUICK, 64, 300, boundaries=[causal])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_longer_cases_give_way_to_the_longest_affordable_row_and_the_last_positions(model: str) -> None:
+    base, max_len, boundaries = MODELS[model]
+    found = cases(Grid.QUICK, base, max_len, boundaries=boundaries)
+    assert within(found, max_len, cuts_padding=True) == (found, [])
+    kept, longer = within(found, 700, cuts_padding=True)
+    assert set(found) <= {*kept, *longer}
+    assert not {*kept} & {*longer}
+    assert all(max(case.lengths) <= 700 < max(other.lengths) for case in kept for other in longer)
+    if max_len > 700:
+        assert {Case(tokens=700, lengths=(700,)), Case(tokens=max_len, lengths=(9,), padding="left")} <= {*kept}
+    # Where padding is computed, it counts.
+    kept, _ = within(found, 700, cuts_padding=False)
+    assert max(case.tokens for case in kept) <= 700

@@ -12,11 +12,13 @@ from hdexport.bench.measure.calls import time_runs, warm_up, with_growth
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.peer import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.results.result import OutputError, PeakMemory
+from hdexport.support.check import Comparison
 from hdexport.support.memory import GpuMemoryWatch, peak_resident_bytes
-from hdexport.verify.comparison import Comparison, compare_output, joined
+from hdexport.verify.comparison import compare_output, different, joined
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.verification import Tolerance
 from hdruntime.errors import BackendError, OutOfMemoryError
 
 
@@ -67,17 +69,22 @@ def open_case(spec: CaseSpec) -> OpenCase:
 
 def wrong_by(expected: Path, outputs: Mapping[str, FloatArray], case: OpenCase) -> OutputError:
     """How far outputs, by the manifest's names, are from PyTorch's in float32, which are ``.npy`` files in the folder
-    `expected`: the worst over all outputs. An output of another shape is wrong; outputs that a peer lacks are named in
-    the tolerance."""
+    `expected`: the worst over all outputs. An output of another shape is wrong; outputs of another shape, and outputs
+    that a peer lacks, are named beside the tolerance."""
     right = {file.stem: np.load(file, mmap_mode="r") for file in sorted(expected.iterdir())}
     found = [_compared(name, outputs[name], values, case) for name, values in right.items() if name in outputs]
-    worst = joined(found or [_mismatch("any output")])
-    missing = ", ".join(name for name in right if name not in outputs)
+    worst = joined(found or [different(Tolerance())])
+    remarks = [f"it has no {name}" for name in right if name not in outputs]
+    remarks += [
+        f"{name}: shape {list(values.shape)}, not {list(outputs[name].shape)}"
+        for name, values in right.items()
+        if name in outputs and outputs[name].shape != values.shape
+    ]
     return OutputError(
         max_abs_error=worst.max_abs_error if np.isfinite(worst.max_abs_error) else None,
         min_cosine=worst.min_cosine,
         passed=worst.passed,
-        tolerance=worst.tolerance + (f"; it has no {missing}" if missing else ""),
+        tolerance="; ".join([str(worst.tolerance), *remarks]),
     )
 
 
@@ -126,7 +133,7 @@ def _open_backend(spec: CaseSpec, inputs: Mapping[str, IntArray]) -> OpenCase:
 def _compared(name: str, actual: FloatArray, expected: FloatArray, case: OpenCase) -> Comparison:
     """[batch, tokens, features] by token; [batch, features], and scores without a feature axis, by text."""
     if actual.shape != expected.shape:
-        return _mismatch(f"shape {list(expected.shape)}, not {list(actual.shape)}")
+        return different(Tolerance())
     # Scores without a feature axis, [batch, tokens], are compared as one vector per text.
     return compare_output(
         name,
@@ -136,7 +143,3 @@ def _compared(name: str, actual: FloatArray, expected: FloatArray, case: OpenCas
         precision=case.precision,
         of_tokens=actual.ndim > 2,
     )
-
-
-def _mismatch(tolerance: str) -> Comparison:
-    return Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance=tolerance)

@@ -46,10 +46,8 @@ def _first(mark: onnx_ir.Node) -> int:
     return int(mark.attributes[FIRST].as_int())
 
 
-def _copy_layer(
-    repeat: onnx_ir.Node, start: onnx_ir.Node, body: Sequence[onnx_ir.Node], end: onnx_ir.Node
-) -> None:
-    """Put copies of the nodes that depend on a layer's inputs or weights in the place of `repeat`; the rest is shared."""
+def _copy_layer(repeat: onnx_ir.Node, start: onnx_ir.Node, body: Sequence[onnx_ir.Node], end: onnx_ir.Node) -> None:
+    """Replace `repeat` by copies of the nodes that depend on a layer's inputs or weights, and share the other nodes."""
     results, weights = end.inputs[: len(end.outputs)], end.inputs[len(end.outputs) :]
     replaced = (*start.outputs, *weights)
     if len(repeat.inputs) != len(replaced) or len(repeat.outputs) != len(results):

@@ -11,6 +11,7 @@ from hdruntime.backends.entry import BackendEntry
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.backends.registry import backend_named
 from hdruntime.bundle.manifest import Backend, Dtype, GraphFile, Manifest
+from hdruntime.bundle.verification import Skip, SkipCause
 from hdruntime.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -121,9 +122,11 @@ class Target:
         own = tuple(precision for precision in OPTION_OF_GRAPHS if graph.dtype == precision.value)
         return own or (Precision.FLOAT32,)
 
-    def why_not_verified(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> str | None:
-        """Why a graph is not verified on this machine, as half a sentence; None where it is."""
-        return None if self.entry.is_installed() else f"needs `{self.entry.install}`"
+    def verification_skip(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> Skip | None:
+        """Why a graph is not compared on this machine in a precision, or None."""
+        if self.entry.is_installed():
+            return None
+        return Skip(cause=SkipCause.NOT_INSTALLED, detail=f"`{self.entry.install}`")
 
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:

@@ -11,6 +11,7 @@ from hdexport.graph.targets.target import Changes, GraphRequest, Target
 from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
+from hdruntime.bundle.verification import Skip, SkipCause
 from hdruntime.constants import PORTABLE_LOWERING
 
 if TYPE_CHECKING:
@@ -58,9 +59,11 @@ class OnnxTarget(Target):
         """All but that for a GPU."""
         return super().sets([graph for graph in graphs if graph.lowering != CUDA_LOWERING])
 
-    def why_not_verified(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> str | None:
+    def verification_skip(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> Skip | None:
         """Kernels are missing for a portable graph in bfloat16."""
-        return "ONNX Runtime has no bfloat16 on a CPU" if graph.dtype == "bfloat16" else None
+        if graph.dtype != "bfloat16":
+            return None
+        return Skip(cause=SkipCause.NO_KERNEL, detail="ONNX Runtime has no bfloat16 on a CPU")
 
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:

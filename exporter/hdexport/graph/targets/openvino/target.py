@@ -10,6 +10,7 @@ from hdexport.graph.targets.target import Changes, GraphRequest, Target
 from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
+from hdruntime.bundle.verification import Skip, SkipCause
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.optional import require
 
@@ -63,17 +64,18 @@ class OpenVinoTarget(Target):
         found = super().precisions(graph)
         return (Precision.FLOAT32, Precision.BFLOAT16) if found == (Precision.FLOAT32,) else found
 
-    def why_not_verified(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> str | None:
+    def verification_skip(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> Skip | None:
         """OpenVINO is not installed, or the CPU lacks the precision."""
         from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
 
-        found = super().why_not_verified(graph, precision, manifest)
+        found = super().verification_skip(graph, precision, manifest)
         if found is not None:
             return found
         try:
             chosen_precision(chosen_device(new_core(), None), precision, manifest)
         except BackendUnavailableError:
-            return f"this CPU does not compute in {precision.value}"
+            detail = f"this CPU does not compute in {precision.value}"
+            return Skip(cause=SkipCause.NO_KERNEL, detail=detail)
         return None
 
     def changed_run(
