@@ -122,8 +122,7 @@ def _case(case: Case) -> str:
 def _reason(skip: Skip) -> str:
     texts = {
         SkipCause.MAX_LENGTH: f"lengths above {skip.limit} tokens; compare them with --longest {skip.needed}",
-        SkipCause.OPERATIONS: f"takes longer than a build should; compared up to {skip.limit} tokens. Compare all: "
-        "hdexport verify BUNDLE",
+        SkipCause.OPERATIONS: f"takes a build too long, compared to {skip.limit} tokens (hdexport verify BUNDLE)",
         SkipCause.MEMORY: f"outputs and attention scores take {_gib(skip.needed)}, limit {_gib(skip.limit)}",
         SkipCause.ENGINE_PROFILE: f"the engine's profiles end at {skip.limit} tokens",
         SkipCause.NO_GPU: f"needs an NVIDIA GPU (hdexport verify BUNDLE --backend {skip.backend})",
@@ -133,11 +132,11 @@ def _reason(skip: Skip) -> str:
         SkipCause.NOT_INSTALLED: f"not installed: {skip.detail}",
         SkipCause.HIDDEN_DECISIONS: "PyTorch cannot follow its decisions; only float32 graphs expose them",
         SkipCause.LEFT_PADDING: f"no padding on the left: {skip.detail}",
-        SkipCause.SLOW_IMPORT: "takes as long as a build; compare it with: hdexport verify BUNDLE",
+        SkipCause.SLOW_IMPORT: "takes as long as a build (hdexport verify BUNDLE)",
         SkipCause.LIBRARY: f"{skip.detail}",
         SkipCause.NO_TEXT_FITS: f"no text fits in {skip.limit} tokens beside the special tokens",
         SkipCause.UNTRUSTED_CODE: "not run without --trust-remote-code",
-        SkipCause.REBUILT: "written again since the comparison; compare it with: hdexport verify BUNDLE",
+        SkipCause.REBUILT: "written again since the comparison (hdexport verify BUNDLE)",
     }
     return texts[skip.cause]
 

@@ -14,8 +14,6 @@ LONGEST_CHECKED = 8192
 _BATCH_TOKENS = 65
 """Tokens of the quick grid's batches: one more than the sizes that blocks and tiles usually have."""
 
-_FEW_TOKENS = 9
-
 
 class Grid(str, Enum):
     """The cases of a verification."""
@@ -96,7 +94,7 @@ def _cases_past_the_checkpoint(base: int, last: int) -> Iterator[Case]:
     if base < last:
         yield _alone(base + 1)
     if base + 2 <= last:
-        few = min(_FEW_TOKENS, base)
+        few = min(9, base)
         yield Case(tokens=base + 2, lengths=(few,), padding="right")
         yield Case(tokens=base + 2, lengths=(few,), padding="left")
 
@@ -108,16 +106,11 @@ def _cases_around(first: int, second: int, last: int) -> Iterator[Case]:
     yield Case(tokens=second, lengths=(min(first + 1, second), second), padding="left")
 
 
-def within(found: Sequence[Case], longest: int, *, cuts_padding: bool) -> tuple[list[Case], list[Case]]:
-    """Cases of the quick grid that compute at most `longest` tokens in each row, and the longer ones.
-
-    A whole row of `longest` tokens takes the place of the longer ones, and, where the runtime cuts padding, a few
-    tokens behind padding, which read the last positions.
-    """
-    longer = [case for case in found if (max(case.lengths) if cuts_padding else case.tokens) > longest]
-    if not longer:
-        return list(found), []
-    kept = [*(case for case in found if case not in longer), _alone(longest)]
-    if cuts_padding:
-        kept.append(Case(tokens=longer[-1].tokens, lengths=(min(_FEW_TOKENS, longest),), padding="left"))
-    return sorted(dict.fromkeys(kept), key=lambda case: case.tokens), longer
+def within(found: Sequence[Case], longest: int) -> tuple[list[Case], list[Case]]:
+    """Cases of the quick grid of at most `longest` tokens, with one row of so many in place of the longer ones, and the
+    longer ones."""
+    longer = [case for case in found if case.tokens > longest]
+    kept = [case for case in found if case.tokens <= longest]
+    if longer:
+        kept.append(_alone(longest))
+    return list(dict.fromkeys(kept)), longer

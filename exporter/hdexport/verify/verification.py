@@ -43,13 +43,13 @@ _QUICK_LIMIT_BYTES = 512 * 2**20
 """Memory that a case of the quick grid may take besides the weights: touching more for the first time takes seconds.
 With the full grid it is half of the free memory."""
 
-_QUICK_OPERATIONS = 1e11
+_QUICK_OPERATIONS = 1.2e11
 """Floating-point operations of the quick grid's longest row, in each graph and in PyTorch: about a second on one core.
 A longer row would take more of a build's time than its trace."""
 
 _MAX_SURE_TOKENS = 1024
-"""The quick grid compares whole sequences of up to this many tokens or one past the checkpoint's positions, whatever
-they take."""
+"""The quick grid compares sequences of up to this many tokens or two past the checkpoint's positions, whatever they
+take."""
 
 _INFORMATION_TOKENS = 1024
 """Tokens of the text that shows how good an attention is."""
@@ -136,22 +136,21 @@ def _cases(bundle: Bundle, reference: Reference, grid: Grid, longest: int, outco
     if grid is Grid.FULL:
         return found
     whole = _longest_quick(bundle)
-    # Where the reference runs padded batches, padding is computed, too.
-    found, longer = within(found, whole, cuts_padding=manifest.padding is None and skip is None)
+    found, longer = within(found, whole)
     for case in longer:
         outcomes.skip(Skip(cause=SkipCause.OPERATIONS, case=case, limit=whole))
     return found
 
 
 def _longest_quick(bundle: Bundle) -> int:
-    """Tokens of the longest row that the quick grid computes."""
+    """Tokens of the longest case of the quick grid."""
     manifest = bundle.manifest
     graph = next((graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING), manifest.graphs[0])
     weights = matmul_weights(read_graph(bundle, graph).graph)
     affordable = longest_within(
         manifest.max_len, lambda tokens: operations(manifest, weights, tokens) / _QUICK_OPERATIONS
     )
-    return max(affordable, min(manifest.positions.base + 1, _MAX_SURE_TOKENS))
+    return max(affordable, min(manifest.positions.base + 2, _MAX_SURE_TOKENS))
 
 
 def _by_logits(found: Iterable[Case], manifest: Manifest, limit_bytes: int) -> dict[bool, list[Case]]:
