@@ -167,7 +167,7 @@ def _windows(model_type: str) -> str:
     if family.why_not_converted is None:
         return "yes"
     has_own = family.own is not None and family.own.kind in _OWN_WINDOWS
-    return "its own" if has_own or "windows" in family.why_not_converted else "no"
+    return "its own" if has_own or family.has_native_windows else "no"
 
 
 def _remarks(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -19,10 +19,10 @@ from hdexport.lowering.kernel_nodes import kernel_records
 from hdexport.quantize import Int8Options
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
-from hdruntime.bundle.checked_json import from_values
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.staging import staged_directory
+from hdruntime.bundle.verification import Skip, SkipCause, VerificationRecord
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError
 from hdruntime.folders import require_utf8
@@ -161,17 +161,16 @@ def _files_to_keep(
     ]
 
 
-def _still_verified(found: dict[str, object] | None, replaced: set[str]) -> dict[str, object] | None:
+def _still_verified(record: VerificationRecord | None, replaced: set[str]) -> VerificationRecord | None:
     """A verification without the checks of files that were replaced after the checks."""
-    if found is None:
+    if record is None:
         return None
-    graphs = from_values(found.get("graphs", {}), dict[str, object], name="verification.graphs")
-    remarks = from_values(found.get("not_checked", []), list[str], name="verification.not_checked")
-    stale = [name for name in graphs if any(file in name for file in replaced)]
-    return found | {
-        "graphs": {name: record for name, record in graphs.items() if name not in stale},
-        "not_checked": [*remarks, *(f"{name}: not checked since it was rebuilt" for name in stale)],
-    }
+    stale = [name for name, graph in record.graphs.items() if not replaced.isdisjoint(graph.files)]
+    return dataclasses.replace(
+        record,
+        graphs={name: graph for name, graph in record.graphs.items() if name not in stale},
+        skipped=(*record.skipped, *(Skip(cause=SkipCause.REBUILT, graph=name) for name in stale)),
+    )
 
 
 def _copy(bundle: Bundle, directory: Path, names: Sequence[str]) -> None:

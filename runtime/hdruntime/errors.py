@@ -19,7 +19,7 @@
     ├── ModelError                  a checkpoint cannot be read, or its family is not supported
     ├── ExportError                 a checkpoint cannot be exported as a graph
     ├── EngineError                 an engine could not be built
-    └── VerificationError           a bundle's answers differ from PyTorch's
+    └── VerificationError           a bundle's outputs differ from PyTorch's
 
 A message says what arrived, what fits, and what to type next. The command line prints it and exits with 1.
 """
@@ -115,4 +115,12 @@ class EngineError(HdexportError):
 
 
 class VerificationError(HdexportError):
-    """A bundle's answers differ from PyTorch's."""
+    """A bundle's outputs differ from PyTorch's.
+
+    Attributes:
+        failed: the checks that failed, `hdexport.verify.Check` each.
+    """
+
+    def __init__(self, message: str, *, failed: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.failed = failed

@@ -65,8 +65,9 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
         "hdexport.pipeline: The model was trained with 64 positions, and this bundle takes up to 100 tokens: measure "
         "its answers to long texts before you rely on them.\n"
     )
-    left_out, positions, *checks, summary, own_length, look, run, measure = built.stdout.splitlines()
-    model, for_cpu, of_texts, for_gpu = checks
+    left_out, positions, header, *checks, summary, own_length, look, run, measure = built.stdout.splitlines()
+    model, for_cpu, of_texts, for_gpu, skip = checks
+    assert header.split("  ")[0] == "graph"
     assert left_out == "Not needed for feature-extraction, and left out: pooler (2 weights)."
     assert positions == (
         "Positions: hierarchical, alpha 0.05, queries scaled by log n: best for embeddings without fine-tuning. Or: "
@@ -74,13 +75,11 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
     )
     for line, graph in ((model, "model"), (for_cpu, "onnxruntime_cpu")):
         assert re.fullmatch(
-            rf"-\[x\] {graph}\.onnx: (\d+) of \1 checks passed, max abs error \d\.\d\de-\d\d, "
-            r"cosine \d\.\d+ \(max abs error <= 0\.0001\); from 66 tokens on without the layer that repeats "
-            r"another",
-            line,
+            rf"{graph}\.onnx +float32 +PASS +1?\d +\d\.\d\de-\d\d +[01]\.\d+ +abs 0\.0001 or 2 ulp", line
         ), line
-    assert of_texts.startswith("-[x] from text, as in transformers: 5 of 5 checks passed, max abs error ")
-    assert for_gpu.startswith("-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU (hdexport verify ")
+    assert re.match(r"text: transformers +float32 +PASS +5 ", of_texts)
+    assert re.fullmatch(r"onnxruntime_cuda\.onnx +- +SKIP +0 +- +- +-", for_gpu)
+    assert skip.startswith("SKIP  onnxruntime_cuda.onnx: needs an NVIDIA GPU (hdexport verify BUNDLE ")
     assert summary.startswith(f"{bundle}: tiny-bert, feature-extraction, 1 to 100 tokens, float32, ")
     assert summary.endswith(" MB, no engine")
     assert own_length == (
@@ -391,11 +390,11 @@ def test_a_bundle_that_fails_its_verification_is_not_written(
     monkeypatch.setattr("hdexport.verify.comparison.FLOAT32_ATOL", -1.0)
     done = hdexport(*BUILD, checkpoint, "-o", tmp_path / "out")
     assert done.returncode == 1
-    failed = [line for line in done.stdout.splitlines() if line.startswith("-[ ] model.onnx: ")]
-    assert re.fullmatch(rf"-\[ \] model.onnx: 0 of {len(failed) - 1} checks passed, .*", failed.pop())
-    assert all(line.endswith(" FAILED: last_hidden_state") for line in failed)
-    assert done.stderr.startswith("error: The bundle's answers differ from PyTorch's in ")
-    assert f"The first: {failed[0].removeprefix('-[ ] ')}." in done.stderr
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL  model.onnx  ")]
+    assert re.search(rf"^model\.onnx +float32 +FAIL +{len(failed)} of {len(failed)} ", done.stdout, re.MULTILINE)
+    assert all(line.endswith("  failed: last_hidden_state") for line in failed)
+    assert done.stderr.startswith("error: The bundle's outputs differ from PyTorch's in ")
+    assert "First: model.onnx, 1 x 1 tokens, padding none: max abs error " in done.stderr
     assert "Traceback" not in done.stderr
     assert names_in(tmp_path) == []
 
@@ -507,8 +506,8 @@ def test_on_a_terminal_steps_show_with_their_times_and_results_go_to_stdout(
     for step in ("Reading the checkpoint", "Tracing bert", "Lowering for ONNX Runtime", "Verifying against PyTorch"):
         assert re.search(rf"{step}[^\r\n]*: done, \d+\.\d s", shown), step
     # Results go to stdout even while stderr, a terminal, shows progress.
-    assert "\n-[x] model.onnx: " in done.stdout
-    assert "-[x]" not in shown
+    assert re.search(r"^model\.onnx +float32 +PASS ", done.stdout, re.MULTILINE)
+    assert "PASS" not in shown
 
 
 def _read_to_the_end(descriptor: int) -> bytes:

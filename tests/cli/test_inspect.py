@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import pytest
 
-from hdexport.cli import inspect
+from hdexport.cli import verification_table
 from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import (
     Default,
@@ -25,6 +25,7 @@ from hdruntime.bundle.manifest import (
 )
 from hdruntime.bundle.manifest_json import manifest_from_json
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.verification import GraphVerification, Skip, SkipCause, Status, Tolerance, VerificationRecord
 from support import tiny_bundle
 from support.commands import Command
 from support.tiny_bundle import INPUTS, engine_file
@@ -62,10 +63,16 @@ CHANGES: dict[str, Any] = {
     "graphs": (GraphFile(file="model.onnx", lowering="portable", dtype="float16"),),
     "engines": (ENGINE,),
     "labels": ("negative", "[bold]positive"),
-    "verification": {
-        "passed": True,
-        "graphs": {"model.onnx": {"passed": 40, "checks": 40, "max_abs_error": 2e-6, "tolerance": "<= 1e-04"}},
-    },
+    "verification": VerificationRecord(
+        passed=True,
+        grid="full",
+        graphs={
+            "model.onnx": GraphVerification(
+                status=Status.PASS, checks=40, passed=40, max_abs_error=2e-6, tolerance=Tolerance(atol=1e-4, ulps=2)
+            )
+        },
+        skipped=(Skip(cause=SkipCause.NO_GPU, graph="engines/tiny.engine", backend="tensorrt_rtx"),),
+    ),
     "made_by": {
         "command": "hdexport build tiny --max-len 4096 --fp16",
         "source": "",
@@ -105,8 +112,11 @@ LINES = [
     "attention hdexport::Attention x6",
     "labels negative, [bold]positive",
     "tokenizer tokenizer.json, ids of transformers' class, pads with [PAD] (0)",
-    "verification passed",
-    "model.onnx: 40 of 40 checks, max abs error 2.00e-06 (<= 1e-04)",
+    "verification passed, full grid, 40 of 40 cases",
+    "graph precision status cases max abs error min cosine tolerance",
+    "model.onnx float32 PASS 40 2.00e-06 - abs 0.0001 or 2 ulp",
+    "engines/tiny.engine - SKIP 0 - - -",
+    "SKIP engines/tiny.engine: needs an NVIDIA GPU (hdexport verify BUNDLE --backend tensorrt_rtx)",
     "made: command hdexport build tiny --max-len 4096 --fp16",
     "made: with hdexport 0.1.0, torch 2.13.0",
     "input input_ids int64 [batch, tokens] 0 to 10",
@@ -171,7 +181,7 @@ def test_eight_graphs_fit_into_a_hundred_columns(
         (bundle / graph.file).write_bytes((bundle / "model.onnx").read_bytes())
     graphs.append(CHANGES["graphs"][0])
     change(bundle, graphs=tuple(graphs))
-    monkeypatch.setattr(inspect, "_PIPED_WIDTH", 100)
+    monkeypatch.setattr(verification_table, "_PIPED_WIDTH", 100)
     done = hdexport("inspect", bundle)
     assert done.returncode == 0, done.stderr
     shown = done.stdout

@@ -68,16 +68,18 @@ def test_verification_with_trust_records_that_the_code_differs(built: Path, tmp_
     options = ["--model", built / "model", "--grid", "quick", "--trust-remote-code"]
     done = hdexport("verify", bundle, *options)
     assert done.returncode == 1
-    (line,) = [line for line in done.stdout.splitlines() if "theirs.Twice: batch 1, tokens 64, padding none" in line]
-    assert "FAILED: its answers to 64 tokens differ by 0.5 from those of transformers' BertModel" in line
+    case = "FAIL  code: theirs.Twice  float32  batch 1, 64 tokens, padding none  "
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(case)]
+    assert "failed: its answers to 64 tokens differ by 0.5 from those of transformers' BertModel" in line
     assert "leave --trust-remote-code out" in done.stdout
     record = open_bundle(bundle).manifest.verification
-    assert record["passed"] is False
-    of_code = record["graphs"]["the checkpoint's own code, theirs.Twice"]
-    assert (of_code["passed"], of_code["checks"]) == (0, 4)
-    assert {case["padding"] for case in of_code["failed"]} == {"none", "right", "left"}
+    assert record is not None
+    assert record.passed is False
+    of_code = record.graphs["code: theirs.Twice"]
+    assert (of_code.passed, of_code.checks) == (0, 4)
+    assert {case.padding for case in of_code.failed} == {"none", "right", "left"}
     quiet = hdexport("verify", bundle, *options, "-q")
-    assert quiet.stdout.count("theirs.Twice: ") == 4
+    assert quiet.stdout.count("FAIL  code: theirs.Twice  ") == 4
     assert json.loads(hdexport("verify", bundle, *options, "--json").stdout)["passed"] is False
 
 
@@ -86,12 +88,14 @@ def test_verification_of_code_that_cannot_run_says_so(built: Path, tmp_path: Pat
     (model / "theirs.py").write_text("import a_package_that_nobody_has\n")
     done = hdexport("verify", bundle, "--model", model, "--grid", "quick", "--trust-remote-code")
     assert done.returncode == 0
-    said = [line for line in done.stdout.splitlines() if "theirs.Twice: not checked: " in line]
-    assert "a_package_that_nobody_has" in said[0]
-    assert any("a_package_that_nobody_has" in line for line in open_bundle(bundle).manifest.verification["not_checked"])
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("SKIP  code: theirs.Twice: ")]
+    assert "a_package_that_nobody_has" in line
+    record = open_bundle(bundle).manifest.verification
+    assert record is not None
+    assert any("a_package_that_nobody_has" in (skip.detail or "") for skip in record.skipped)
 
 
 def test_verification_without_trust_says_what_was_not_run(built: Path, hdexport: Command) -> None:
     done = hdexport("verify", built / "bundle", "--model", built / "model", "--grid", "quick")
     assert done.returncode == 0
-    assert "the checkpoint's own code, theirs.Twice: not run without --trust-remote-code" in done.stdout
+    assert "SKIP  code: theirs.Twice: not run without --trust-remote-code" in done.stdout

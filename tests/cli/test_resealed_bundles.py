@@ -99,7 +99,7 @@ for _ in range(400):
 WRONG = [
     ("verification/graphs/a", 5, r"manifest\.verification\.graphs\['a'\] should be `object`, not 5"),
     ("verification/graphs/model.onnx/max_abs_error", "x", r"max_abs_error should be `float \| null`, not \"x\""),
-    ("verification/notes", DEEP, r"not valid JSON: more than \d+ lists and objects"),
+    ("verification/information", DEEP, r"not valid JSON: more than \d+ lists and objects"),
     ("outputs", [], r"manifest\.outputs has no last_hidden_state"),
     ("outputs/1/name", "last_hidden_state", r"manifest\.outputs has 2 of last_hidden_state"),
     ("outputs/1/dtype", "int64", r"manifest\.outputs\[1\] should be float32 \[batch, \.\.\.\]"),

@@ -1,4 +1,4 @@
-"""`hdexport verify`: one line per check, the outcome in the manifest, exit code 1 where a check fails."""
+"""`hdexport verify`: a table, the outcome in the manifest, exit code 1 where a check fails."""
 
 from __future__ import annotations
 
@@ -26,25 +26,36 @@ def copy(bundle: Path, checkpoint: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_every_check_has_a_line_and_the_outcome_is_recorded(hdexport: Command, copy: Path) -> None:
-    done = hdexport("verify", copy)
-    assert (done.returncode, done.stderr) == (0, "")
-    *lines, last = done.stdout.splitlines()
-    lines.remove(
-        "-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU "
-        "(hdexport verify BUNDLE --backend onnxruntime_cuda)"
-    )
-    assert all(line.startswith("-[x] ") for line in lines)
-    assert last == f"{len(lines)} of {len(lines)} checks passed"
-    of_texts = [line for line in lines if line.startswith("-[x] from text, as in transformers: ")]
-    assert {line.split(": ")[1] for line in of_texts} > {"short text, tokens 10", "empty text, tokens 2"}
-    checked = {int(line.split("tokens ")[1].split(",")[0]) for line in lines if line not in of_texts}
-    assert checked == {1, 2, 63, 64, 65, 100}
+NEEDS_GPU = "SKIP  onnxruntime_cuda.onnx: needs an NVIDIA GPU (hdexport verify BUNDLE --backend "
+
+
+def test_a_table_has_a_row_for_each_graph_and_verbose_a_line_for_each_check(hdexport: Command, copy: Path) -> None:
+    done = hdexport("verify", copy, "-v")
+    assert done.returncode == 0
+    skip, *lines, header, model, for_cpu, of_texts, for_gpu, skip_again = done.stdout.splitlines()
+    assert skip == skip_again == f"{NEEDS_GPU}onnxruntime_cuda)"
+    checks = [line.split("  ") for line in lines]
+    assert {(check[0], check[2]) for check in checks} == {("PASS", "float32")}
+    texts = [case for _, graph, _, case, *_ in checks if graph == "text: transformers"]
+    assert set(texts) > {"short text, 10 tokens", "empty text, 2 tokens"}
+    cases = [case for _, graph, _, case, *_ in checks if graph == "model.onnx"]
+    assert {int(case.split(", ")[1].removesuffix(" tokens")) for case in cases} == {1, 2, 63, 64, 65, 100}
+    assert " ".join(header.split()) == "graph precision status cases max abs error min cosine tolerance"
+    assert model.split()[:4] == ["model.onnx", "float32", "PASS", str(len(cases))]
+    assert for_cpu.split()[:4] == ["onnxruntime_cpu.onnx", "float32", "PASS", str(len(cases))]
+    assert of_texts.split()[:5] == ["text:", "transformers", "float32", "PASS", str(len(texts))]
+    assert for_gpu.split()[:4] == ["onnxruntime_cuda.onnx", "-", "SKIP", "0"]
     verification = hdruntime.open_bundle(copy).manifest.verification
     assert verification is not None
-    assert verification["passed"] is True
-    shown = hdexport("inspect", copy).stdout
-    assert any(line.split() == ["verification", "passed,", "full", "grid"] for line in shown.splitlines())
+    assert verification.passed is True
+    shown = hdexport("inspect", copy).stdout.splitlines()
+    number = 2 * len(cases) + len(texts)
+    assert any(line.split() == f"verification passed, full grid, {number} of {number} cases".split() for line in shown)
+    assert {header, model, for_cpu, of_texts, for_gpu, skip} <= set(shown)
+    quiet = hdexport("verify", copy, "--longest", 2).stdout.splitlines()
+    assert [line.split()[0] for line in quiet] == [
+        "graph", "model.onnx", "onnxruntime_cpu.onnx", "text:", "onnxruntime_cuda.onnx", "SKIP", "SKIP",
+    ]  # fmt: skip
 
 
 def test_a_checkpoint_that_differs_fails_and_that_is_recorded(
@@ -56,20 +67,21 @@ def test_a_checkpoint_that_differs_fails_and_that_is_recorded(
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     done = hdexport("verify", copy, "--model", other, "--longest", 2)
     assert (done.returncode, done.stderr) == (1, "")
-    assert "-[ ] model.onnx: batch 1, tokens 1, padding none: max abs error " in done.stdout
-    assert "FAILED: last_hidden_state" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("0 of ")
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL  ")]
+    assert failed[0].startswith("FAIL  model.onnx  float32  batch 1, 1 tokens, padding none  max abs error ")
+    assert all(line.endswith("  failed: last_hidden_state") for line in failed)
+    of_model = sum(line.startswith("FAIL  model.onnx  ") for line in failed)
+    assert f"model.onnx float32 FAIL {of_model} of {of_model}" in " ".join(done.stdout.split())
     verification = hdruntime.open_bundle(copy).manifest.verification
     assert verification is not None
-    assert verification["passed"] is False
+    assert verification.passed is False
     shown = hdexport("inspect", copy).stdout
-    assert any(line.split() == ["verification", "FAILED,", "full", "grid"] for line in shown.splitlines())
-    failed = [line for line in done.stdout.splitlines() if line.startswith("-[ ]")]
+    assert any(line.split()[:4] == ["verification", "FAILED,", "full", "grid,"] for line in shown.splitlines())
     quiet = hdexport("verify", copy, "--model", other, "--longest", 2, "--quiet")
     assert (quiet.returncode, quiet.stdout.splitlines(), quiet.stderr) == (1, failed, "")
     as_json = json.loads(hdexport("verify", copy, "--model", other, "--longest", 2, "--json").stdout)
     assert as_json["passed"] is False
-    assert not any(check["passed"] for check in as_json["checks"])
+    assert {check["status"] for check in as_json["checks"]} == {"FAIL"}
     assert hdexport("verify", copy, "--longest", 2, "--quiet").stdout == ""
 
 
@@ -78,20 +90,35 @@ def test_the_quick_grid_as_json_is_the_record_and_its_checks(hdexport: Command, 
     assert (done.returncode, done.stderr) == (0, "")
     printed = json.loads(done.stdout)
     checks, problem = printed.pop("checks"), printed.pop("problem")
-    assert (printed, problem) == (hdruntime.open_bundle(copy).manifest.verification, None)
+    recorded = json.loads((copy / "manifest.json").read_text())["verification"]
+    assert (printed, problem) == (recorded, None)
+    assert json.loads(hdexport("inspect", copy, "--json").stdout)["manifest"]["verification"] == recorded
+    assert recorded["skipped"] == [
+        {
+            "cause": "no_gpu",
+            "graph": "onnxruntime_cuda.onnx",
+            "case": None,
+            "needed": None,
+            "limit": None,
+            "backend": "onnxruntime_cuda",
+            "detail": None,
+        }
+    ]
     assert printed["grid"] == "quick"
     assert len(checks) == sum(graph["checks"] for graph in printed["graphs"].values()) < 30
+    tolerance = dict.fromkeys(["atol", "ulps", "rtol", "cosine", "length", "token_length", "score_spread"])
     assert checks[0] == {
+        "status": "PASS",
         "graph": "model.onnx",
         "precision": "float32",
         "case": {"tokens": 1, "lengths": [1], "padding": "none"},
-        "passed": True,
         "max_abs_error": checks[0]["max_abs_error"],
         "min_cosine": pytest.approx(1),
-        "tolerance": "max abs error <= 0.0001",
+        "tolerance": tolerance | {"atol": 0.0001, "ulps": 2},
+        "failed_outputs": [],
         "samples": None,
-        "layers_left_out": 0,
         "wrong_decisions": [],
+        "error": None,
         "text": None,
     }
     assert [check["text"] for check in checks][-1] == "marks"
@@ -117,7 +144,7 @@ def test_findings_that_cannot_be_recorded_are_printed(
 def test_lengths_that_are_left_out_are_reported(hdexport: Command, copy: Path) -> None:
     done = hdexport("verify", copy, "--longest", 1)
     assert done.returncode == 0
-    assert "-[-] lengths above 1: not checked; ask for them with --longest 100" in done.stdout
+    assert "SKIP  all graphs: lengths above 1 tokens; compare them with --longest 100" in done.stdout
 
 
 def test_a_checkpoint_that_moved_can_be_named(refused: Refused, copy: Path) -> None:

@@ -16,6 +16,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.engines.build import EngineOptions
 from hdexport.pipeline import run
 from hdexport.support.progress import Progress
+from hdexport.verify import Check
 from hdruntime.bundle.manifest import Backend, Manifest, Task
 from hdruntime.bundle.reader import open_bundle, read_config
 from hdruntime.errors import BundleCorruptError, ExportError, HdexportError, InputError, VerificationError
@@ -24,6 +25,7 @@ from support.grids import nightly_unless
 from support.hugging_face import ALPHA
 from support.stored_builds import take_stored_graph
 from support.tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
+from support.verified import Recorder
 
 PHASES = {
     "loading": ("hdexport.checkpoint", "Checkpoint.load"),
@@ -107,14 +109,15 @@ def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path,
         return lower(model)
 
     monkeypatch.setattr(lowering, "lower_for_onnxruntime_cpu", lower_wrongly)
-    lines: list[str] = []
-    progress = Progress()
-    progress.result = lines.append  # type: ignore[method-assign]
-    with pytest.raises(VerificationError, match="--verify none"):
+    progress = Recorder()
+    with pytest.raises(VerificationError, match="--verify none") as raised:
         build(options_for(checkpoint, tmp_path / "bundle"), progress)
     assert list(tmp_path.iterdir()) == []
-    assert any("onnxruntime_cpu.onnx" in line and "FAILED" in line for line in lines)
-    assert not any("model.onnx" in line and "FAILED" in line for line in lines)
+    failed = [outcome for outcome in progress.outcomes if isinstance(outcome, Check) and not outcome.passed]
+    assert failed
+    assert list(raised.value.failed) == failed
+    # The texts run the graph for CPUs, too.
+    assert {check.graph for check in failed} == {"onnxruntime_cpu.onnx", "text: transformers"}
 
 
 @pytest.mark.usefixtures("stored_graph")
@@ -169,10 +172,10 @@ def test_the_manifest_describes_the_bundle(whole_build) -> None:
     assert [spec.name for spec in manifest.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
     assert [(spec.name, spec.shape) for spec in manifest.outputs] == [("last_hidden_state", ("batch", "tokens", 32))]
     assert manifest.verification is not None
-    assert manifest.verification["passed"] is True
-    assert manifest.verification["grid"] == "quick"
-    compared = {"model.onnx", "onnxruntime_cpu.onnx", "from text, as in transformers"}
-    assert set(manifest.verification["graphs"]) == compared
+    assert manifest.verification.passed is True
+    assert manifest.verification.grid == "quick"
+    compared = {"model.onnx", "onnxruntime_cpu.onnx", "text: transformers"}
+    assert set(manifest.verification.graphs) == compared
     assert manifest.made_by["command"] == "hdexport build tiny-bert"
     assert manifest.made_by["source"] == "tiny-bert"
     assert set(manifest.files) == {
@@ -238,4 +241,5 @@ def test_sparse_vectors_of_a_vocabulary_no_wider_than_the_states_are_built(tmp_p
     options = {"task": Task.SPARSE_SIMILARITY, "max_len": 32, "tokenizer": None}
     manifest = build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", **options))
     assert manifest.outputs[0].shape == ("batch", 24)
-    assert manifest.verification["passed"]
+    assert manifest.verification is not None
+    assert manifest.verification.passed

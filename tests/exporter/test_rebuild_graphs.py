@@ -13,6 +13,7 @@ from hdexport.quantize import Int8Options
 from hdexport.rebuild import RebuildOptions, rebuild
 from hdexport.support.bundle_writer import write_manifest
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.verification import GraphVerification, Skip, SkipCause, Status, VerificationRecord
 
 pytest.importorskip("openvino")
 
@@ -62,19 +63,22 @@ def test_checks_of_a_graph_end_with_the_graph(
     openvino_bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = open_bundle(shutil.copytree(openvino_bundles("bert").path, tmp_path / "a bundle"))
-    graphs = {name: {"checks": 3, "passed": 3, "tokens": [1, 2]} for name in ("model.onnx", " and ".join(OPENVINO))}
-    found = {"passed": True, "graphs": graphs, "not_checked": []}
+    graphs = {
+        name: GraphVerification(status=Status.PASS, files=tuple(files), checks=3, passed=3, tokens=(1, 2))
+        for name, files in {"model.onnx": ["model.onnx"], " and ".join(OPENVINO): OPENVINO}.items()
+    }
+    found = VerificationRecord(passed=True, graphs=graphs)
     write_manifest(bundle.path, dataclasses.replace(bundle.manifest, verification=found))
     assert main(["rebuild", str(bundle.path), "--target", "openvino"]) == 0
     assert capsys.readouterr().out == (
         "openvino.onnx, openvino_unpadded.onnx: not yet verified\n"
         f"Compare with PyTorch: hdexport verify '{bundle.path}'\n"
     )
-    assert open_bundle(bundle.path).manifest.verification == {
-        "passed": True,
-        "graphs": {"model.onnx": graphs["model.onnx"]},
-        "not_checked": ["openvino.onnx and openvino_unpadded.onnx: not checked since it was rebuilt"],
-    }
+    assert open_bundle(bundle.path).manifest.verification == VerificationRecord(
+        passed=True,
+        graphs={"model.onnx": graphs["model.onnx"]},
+        skipped=(Skip(cause=SkipCause.REBUILT, graph="openvino.onnx and openvino_unpadded.onnx"),),
+    )
 
 
 def test_options_of_engines_are_refused_where_only_graphs_are_added(

@@ -143,10 +143,10 @@ def test_added_tokens_see_what_of_the_query_is_in_their_window(saved: Callable[[
 def test_every_graph_of_a_bundle_was_verified(saved: Callable[[str], Path], name: str) -> None:
     verification = open_bundle(saved(name) / "bundle").manifest.verification
     assert verification is not None
-    assert verification["passed"]
+    assert verification.passed
     assert {"model.onnx", "onnxruntime_cpu.onnx", "openvino.onnx and openvino_unpadded.onnx"} == set(
-        verification["graphs"]
-    )  # type: ignore[call-overload]
+        verification.graphs
+    )
 
 
 @pytest.mark.parametrize("name", ["classic", nightly_unless(False, "windowed")])
@@ -198,7 +198,7 @@ def test_added_tokens_see_the_query_through_windows_that_replace_dense_attention
     )
     verification = open_bundle(tmp_path / "bundle").manifest.verification
     assert verification is not None
-    assert verification["passed"]
+    assert verification.passed
 
 
 def test_a_manifest_that_contradicts_itself_is_refused(saved: Callable[[str], Path]) -> None:

@@ -112,4 +112,4 @@ def assert_right(case: Any, baseline: str) -> None:
     for batch, tokens in SHAPES:
         found = case.error(baseline, batch, tokens, made.artefact)
         assert found.passed, (batch, tokens, found)
-        assert found.tolerance == "max abs error <= 0.0001"
+        assert found.tolerance == "abs 0.0001 or 2 ulp"

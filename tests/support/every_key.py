@@ -14,14 +14,51 @@ from hdruntime.bundle.manifest import Default, Fill, KernelNode, PaddingRule
 from hdruntime.bundle.manifest_json import with_checksum
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TemplatePart, TextTemplate, Wording
+from hdruntime.bundle.verification import (
+    Case,
+    GraphVerification,
+    Skip,
+    SkipCause,
+    Status,
+    Tolerance,
+    VerificationRecord,
+)
 from hdruntime.errors import BundleCorruptError
 from support.tiny_bundle import INPUTS, engine_file, make_bundle
 
-VERIFICATION = {
-    "passed": True,
-    "level": "known to later versions only",
-    "graphs": {"model.onnx": {"passed": 4, "checks": 4, "max_abs_error": 2e-6, "tolerance": "<= 1e-04", "failed": []}},
-}
+VERIFICATION = VerificationRecord(
+    passed=False,
+    grid="full",
+    graphs={
+        "model.onnx": GraphVerification(
+            status=Status.FAIL,
+            files=("model.onnx",),
+            precision="float32",
+            checks=4,
+            passed=3,
+            max_abs_error=2e-6,
+            min_cosine=0.5,
+            tolerance=Tolerance(
+                atol=1e-4, ulps=2, rtol=1e-6, cosine=0.5, length=0.02, token_length=0.1, score_spread=0.05
+            ),
+            tokens=(1, 2),
+            failed=(Case(tokens=2, lengths=(2, 1), padding="right"),),
+            sampled=(Case(tokens=1, lengths=(1,)),),
+        )
+    },
+    skipped=(
+        Skip(
+            cause=SkipCause.BACKEND,
+            graph="onnxruntime_cuda.onnx",
+            case=Case(tokens=1, lengths=(1,)),
+            needed=2,
+            limit=1,
+            backend="onnxruntime_cuda",
+            detail="no driver",
+        ),
+    ),
+    information=("off softmax attention by 0.1",),
+)
 KERNEL_NODE = KernelNode(
     op_type="SlidingWindowAttention_1",
     operator="SlidingWindowAttention",

@@ -118,7 +118,7 @@ def without_change(result: BenchResult, change: ModelChange, *series: str) -> Be
         if case.error is None or case.series not in series:
             return case
         error = OutputError(
-            max_abs_error=0.35, min_cosine=0.81, passed=False, tolerance="max abs error <= 0.0001",
+            max_abs_error=0.35, min_cosine=0.81, passed=False, tolerance="abs 0.0001 or 2 ulp",
             missing_changes=(change,),
         )  # fmt: skip
         return dataclasses.replace(case, error=error)
@@ -189,5 +189,5 @@ def _error(series: str, tokens: int) -> OutputError:
         max_abs_error=error,
         min_cosine=0.62 if is_wrong else 0.9999999,
         passed=not is_wrong,
-        tolerance="max abs error <= 0.0001",
+        tolerance="abs 0.0001 or 2 ulp",
     )

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from hdexport.support.bundle_writer import seal
-from hdexport.verify.grid import Case
+from hdruntime.bundle.verification import Case
 
 
 def tampered(bundle: Any, path: Path, change: Callable[[ir.Model], None], *files: str) -> Path:

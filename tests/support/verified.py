@@ -6,9 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.verify import Grid, Verification, verify_bundle
+from hdexport.support.progress import Progress
+from hdexport.verify import Check, Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.verification import Skip
+
+
+class Recorder(Progress):
+    """Records the outcomes that a verification reports."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Check | Skip] = []
+
+    def check(self, outcome: Check | Skip) -> None:
+        self.outcomes.append(outcome)
 
 
 def verified(bundle: Any, path: Path | None = None, *, grid: Grid = Grid.QUICK) -> Verification:

@@ -152,10 +152,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from hdexport.cli.progress import TerminalProgress
     from hdexport.support.process_settings import let_threads_sleep
+    from hdruntime.bundle.verification import Status
 
     outlive_readers()
     let_threads_sleep()
-    with TerminalProgress(verbose=options.verbose) as progress:
+    with TerminalProgress(listed=tuple(Status) if options.verbose else (Status.FAIL,)) as progress:
         # The first line shows before heavy imports.
         progress.step("Starting")
         from hdexport.build import build

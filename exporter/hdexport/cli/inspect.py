@@ -5,25 +5,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import local_path
+from hdexport.cli.verification_table import print_table, print_verification, range_text
 from hdruntime.errors import BundleCorruptError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest, TensorSpec, TokenizerInfo
+    from hdruntime.bundle.manifest import EngineFile, Manifest, TensorSpec, TokenizerInfo
     from hdruntime.bundle.reader import Bundle
     from hdruntime.bundle.sentence_settings import SentenceSettings
+    from hdruntime.bundle.verification import VerificationRecord
 
 SUMMARY = "show what is in a bundle"
-
-_PIPED_WIDTH = 240
-"""Columns when the output is not a terminal: rows stay on one line, for grep and less."""
 
 _SHOWN_OF_SHA256 = 12
 
@@ -101,15 +97,9 @@ def _show(
     why_not: str,
     passports: dict[str, dict[str, object]],
 ) -> None:
-    from rich.console import Console
-
-    # No markup: "[PAD]" is a token, not a style.
-    width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    console = Console(width=width, markup=False, highlight=False, emoji=False)
     manifest = bundle.manifest
-    _pairs(console, str(bundle.path), summary(manifest))
+    _pairs(str(bundle.path), summary(manifest))
     _table(
-        console,
         "Inputs and outputs",
         ("", "name", "type", "shape", "values"),
         [
@@ -118,19 +108,20 @@ def _show(
         ],
     )
     _table(
-        console,
         "Graphs",
         ("file", "lowering", "type"),
         ((graph.file, graph.lowering, graph.dtype) for graph in manifest.graphs),
     )
+    if manifest.verification is not None:
+        print_verification(manifest.verification, None, title="Verification")
+        print(flush=True)
     if operators is None:
         print(f"Operators were not counted. {why_not}\n")
     else:
-        _table(console, "Operators", ("graph", "nodes", "of which"), _operator_rows(operators))
+        _table("Operators", ("graph", "nodes", "of which"), _operator_rows(operators))
     for engine in manifest.engines:
-        _pairs(console, f"Engine {engine.file}", _engine(engine, passports[engine.file]))
+        _pairs(f"Engine {engine.file}", _engine(engine, passports[engine.file]))
     _table(
-        console,
         "Files",
         ("file", "size", "sha256"),
         ((name, _size(record.size_bytes), record.sha256[:_SHOWN_OF_SHA256]) for name, record in manifest.files.items()),
@@ -179,9 +170,9 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from class_of(manifest.task).described(manifest)
     if manifest.sentence is not None:
         yield from _prompts(manifest.sentence)
-    yield from _verification(manifest.verification, unverified=manifest.unverified)
+    yield "verification", _verification(manifest.verification, unverified=manifest.unverified)
     if manifest.half_range is not None:
-        yield "float16 range", _half_range(manifest.half_range)
+        yield "float16 range", range_text(manifest.half_range)
     yield from _made_by(manifest.made_by)
 
 
@@ -272,46 +263,14 @@ def _carried(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "", f"a document has at most {manifest.document_tokens} tokens, in all of its segments"
 
 
-def _verification(found: dict[str, object] | None, *, unverified: bool) -> Iterator[tuple[str, str]]:
-    if found is None:
+def _verification(record: VerificationRecord | None, *, unverified: bool) -> str:
+    if record is None:
         by_choice = " (--unverified), though no family was written for the model type" if unverified else ""
-        yield "verification", f"none{by_choice}; run: hdexport verify BUNDLE"
-        return
-    grid = found.get("grid")
-    outcome = "passed" if found.get("passed") else "FAILED"
-    # Bundles of earlier versions do not say which grid.
-    yield "verification", outcome if grid is None else f"{outcome}, {grid} grid"
-    graphs = found.get("graphs")
-    for name, result in graphs.items() if isinstance(graphs, dict) else ():
-        yield "", f"{name}: {_graph_checks(result)}"
-    not_checked = found.get("not_checked")
-    for what in not_checked if isinstance(not_checked, list) else ():
-        yield "", str(what)
-
-
-def _graph_checks(result: dict[str, object]) -> str:
-    checks = f"{result.get('passed')} of {result.get('checks')} checks"
-    sampled = result.get("sampled")
-    said = f", {len(sampled)} with logits at some tokens" if isinstance(sampled, list) and sampled else ""
-    partly = result.get("layers_left_out")
-    if isinstance(partly, list) and partly:
-        said += f", {len(partly)} without repeated layers"
-    cosine = result.get("min_cosine")
-    said += (
-        f", cosine {cosine:.6f}"
-        if isinstance(cosine, float) and result.get("precision", "float32") != "float32"
-        else ""
-    )
-    error = result.get("max_abs_error")
-    error = f"{error:.2e}" if isinstance(error, float) else error
-    return f"{checks}{said}, max abs error {error} ({result.get('tolerance')})"
-
-
-def _half_range(found: HalfRange) -> str:
-    largest = "infinity or NaN" if found.largest is None else f"{found.largest:,.5g}"
-    where = f"{found.operator} {found.node}" + (f" of {found.module}" if found.module else "")
-    tokens = ", ".join(map(str, found.tokens))
-    return f"largest magnitude {largest} of {found.limit:,.0f}: {where}, on {found.text} of {tokens} tokens"
+        return f"none{by_choice}; run: hdexport verify BUNDLE"
+    graphs = record.graphs.values()
+    cases = f"{sum(graph.passed for graph in graphs)} of {sum(graph.checks for graph in graphs)} cases"
+    grid = "" if record.grid is None else f", {record.grid} grid"
+    return f"{'passed' if record.passed else 'FAILED'}{grid}, {cases}"
 
 
 def _made_by(made_by: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -361,21 +320,10 @@ def _size(size_bytes: int) -> str:
     return decimal(size_bytes)
 
 
-def _pairs(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
-    _table(console, title, ("", ""), rows)
+def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    _table(title, ("", ""), rows)
 
 
-def _table(console: Console, title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_header=any(columns))
-    for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column in ("size", "nodes") else "left")
-    for row in rows:
-        table.add_row(*row)
-    with console.capture() as captured:
-        console.print(title, style="bold")
-        console.print(table)
-    # The last column is padded to its widest cell, which copies badly. Flushed here, because rich ends the process
-    # where its own flush finds no reader.
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n", flush=True)
+def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    print_table(title, columns, rows, right=("size", "nodes"))
+    print(flush=True)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import rich.progress
 from rich.console import Console, RenderableType
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from hdexport.cli.verification_table import outcome_line, print_verification
 from hdexport.support.progress import Progress
+from hdruntime.bundle.verification import Status
+
+if TYPE_CHECKING:
+    from hdexport.support.check import Check
+    from hdruntime.bundle.manifest import HalfRange
+    from hdruntime.bundle.verification import Skip, VerificationRecord
 
 
 def duration_text(seconds: float) -> str:
@@ -83,11 +91,13 @@ class _ToGo(rich.progress.ProgressColumn):
 class TerminalProgress(Progress):
     """Steps with their elapsed time on stderr, results on stdout; without a terminal only the results.
 
-    Every check is shown, too, if verbose.
+    Attributes:
+        listed: statuses of the checks that are printed one by one.
+        shows_table: whether the table of a verification is printed.
     """
 
-    def __init__(self, *, verbose: bool = False) -> None:
-        self._verbose = verbose
+    def __init__(self, *, listed: Collection[Status] = (Status.FAIL,), shows_table: bool = True) -> None:
+        self.listed, self.shows_table = listed, shows_table
         self._line = StatusLine()
         self._title = ""
         self._began = time.perf_counter()
@@ -112,9 +122,13 @@ class TerminalProgress(Progress):
         # flush, so that a reader of a pipe sees a check when it is made.
         print(line, flush=True)
 
-    def check(self, line: str) -> None:
-        if self._verbose:
-            self.result(line)
+    def check(self, outcome: Check | Skip) -> None:
+        if outcome.status in self.listed:
+            self.result(outcome_line(outcome))
+
+    def verified(self, record: VerificationRecord, half_range: HalfRange | None) -> None:
+        if self.shows_table:
+            print_verification(record, half_range)
 
     def _finish_step(self, outcome: str) -> None:
         if self._title:

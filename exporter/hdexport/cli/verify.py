@@ -1,6 +1,7 @@
 """Compare a bundle with PyTorch over a grid of lengths, batches and paddings, and record the outcome in it.
 
-Each check prints one line with its error and its tolerance; the exit code is 1 if a check failed.
+It prints a table with a row for each graph, and why cases were skipped; -v lists each case. The exit code is 1 if a
+check failed.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "graph for CUDA, too)",
     )
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print every check as one JSON object")
-    output.add_argument("-q", "--quiet", action="store_true", help="print failed checks only")
+    output.add_argument(
+        "--json", action="store_true", help="print the table, each check and each skipped case as one JSON object"
+    )
+    output.add_argument("-q", "--quiet", action="store_true", help="print a line for each failed check only")
     add_trust_arguments(parser)
 
 
@@ -72,11 +75,12 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.support.process_settings import let_threads_sleep
     from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import open_bundle
+    from hdruntime.bundle.verification import Status
 
     outlive_readers()
     let_threads_sleep()
-    is_silent = options.json or options.quiet
-    with TerminalProgress() as progress:
+    listed = () if options.json else tuple(Status) if options.verbose else (Status.FAIL,)
+    with TerminalProgress(listed=listed, shows_table=not (options.json or options.quiet)) as progress:
         progress.step("Opening the bundle")
         bundle = open_bundle(options.bundle)
         precisions = _precisions(bundle, options.precision)
@@ -92,25 +96,21 @@ def run(options: argparse.Namespace) -> int:
         longest = options.longest or LONGEST_CHECKED
         reference = reference_of(bundle, find_checkpoint(model, trust=trust_of(options)))
         progress.step("Verifying against PyTorch")
-        report = progress.check if is_silent else progress.result
         backend = None if options.backend is None else Backend(options.backend)
         found = verify_bundle(
-            bundle, reference, grid=grid, precisions=precisions, backend=backend, longest=longest, report=report
+            bundle, reference, grid=grid, precisions=precisions, backend=backend, longest=longest, progress=progress
         )
         if backend is None:
-            found = with_texts(found, bundle, reference, report=report)
-            found = with_code(found, bundle.manifest, reference, report=report)
-        half_range = check_half_range(bundle, report=report)
-        record = found.record()
-        record["passed"] = found.passed and half_range.problem is None
-    failed = [check for check in found.all_checks if not check.passed]
+            found = with_texts(found, bundle, reference, progress=progress)
+            found = with_code(found, bundle.manifest, reference, progress=progress)
+        half_range = check_half_range(bundle)
+        record = dataclasses.replace(found.record(), passed=found.passed and half_range.problem is None)
+        progress.verified(record, half_range.record)
     if options.json:
         checks = [check.record() for check in found.all_checks]
-        print(json.dumps(record | {"problem": half_range.problem, "checks": checks}, indent=2))
-    elif options.quiet:
-        print("".join(f"{check.line()}\n" for check in failed), end="")
-    else:
-        print(f"{len(found.all_checks) - len(failed)} of {len(found.all_checks)} checks passed")
+        print(json.dumps({**dataclasses.asdict(record), "problem": half_range.problem, "checks": checks}, indent=2))
+    elif not options.quiet:
+        print("".join(f"{hint}\n" for hint in found.hints), end="")
     # After the findings are printed: a bundle may be read-only.
     manifest = dataclasses.replace(bundle.manifest, verification=record, half_range=half_range.record)
     write_manifest(bundle.path, manifest)

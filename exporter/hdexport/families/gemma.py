@@ -93,4 +93,5 @@ FAMILY = Family(
     embeddings=lambda model: model.base_model,
     adapt=_adapt,
     why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
+    has_native_windows=True,
 )

@@ -52,4 +52,5 @@ FAMILY = Family(
     stretches_rotary=True,
     adapt=_adapt,
     why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
+    has_native_windows=True,
 )

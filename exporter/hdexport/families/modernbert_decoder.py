@@ -53,5 +53,6 @@ FAMILY = CausalFamily(
     adapt=_adapt,
     classifies_first=False,
     why_not_converted="its local layers have windows already, and its global layers see all earlier tokens",
+    has_native_windows=True,
     why_not_tuned="its positions are computed, and none is learned",
 )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from hdexport.graph.passes.repeat_layers import FIRST, INPUTS, LAYERS_DOMAIN, OUTPUTS, REPEAT
 
@@ -32,27 +31,26 @@ def layers_traced_once(module: torch.nn.Module) -> Iterator[None]:
         yield
 
 
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
 class _Traced(NamedTuple):
     """A layer that was traced, the number that marks have for it, its arguments, and its results.
 
     Attributes:
-        structure: of positional and keyword arguments.
-        result_structure: the structure that the layer returned its results in.
+        arguments: positional and keyword arguments.
+        results: returned by the layer: a tensor, or tensors in tuples, lists and dictionaries.
     """
 
     number: int
     description: Hashable
-    arguments: list[Any]
-    structure: pytree.TreeSpec
-    results: list[Any]
-    result_structure: pytree.TreeSpec
+    arguments: _Arguments
+    results: Any
 
-    def is_repeated_by(self, description: Hashable, arguments: list[Any], structure: pytree.TreeSpec) -> bool:
+    def is_repeated_by(self, description: Hashable, arguments: _Arguments) -> bool:
         """Whether a call of a layer of that description would be traced to the same nodes."""
-        if self.description != description or self.structure != structure:
-            return False
         # Described again: tracing a layer may prove that sizes with two names are the same.
-        return _describe(self.arguments) == _describe(arguments)
+        return self.description == description and _describe(self.arguments) == _describe(arguments)
 
 
 class _Tracer:
@@ -65,34 +63,23 @@ class _Tracer:
     def call(self, layer: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_exporting() or torch.compiler.is_dynamo_compiling():
             return forward(*args, **kwargs)
-        arguments, structure = pytree.tree_flatten((args, kwargs))
+        arguments = (args, kwargs)
         description = self._descriptions[layer]
         for traced in self._traced:
-            if traced.is_repeated_by(description, arguments, structure):
+            if traced.is_repeated_by(description, arguments):
                 return _finish(REPEAT, traced, layer, _tensors(arguments))
-        results, result_structure = pytree.tree_flatten(self._trace(forward, arguments, structure))
-        traced = _Traced(
-            number=len(self._traced),
-            description=description,
-            arguments=arguments,
-            structure=structure,
-            results=results,
-            result_structure=result_structure,
-        )
-        self._traced.append(traced)
-        return _finish(OUTPUTS, traced, layer, _tensors(results))
-
-    def _trace(self, forward: Callable[..., Any], arguments: list[Any], structure: pytree.TreeSpec) -> Any:
         tensors = _tensors(arguments)
         marked = _with_tensors(arguments, _mark(INPUTS, len(self._traced), tensors, like=tensors))
-        args, kwargs = pytree.tree_unflatten(marked, structure)
-        return forward(*args, **kwargs)
+        results = forward(*marked[0], **marked[1])
+        traced = _Traced(number=len(self._traced), description=description, arguments=arguments, results=results)
+        self._traced.append(traced)
+        return _finish(OUTPUTS, traced, layer, _tensors(results))
 
 
 def _finish(kind: str, traced: _Traced, layer: torch.nn.Module, inputs: list[torch.Tensor]) -> Any:
     """Mark the end of a layer; its weights go into the mark, which distinguishes them under any names."""
     outputs = _mark(kind, traced.number, [*inputs, *_weights(layer)], like=_tensors(traced.results))
-    return pytree.tree_unflatten(_with_tensors(traced.results, outputs), traced.result_structure)
+    return _with_tensors(traced.results, outputs)
 
 
 def _mark(
@@ -108,14 +95,34 @@ def _mark(
     )
 
 
-def _tensors(values: list[Any]) -> list[torch.Tensor]:
-    return [value for value in values if isinstance(value, torch.Tensor)]
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in tuples, lists and dictionaries, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for part in value for tensor in _tensors(part)]
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in _tensors(part)]
+    return []
 
 
-def _with_tensors(values: list[Any], tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """The values, with other tensors in the places of tensors."""
+def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The value, with other tensors in the places of `_tensors`."""
     replacements = iter(tensors)
-    return [next(replacements) if isinstance(value, torch.Tensor) else value for value in values]
+
+    def replaced(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return next(replacements)
+        if isinstance(part, tuple) and hasattr(part, "_fields"):
+            return type(part)(*map(replaced, part))
+        if isinstance(part, (tuple, list)):
+            return type(part)(map(replaced, part))
+        if isinstance(part, dict):
+            # Also transformers' ModelOutput, a dictionary that takes its fields by keyword.
+            return type(part)(**{name: replaced(each) for name, each in part.items()})
+        return part
+
+    return replaced(value)
 
 
 def _describe_layer(layer: torch.nn.Module) -> Hashable:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 import re
 import warnings
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from onnxscript.rewriter import _matcher
 
 from hdexport.graph.branches import lengths_of_branches
-from hdexport.graph.composites import composites_rewritten
 from hdexport.graph.passes.module_names import name_transposed_weights
+from hdexport.graph.passes.optimize import optimize
 from hdexport.graph.passes.repeat_layers import repeat_layers
 from hdexport.graph.passes.tokens_first import tokens_first
 from hdexport.graph.repeated_layers import layers_traced_once
-from hdexport.graph.repetitions import repetitions_left_out
 from hdexport.model.graph_module import GraphModule, argument_name, named_arguments
 from hdexport.support.process_settings import only_errors_of
 from hdplugins import ONNX_OPSET
@@ -54,7 +48,6 @@ class Trace(NamedTuple):
     branches: tuple[int, ...]
 
 
-@repetitions_left_out()
 def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> Trace:
     """Export a module in evaluation mode: a graph with its inputs, whose attentions are nodes of the domain
     ``hdexport``, without function bodies. A frozen axis is an ExportError.
@@ -69,7 +62,6 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> Trace:
             only_errors_of(EXPORTER_LOGGER),
             named_arguments(module),
             layers_traced_once(module),
-            composites_rewritten(),
         ):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
@@ -98,29 +90,12 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> Trace:
     copies = repeat_layers(program.model)
     logger.debug("%d layers repeat one that was traced.", copies)
     name_transposed_weights(program.model)
-    with _small_numbers_kept():
-        program.optimize()
+    optimize(program.model)
     saved = tokens_first(program.model)
     logger.debug("%d nodes fewer transpose heads and tokens.", saved)
     _forget_counts(program.model)
     _name_axes(program.model, module)
     return Trace(program.model, branches)
-
-
-@contextlib.contextmanager
-def _small_numbers_kept() -> Iterator[None]:
-    """While this holds, onnxscript's rewriter tells 0 from 1e-8, the term of some normalisations, which the rewriter
-    would leave out: a row of zeros would become NaN."""
-
-    def is_close(found: float, wanted: float, *, rel_tol: float, abs_tol: float) -> bool:
-        return math.isclose(found, wanted, rel_tol=rel_tol)
-
-    before = _matcher.math
-    _matcher.math = SimpleNamespace(isclose=is_close)
-    try:
-        yield
-    finally:
-        _matcher.math = before
 
 
 def _examples(module: GraphModule, *, max_len: int, vocab_size: int) -> dict[str, torch.Tensor]:

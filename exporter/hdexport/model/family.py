@@ -184,6 +184,7 @@ class _OfAttention:
             library's attention interface does not reach the modules, which take the mask as ``attention_mask``. None
             where it does.
         why_not_converted: why no attention can take the place of its own, as half a sentence; None where one can.
+        has_native_windows: whether the local layers of transformers' model attend to windows.
     """
 
     adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
@@ -191,6 +192,7 @@ class _OfAttention:
     is_causal: bool = False
     query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
     why_not_converted: str | None = None
+    has_native_windows: bool = False
 
     why_not_scaled: ClassVar[str | None] = None
     """Why queries cannot grow with the keys of their text, as half a sentence; None where they can."""

@@ -25,6 +25,7 @@ from hdexport.pipeline.prepared_model import attention_of_model, extended_positi
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal, write_manifest
 from hdexport.support.process_settings import rare_garbage_collection
 from hdexport.support.progress import Progress
+from hdexport.verify.checks import Verification
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import Backend, Manifest, PositionForm, Positions
 from hdruntime.bundle.reader import Bundle
@@ -191,25 +192,34 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, grid: Grid, progress: Progre
     from hdexport.verify.half_range import check_half_range
     from hdexport.verify.pytorch_reference import reference_of
 
-    half_range = check_half_range(bundle, report=progress.result)
+    half_range = check_half_range(bundle)
     if half_range.problem is not None:
         raise VerificationError(half_range.problem)
     reference = reference_of(bundle, checkpoint)
-    found = verify_bundle(bundle, reference, grid=grid, report=progress.check)
-    found = with_texts(found, bundle, reference, report=progress.check)
-    for line in found.summary():
-        progress.result(line)
+    found = verify_bundle(bundle, reference, grid=grid, progress=progress)
+    found = with_texts(found, bundle, reference, progress=progress)
+    record = found.record()
+    progress.verified(record, half_range.record)
     if not found.passed:
-        anyway = "--verify none" if checkpoint.family.is_written else "--verify none --unverified"
-        failed = [check for check in found.all_checks if not check.passed]
-        raise VerificationError(
-            f"The bundle's answers differ from PyTorch's in {len(failed)} of {len(found.all_checks)} checks, so it was "
-            f"not written. The first: {failed[0].line().removeprefix('-[ ] ')}.\n"
-            f"Please report the model and the versions that `hdexport doctor` prints; {anyway} writes it anyway."
-        )
-    manifest = dataclasses.replace(bundle.manifest, verification=found.record(), half_range=half_range.record)
+        raise _verification_error(found, checkpoint.family)
+    manifest = dataclasses.replace(bundle.manifest, verification=record, half_range=half_range.record)
     write_manifest(bundle.path, manifest)
     return manifest
+
+
+def _verification_error(found: Verification, family: Family) -> VerificationError:
+    anyway = "--verify none" if family.is_written else "--verify none --unverified"
+    if not found.failed:
+        return VerificationError(f"Nothing of the bundle could be compared with PyTorch. {anyway} writes it anyway.")
+    first = found.failed[0]
+    return VerificationError(
+        f"The bundle's outputs differ from PyTorch's in {len(found.failed)} of {len(found.all_checks)} checks, so it "
+        f"was not written. First: {first.graph}, {first.case.batch} x {first.case.tokens} tokens, padding "
+        f"{first.case.padding}: max abs error {first.max_abs_error:.2e}, min cosine {first.min_cosine:.6f}, tolerance "
+        f"{first.tolerance}.{'' if first.error is None else f' {first.error}'}\n"
+        f"Please report the model and the versions that `hdexport doctor` prints; {anyway} writes it anyway.",
+        failed=found.failed,
+    )
 
 
 def _warn_of_untrained_positions(positions: Positions, family: Family) -> None:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hdexport.support.check import Check
+    from hdruntime.bundle.manifest import HalfRange
+    from hdruntime.bundle.verification import Skip, VerificationRecord
+
 
 class Progress:
     """Silent progress; the base class of classes that show something."""
@@ -15,5 +22,8 @@ class Progress:
     def result(self, line: str) -> None:
         """A line of the command's result."""
 
-    def check(self, line: str) -> None:
-        """The outcome of one of many checks, which the result sums up."""
+    def check(self, outcome: Check | Skip) -> None:
+        """The outcome of one of many checks, or a skipped one; `verified` sums them up."""
+
+    def verified(self, record: VerificationRecord, half_range: HalfRange | None) -> None:
+        """The outcome of a verification."""

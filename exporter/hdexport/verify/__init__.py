@@ -4,7 +4,8 @@ from __future__ import annotations
 
 __all__ = ["Check", "Grid", "Verification", "verify_bundle", "with_code", "with_texts"]
 
-from hdexport.verify.checks import Check, Verification
+from hdexport.support.check import Check
+from hdexport.verify.checks import Verification
 from hdexport.verify.from_text import with_texts
 from hdexport.verify.grid import Grid
 from hdexport.verify.own_code import with_code

@@ -9,8 +9,8 @@ from hdexport.attention.kinds import Attention, attention_of
 from hdexport.families import family_of
 from hdexport.model.task import TASKS
 from hdexport.verify.graph_sets import GraphSet
-from hdexport.verify.grid import Case
 from hdruntime.bundle.manifest import Manifest, TensorSpec
+from hdruntime.bundle.verification import Case
 from hdruntime.constants import PORTABLE_LOWERING
 
 _VALUE_BYTES = 4

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hdexport.support.check import Comparison
 from hdruntime.arrays import FloatingArray, WideArray
 from hdruntime.backends.precision import Precision
+from hdruntime.bundle.verification import Tolerance
 
 FLOAT32_ATOL = 1e-4
 """Largest absolute difference of a float32 graph's outputs from PyTorch's."""
@@ -103,25 +106,30 @@ _SLICE_VALUES = 2**18
 """Values that are compared at once: float64 copies of a large output would take four times its memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The result of a comparison.
-
-    Attributes:
-        max_abs_error: largest absolute difference; infinite where a value is not finite.
-        min_cosine: smallest cosine over the vectors along the last axis; 1.0 where both are zero.
-        passed: whether the tolerance holds.
-        tolerance: the tolerance, in words.
-    """
-
-    max_abs_error: float
-    min_cosine: float
-    passed: bool
-    tolerance: str
+def different(tolerance: Tolerance) -> Comparison:
+    """The result where outputs cannot be compared by value: NaN, infinity, another shape, or no output."""
+    return Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance=tolerance)
 
 
-NOT_FINITE = Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance="finite values")
-"""The result where a value is NaN or infinite."""
+def tolerance_of(name: str, *, half_precision: bool, precision: Precision, of_tokens: bool) -> Tolerance:
+    """Limits of one output; see `compare_output` for the arguments."""
+    rounding = ROUNDING.get(precision)
+    if rounding is None:
+        return _tolerance_of_vectors(_HALF, of_tokens=False) if half_precision else _tolerance_of_float32(name in SUMS)
+    return _tolerance_of_scores(rounding) if name in SCORES else _tolerance_of_vectors(rounding, of_tokens=of_tokens)
+
+
+def _tolerance_of_float32(may_be_sums: bool) -> Tolerance:
+    return Tolerance(atol=FLOAT32_ATOL, ulps=FLOAT32_STEPS, rtol=SUM_PART if may_be_sums else None)
+
+
+def _tolerance_of_vectors(rounding: Rounding, *, of_tokens: bool) -> Tolerance:
+    token_length = rounding.token_length if of_tokens else None
+    return Tolerance(cosine=rounding.cosine, length=rounding.length, token_length=token_length)
+
+
+def _tolerance_of_scores(rounding: Rounding) -> Tolerance:
+    return Tolerance(score_spread=rounding.scores)
 
 
 def compare(
@@ -201,40 +209,37 @@ def _compare_slices(
 
 def joined(parts: Sequence[Comparison]) -> Comparison:
     """One comparison of several, at least one, about parts of the same output."""
-    not_finite = [part for part in parts if part.max_abs_error == float("inf")]
     return Comparison(
         max_abs_error=max(part.max_abs_error for part in parts),
         min_cosine=min(part.min_cosine for part in parts),
         passed=all(part.passed for part in parts),
-        # The tolerance that says most: values that are not finite, or the longest, which names large values.
-        tolerance=max((part.tolerance for part in not_finite or parts), key=len),
+        tolerance=functools.reduce(operator.or_, (part.tolerance for part in parts)),
     )
 
 
 def _compare_float32(got: WideArray, want: WideArray, *, may_be_sums: bool) -> Comparison:
     """Compare [rows, features]: every value holds the tolerance."""
+    tolerance = _tolerance_of_float32(may_be_sums)
     if not _finite(got, want):
-        return NOT_FINITE
+        return different(tolerance)
     sizes = np.abs(want)
     steps = FLOAT32_STEPS * np.spacing(sizes.astype(np.float32))
     largest = sizes.max(axis=-1, initial=0.0, keepdims=True)
     parts = SUM_PART * largest if may_be_sums else np.zeros_like(largest)
     errors = np.abs(got - want)
-    has_coarse_values, has_sums = bool((steps > FLOAT32_ATOL).any()), bool((parts > FLOAT32_ATOL).any())
     return Comparison(
         max_abs_error=float(errors.max(initial=0.0)),
         min_cosine=_min_cosine(got, want),
         passed=bool((errors <= np.maximum(np.maximum(steps, parts), FLOAT32_ATOL)).all()),
-        tolerance=f"max abs error <= {FLOAT32_ATOL:g}"
-        + (f", or {FLOAT32_STEPS} units in the last place of large values" if has_coarse_values else "")
-        + (f", or {SUM_PART:g} of a text's largest value" if has_sums else ""),
+        tolerance=tolerance,
     )
 
 
 def _compare_vectors(got: WideArray, want: WideArray, *, rounding: Rounding, of_tokens: bool) -> Comparison:
     """Compare [rows, features]: every vector holds the tolerances of its direction and its length."""
+    tolerance = _tolerance_of_vectors(rounding, of_tokens=of_tokens)
     if not _finite(got, want):
-        return NOT_FINITE
+        return different(tolerance)
     cosine = _min_cosine(got, want)
     # One feature, a reranker's score, has a sign and no direction: its length is all there is to compare.
     is_score = got.shape[-1] == 1
@@ -250,15 +255,15 @@ def _compare_vectors(got: WideArray, want: WideArray, *, rounding: Rounding, of_
         max_abs_error=float(np.abs(got - want).max(initial=0.0)),
         min_cosine=cosine,
         passed=(is_score or cosine >= rounding.cosine) and lengths_hold,
-        tolerance=f"cosine >= {rounding.cosine:g}, length within {rounding.length:.0%}"
-        + (f" on average, {rounding.token_length:.1%} for a token" if of_tokens else ""),
+        tolerance=tolerance,
     )
 
 
 def _compare_scores(got: WideArray, want: WideArray, *, rounding: Rounding) -> Comparison:
     """Compare [rows, classes or tokens]: every score holds the tolerance, and the best is the same unless as close."""
+    tolerance = _tolerance_of_scores(rounding)
     if not _finite(got, want):
-        return NOT_FINITE
+        return different(tolerance)
     largest = want.max(axis=-1, keepdims=True)
     is_masked = want < largest - _MASKED_SCORE
     spread = (largest - np.where(is_masked, largest, want).min(axis=-1, keepdims=True)).clip(min=1.0)
@@ -272,7 +277,7 @@ def _compare_scores(got: WideArray, want: WideArray, *, rounding: Rounding) -> C
         max_abs_error=float(errors.max(initial=0.0)),
         min_cosine=_min_cosine(got, want),
         passed=bool((relative <= rounding.scores).all() and ((largest - best) / spread <= rounding.scores).all()),
-        tolerance=f"scores within {rounding.scores:.1%} of their spread, the best the same unless as close",
+        tolerance=tolerance,
     )
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.graph.vocabulary_head import HEAD_INPUT
-from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.bundle.verification import Case, Skip, SkipCause
 
 _RANDOM_SAMPLES = 8
 """Tokens of a batch whose logits are compared besides those at boundaries."""
@@ -109,13 +109,13 @@ def _expected_of_padded_rows(
     return rows
 
 
-def why_not_left(manifest: Manifest, reference: Reference) -> str | None:
+def left_padding_skip(manifest: Manifest, reference: Reference) -> Skip | None:
     """Why padding on the left leaves nothing to compare with; None where it does. A classifier of Hugging Face's reads
     the token at index 0. If that is padding, dense attention gives it a value, which counts as an answer; in sparse
     attention it is undefined, except in Longformer, where it is 0."""
-    facts = reference.facts
+    facts, detail = reference.facts, None
     if reference.reads_first and facts.undefined_padding:
-        return "Hugging Face's classifier reads token 0, and sparse attention sees no padding"
-    if facts.counts_from_padding and manifest.padding is None and not reference.takes_position_ids:
-        return "blocks count from each text's first token, and Hugging Face's from the padding, which moves positions"
-    return None
+        detail = "transformers' classifier reads token 0, which sparse attention leaves undefined in padding"
+    elif facts.counts_from_padding and manifest.padding is None and not reference.takes_position_ids:
+        detail = "transformers counts blocks from the padding, which moves positions"
+    return None if detail is None else Skip(cause=SkipCause.LEFT_PADDING, detail=detail)

@@ -18,16 +18,20 @@ import numpy as np
 
 import hdruntime
 from hdexport.model.task import TASKS
+from hdexport.support.check import Check, Comparison
 from hdexport.support.json_files import shown
 from hdexport.support.process_settings import only_errors_of
-from hdexport.verify.checks import Check, Verification
-from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output
-from hdexport.verify.grid import Case, Grid
+from hdexport.support.progress import Progress
+from hdexport.verify.checks import Verification
+from hdexport.verify.comparison import compare_output, different, tolerance_of
+from hdexport.verify.grid import Grid
+from hdexport.verify.own_code import code_name
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.arrays import AnyArray, FloatArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest, Task
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.verification import Case, Skip, SkipCause, Tolerance
 from hdruntime.bundle_model import BundleModel
 from hdruntime.errors import BackendUnavailableError, InputError, NonFiniteOutputError
 from hdruntime.tasks.of_bundle import class_of
@@ -63,7 +67,7 @@ def with_texts(
     bundle: Bundle,
     reference: Reference,
     *,
-    report: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
 ) -> Verification:
     """Compare answers to texts, too: long and short, empty, in other scripts, and pairs, in float32 on the CPU.
 
@@ -75,51 +79,50 @@ def with_texts(
             else.
         bundle: any bundle; one without a tokenizer has nothing to compare.
         reference: PyTorch's model, and the checkpoint.
-        report: called with one line per check, or with why there are none.
+        progress: takes each outcome.
     """
     manifest, task = bundle.manifest, bundle.manifest.task
     if manifest.tokenizer is None:
         return found
+    progress = progress or Progress()
     encoder = class_of(task).encoder_of(manifest)
     if encoder is None or encoder.call is None:
-        theirs, name, answers = None, "from text, as in transformers", _of_transformers
+        theirs, name, answers = None, "text: transformers", _of_transformers
     else:
-        theirs, name = encoder.library, f"from text, as in sentence-transformers' {encoder.library}"
+        theirs, name = encoder.library, f"text: {encoder.library}"
         answers = functools.partial(_of_sentence_transformers, encoder=encoder)
     checks: list[Check] = []
-    reason = _why_not(reference, theirs, task, found.grid)
-    if reason is None:
+    skip = _skip(reference, theirs, task, found.grid)
+    if skip is None:
         try:
             for each in answers(bundle, reference):
                 checks.append(_check(name, each, manifest))
-                report(checks[-1].line())
+                progress.check(checks[-1])
             if not checks:
-                reason = f"no text fits in {manifest.max_len} tokens beside the special ones"
+                skip = Skip(cause=SkipCause.NO_TEXT_FITS, limit=manifest.max_len)
         except (BackendUnavailableError, _LibraryError) as error:
-            reason = str(error).splitlines()[0]
-    left_out = [] if reason is None else [f"{name}: not checked: {reason}"]
+            skip = Skip(cause=SkipCause.LIBRARY, detail=str(error).splitlines()[0])
+    skipped = [] if skip is None else [dataclasses.replace(skip, graph=name)]
     code = reference.checkpoint.code(task)
     if code is not None and not reference.checkpoint.trust.code:
-        left_out.append(f"the checkpoint's own code, {code.reference}: not run without --trust-remote-code")
-    for what in left_out:
-        report(f"-[-] {what}")
-    return dataclasses.replace(found, texts=tuple(checks), not_checked=(*found.not_checked, *left_out))
+        skipped.append(Skip(cause=SkipCause.UNTRUSTED_CODE, graph=code_name(code)))
+    for outcome in skipped:
+        progress.check(outcome)
+    return dataclasses.replace(found, texts=tuple(checks), skipped=(*found.skipped, *skipped))
 
 
 class _LibraryError(Exception):
     """The library itself cannot run a checkpoint by its plain call."""
 
 
-def _why_not(reference: Reference, theirs: str | None, task: Task, grid: Grid) -> str | None:
-    """Why no answers are compared; None where they are."""
+def _skip(reference: Reference, theirs: str | None, task: Task, grid: Grid) -> Skip | None:
+    """Why no texts are compared; None where they are."""
     if task is Task.TEXT_SCORING:
-        return "transformers has no such model any more"
+        return Skip(cause=SkipCause.LIBRARY, detail="transformers no longer has such a model")
     if reference.facts.decisions is not None:
-        return "PyTorch must follow a graph's decisions"
-    if theirs is None:
-        return None
-    if grid is Grid.QUICK:
-        return "its import takes as long as a build; `hdexport verify BUNDLE` compares them"
+        return Skip(cause=SkipCause.HIDDEN_DECISIONS)
+    if theirs is not None and grid is Grid.QUICK:
+        return Skip(cause=SkipCause.SLOW_IMPORT)
     return None
 
 
@@ -127,27 +130,31 @@ def _check(name: str, found: _Answers, manifest: Manifest) -> Check:
     outputs = {}
     for output, wanted in found.wanted.items():
         got = None if found.got is None else found.got[output]
-        if got is None:
-            outputs[output] = NOT_FINITE
-        elif np.issubdtype(wanted.dtype, np.integer) or got.shape != wanted.shape:
+        half_precision, of_tokens = manifest.dtype != "float32", wanted.ndim > 1
+        if np.issubdtype(wanted.dtype, np.integer):
             outputs[output] = _same(got, wanted)
+        elif got is None or got.shape != wanted.shape:
+            outputs[output] = different(
+                tolerance_of(output, half_precision=half_precision, precision=Precision.FLOAT32, of_tokens=of_tokens)
+            )
         else:
             outputs[output] = compare_output(
                 output,
                 *(np.atleast_2d(got), np.atleast_2d(wanted)),
-                half_precision=manifest.dtype != "float32",
+                half_precision=half_precision,
                 precision=Precision.FLOAT32,
-                of_tokens=wanted.ndim > 1,
+                of_tokens=of_tokens,
             )
     case = Case(tokens=found.tokens, lengths=(found.tokens,), padding="none")
     return Check(graph=name, precision=Precision.FLOAT32, case=case, outputs=outputs, text=found.text)
 
 
-def _same(got: AnyArray, wanted: AnyArray) -> Comparison:
-    """Whether whole numbers, ids or lengths, or shapes are the same."""
-    is_same = np.array_equal(got, wanted)
-    error, cosine = (0.0, 1.0) if is_same else (float("inf"), -1.0)
-    return Comparison(max_abs_error=error, min_cosine=cosine, passed=is_same, tolerance="equal")
+def _same(got: AnyArray | None, wanted: AnyArray) -> Comparison:
+    """Whether whole numbers, ids or lengths, are the same."""
+    tolerance = Tolerance(atol=0.0)
+    if got is None or not np.array_equal(got, wanted):
+        return different(tolerance)
+    return Comparison(max_abs_error=0.0, min_cosine=1.0, passed=True, tolerance=tolerance)
 
 
 def _texts(bundle: Bundle, reference: Reference) -> dict[str, Texts]:
@@ -249,7 +256,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
     with ours, only_errors_of("hdruntime.tasks.text_inference"):
         most = min(library.max_seq_length or manifest.max_len, manifest.positions.base, manifest.max_len)
         yield _Answers(
-            text="length that texts are cut to",
+            text="max_seq_length",
             tokens=most,
             wanted={"max_seq_length": np.array([most])},
             got={"max_seq_length": np.array([ours.max_seq_length])},

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import hdruntime
-from hdexport.graph.bundle_graph import read_graph
-from hdexport.graph.left_out_layers import LayerResults, layer_results
 from hdexport.graph.targets.registry import target_of, targets
 from hdexport.graph.targets.target import Changes, Target
 from hdruntime.arrays import FloatArray, IntArray
@@ -21,6 +19,7 @@ from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.backends.registry import backends, computing_in, needs_gpu
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.verification import Skip, SkipCause
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleError, HdexportError, InputError
 from hdruntime.gpu.driver import gpus
 
@@ -58,10 +57,13 @@ class GraphSet:
     @property
     def name(self) -> str:
         """Name in reports and in the manifest: the files, and the precision where they do not tell it."""
-        if self.engine is not None:
-            return self.engine.file
-        files = " and ".join(graph.file for graph in self.graphs)
+        files = " and ".join(self.files)
         return f"{files} in bfloat16" if self.precision is Precision.BFLOAT16 else files
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it is."""
+        return (self.engine.file,) if self.engine is not None else tuple(graph.file for graph in self.graphs)
 
     @property
     def lowering(self) -> str | None:
@@ -83,12 +85,12 @@ def graph_sets(
     manifest: Manifest,
     backend: Backend | None,
     asked: Collection[Precision] | None,
-    leave_out: Callable[[str], None],
+    skip: Callable[[Skip], None],
 ) -> list[GraphSet]:
     """The sets to run on this CPU, by the one `backend`, or by each that runs here. `asked` are the precisions to
     compute in; None for float32, for the precisions that the bundle has graphs for, and for bfloat16 if the bundle is
-    of half precision, which is then a session's default. `leave_out` is called with a sentence for each graph and
-    precision that is not run."""
+    of half precision, which is then a session's default. `skip` is called for each graph and precision
+    that is not run."""
     is_half = manifest.dtype != Precision.FLOAT32.value
     if asked is None:
         asked = {Precision.FLOAT32, *OPTION_OF_GRAPHS, *([Precision.BFLOAT16] if is_half else [])}
@@ -98,22 +100,26 @@ def graph_sets(
             continue
         for precision in target.precisions(graphs[0]):
             made = GraphSet(backend=target.backend, graphs=graphs, precision=precision)
-            reason = None if precision in asked else f"{precision.value} was not asked for"
-            reason = reason or target.why_not_verified(graphs[0], precision, manifest)
+            reason = (
+                target.verification_skip(graphs[0], precision, manifest)
+                if precision in asked
+                else Skip(cause=SkipCause.PRECISION)
+            )
             if reason is None:
                 found.append(made)
             elif precision is not Precision.BFLOAT16 or precision in asked or is_half:
-                leave_out(f"{made.name}: not checked: {reason}")
+                skip(dataclasses.replace(reason, graph=made.name))
     for graph in manifest.graphs:
         if backend is None and target_of(graph.lowering) is None:
-            leave_out(f"{graph.file}: not checked: the package that wrote it is not installed")
+            detail = f"the package that wrote lowering {graph.lowering}"
+            skip(Skip(cause=SkipCause.NOT_INSTALLED, graph=graph.file, detail=detail))
     return found
 
 
-def gpu_sets(bundle: Bundle, asked: Backend | None, leave_out: Callable[[str], None]) -> list[GraphSet]:
+def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]) -> list[GraphSet]:
     """The sets to run on this machine's GPU: the graph for CUDA, and every engine that runs here, by the backend
-    `asked`, or by each that can run; a backend that was asked for and cannot run is refused. `leave_out` is called with
-    a sentence for each graph and engine that is not run."""
+    `asked`, or by each that can run; a backend that was asked for and cannot run is refused. `skip` is called for
+    each graph and engine that is not run."""
     files: list[tuple[str, GraphFile | None, EngineFile | None, list[Backend]]] = []
     on_gpu = [entry for entry in backends() if entry.needs_gpu]
     for graph in bundle.manifest.graphs:
@@ -140,9 +146,12 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, leave_out: Callable[[str], N
             found.append(runs)
         elif refusals:
             reasons += refusals.values()
-            why = str(next(iter(refusals.values()))).splitlines()[0] if gpus() else "that needs an NVIDIA GPU"
-            command = f"hdexport verify BUNDLE --backend {ways[0].backend.value}"
-            leave_out(f"{name}: not checked: {why.removesuffix('.')} ({command})")
+            backend = ways[0].backend.value
+            if gpus():
+                detail = str(next(iter(refusals.values()))).splitlines()[0]
+                skip(Skip(cause=SkipCause.BACKEND, graph=name, backend=backend, detail=detail))
+            else:
+                skip(Skip(cause=SkipCause.NO_GPU, graph=name, backend=backend))
     if asked is not None and not found:
         nothing = f"{bundle.path} has nothing for {asked.value}.\nLeave out --backend to verify what it has."
         raise BackendUnavailableError(reasons[0] if reasons else nothing)
@@ -187,14 +196,6 @@ def runner(bundle: Bundle, graphs: GraphSet, changes: Changes) -> Iterator[Run |
         return
     with session:
         yield lambda feeds: session(**feeds)
-
-
-def repeated_layers(bundle: Bundle, sets: Sequence[GraphSet]) -> LayerResults | None:
-    """The layer results of a bundle's graphs; None where no layer repeats another, or a graph has lost the names."""
-    found = layer_results(read_graph(bundle, bundle.manifest.graphs[0]))
-    if found is None or not all(each.target.leaves_out(bundle, each.graphs, found) for each in sets):
-        return None
-    return found
 
 
 def _together(graphs: Sequence[GraphFile]) -> list[tuple[Target, tuple[GraphFile, ...]]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from hdexport.attention.kind import Boundaries
+from hdruntime.bundle.verification import Case
 
 LONGEST_CHECKED = 8192
 """Tokens of the longest input that is checked by default: PyTorch needs minutes for more."""
@@ -22,25 +22,6 @@ class Grid(str, Enum):
     """About ten cases, each a boundary: as many as a build can afford."""
     FULL = "full"
     """Every length of `grid_lengths`, each with every batch and padding."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One input: the real tokens of each row, and where the padding up to `tokens` is: ``none``, ``right``
-    or ``left``."""
-
-    tokens: int
-    lengths: tuple[int, ...]
-    padding: str
-
-    @property
-    def batch(self) -> int:
-        """Number of rows."""
-        return len(self.lengths)
-
-    def real(self, length: int) -> slice:
-        """The place of the real tokens of a row of that length."""
-        return slice(self.tokens - length, None) if self.padding == "left" else slice(0, length)
 
 
 def grid_lengths(
@@ -123,3 +104,13 @@ def _cases_around(first: int, second: int, last: int) -> Iterator[Case]:
     second = min(second, last)
     yield Case(tokens=second, lengths=(second, min(first + 1, second), first), padding="right")
     yield Case(tokens=second, lengths=(min(first + 1, second), second), padding="left")
+
+
+def within(found: Sequence[Case], longest: int) -> tuple[list[Case], list[Case]]:
+    """Cases of the quick grid of at most `longest` tokens, with one row of so many in place of the longer ones, and the
+    longer ones."""
+    longer = [case for case in found if case.tokens > longest]
+    kept = [case for case in found if case.tokens <= longest]
+    if longer:
+        kept.append(_alone(longest))
+    return list(dict.fromkeys(kept)), longer

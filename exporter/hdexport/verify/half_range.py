@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
+from hdexport.verify.operations import longest_within, matmul_weights, operations
 from hdexport.verify.single_texts import sample_ids, single_text_runner
 from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import HalfRange, Manifest
@@ -33,7 +33,7 @@ _CLOSE = 0.25
 
 _SHORT_TOKENS = 32
 
-_MOST_OPERATIONS = 2.5e11
+_MAX_OPERATIONS = 2.5e11
 """Floating-point operations for the longest text: a second or two on two cores."""
 
 _MOST_BYTES = 256 * 2**20
@@ -56,10 +56,10 @@ class RangeCheck(NamedTuple):
     problem: str | None = None
 
 
-def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda line: None) -> RangeCheck:
+def check_half_range(bundle: Bundle) -> RangeCheck:
     """Looks at every value that a GPU would hold in float16, on text. The portable graph runs in float32, on one
     unpadded text at a time: a short one, one of the checkpoint's length, and the longest that takes a second or two. It
-    warns about values close to the limit, and reports the outcome in a line."""
+    warns about values close to the limit."""
     manifest = bundle.manifest
     graph = next((graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
     if graph is None or graph.dtype != "float16":
@@ -74,10 +74,6 @@ def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda l
     largest = max(found, key=lambda magnitude: magnitude.largest)
     outside = [magnitude for magnitude in found if magnitude.largest > _LIMIT]
     on_texts = f"{kind} of {_listed(tokens)} tokens"
-    report(
-        f"-[{' ' if outside else 'x'}] {graph.file}: float16 range, {on_texts}: largest magnitude "
-        f"{_number(largest.largest)} of {_LIMIT:,.0f}" + (" FAILED" if outside else "")
-    )
     if not outside:
         _warn_if_close(found, largest)
     record = HalfRange(
@@ -127,27 +123,20 @@ def _warn_if_close(found: Sequence[_Magnitude], largest: _Magnitude) -> None:
 
 
 def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
-    """Tokens of the longest text within `_MOST_OPERATIONS` and `_MOST_BYTES`."""
-    weights = sum(
-        math.prod(value.shape.numpy())
-        for node in graph
-        if node.op_type in ("Gemm", "MatMul")
-        for value in node.inputs
-        if value is not None and value.is_initializer() and value.shape is not None
-    )
+    """Tokens of the longest text within `_MAX_OPERATIONS` and `_MOST_BYTES`."""
+    weights = matmul_weights(graph)
     values = (output for node in graph for output in node.outputs if output.shape is not None)
     width = max(math.prod(size for size in value.shape or () if isinstance(size, int)) for value in values)
     attention = attention_of(manifest)
 
     def cost(tokens: int) -> float:
         keys = [keys for item in attention for keys in item.record.keys_of_layers(manifest, tokens)]
-        operations = 2 * weights * tokens + 4 * manifest.hidden_size * tokens * sum(keys)
         # PyTorch's and ONNX Runtime's dense attention holds no scores.
         met = max((found for found in keys if found < tokens), default=0)
         largest_bytes = 4 * tokens * max(width, manifest.num_heads * met)
-        return max(operations / _MOST_OPERATIONS, largest_bytes / _MOST_BYTES)
+        return max(operations(manifest, weights, tokens) / _MAX_OPERATIONS, largest_bytes / _MOST_BYTES)
 
-    return max(1, bisect.bisect_right(range(1, manifest.max_len + 1), 1.0, key=cost))
+    return longest_within(manifest.max_len, cost)
 
 
 def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from hdexport.checkpoint.model_code import CODE_TOLERANCE, CodeCase, ModelCode
-from hdexport.verify.checks import Check, Verification
-from hdexport.verify.comparison import Comparison
-from hdexport.verify.grid import Case
+from hdexport.support.check import Check, Comparison
+from hdexport.support.progress import Progress
+from hdexport.verify.checks import Verification
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.verification import Case, Skip, SkipCause, Tolerance
 from hdruntime.errors import ModelError
 
-_TOLERANCE = f"{CODE_TOLERANCE:g}, absolute or of the largest value"
+_TOLERANCE = Tolerance(atol=CODE_TOLERANCE, rtol=CODE_TOLERANCE)
 
 
 def with_code(
@@ -22,7 +22,7 @@ def with_code(
     manifest: Manifest,
     reference: Reference,
     *,
-    report: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
 ) -> Verification:
     """Add checks of the checkpoint's own code, where it may run: code that differs is a failed check, and code that
     cannot run is not checked. `with_texts` says which code may not run.
@@ -31,32 +31,33 @@ def with_code(
         found: results so far.
         manifest: of the bundle.
         reference: the checkpoint that the bundle was built from.
-        report: called with one line per check, with the hint of a failed one, and with why there are none.
+        progress: takes each outcome.
     """
     checkpoint, task = reference.checkpoint.with_adapter(manifest.adapter), manifest.task
     code = checkpoint.code(task)
     if code is None or not checkpoint.trust.code:
         return found
+    progress = progress or Progress()
     checks: list[Check] = []
-    reason = checkpoint.code_uncompared_reason(task)
-    if reason is None:
+    detail = checkpoint.code_uncompared_reason(task)
+    if detail is None:
         try:
             checks += [_check(code, case) for case in checkpoint.code_cases(task)]
-            reason = None if checks else "it cannot be run here"
+            detail = None if checks else "it cannot be run here"
         except ModelError as error:
-            reason = str(error).splitlines()[0]
-    for check in checks:
-        report(check.line())
-    if any(not check.passed for check in checks):
-        report(code.hint)
-    left_out = [] if reason is None else [f"{_name(code)}: not checked: {reason}"]
-    for line in left_out:
-        report(f"-[-] {line}")
-    return dataclasses.replace(found, code=tuple(checks), not_checked=(*found.not_checked, *left_out))
+            detail = str(error).splitlines()[0]
+    skipped = () if detail is None else (Skip(cause=SkipCause.LIBRARY, graph=code_name(code), detail=detail),)
+    for outcome in (*checks, *skipped):
+        progress.check(outcome)
+    hints = () if all(check.passed for check in checks) else (code.hint,)
+    return dataclasses.replace(
+        found, code=tuple(checks), skipped=(*found.skipped, *skipped), hints=(*found.hints, *hints)
+    )
 
 
-def _name(code: ModelCode) -> str:
-    return f"the checkpoint's own code, {code.reference}"
+def code_name(code: ModelCode) -> str:
+    """The name of the checkpoint's own code in a report."""
+    return f"code: {code.reference}"
 
 
 def _check(code: ModelCode, case: CodeCase) -> Check:
@@ -67,7 +68,7 @@ def _check(code: ModelCode, case: CodeCase) -> Check:
         tolerance=_TOLERANCE,
     )
     return Check(
-        graph=_name(code),
+        graph=code_name(code),
         precision=Precision.FLOAT32,
         case=Case(tokens=max(case.lengths), lengths=case.lengths, padding=case.padding),
         outputs={f"its answers {case.how} of {code.instead}": compared},

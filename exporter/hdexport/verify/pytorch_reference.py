@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,14 @@ from hdexport.attention.kind import ReferenceFacts
 from hdexport.attention.kinds import attention_of
 from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
-from hdexport.graph.left_out_layers import layers_left_out_of_pytorch
 from hdexport.model.carried_states import MASK, carried_name, left_name
 from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.support.json_files import shown
-from hdexport.verify.grid import Case
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import InputSpec, Manifest, PositionForm, Role, Scheme, Task
 from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.verification import Case
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -77,7 +76,6 @@ class Reference:
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(manifest.vocab_size), [self.pad_token_id, *_SPECIAL_IDS])
         self._written: IntArray | None = None
-        self._left_out: Collection[int] = ()
         self.past = PastTexts(manifest, self._leaves)
 
     @property
@@ -133,18 +131,6 @@ class Reference:
         other._written = written
         return other
 
-    def without_layers(self, calls: Collection[int]) -> Reference:
-        """The same model, where calls of layers with these numbers, from 0, return the result of the call before."""
-        other = copy.copy(self)
-        other._left_out = calls
-        return other
-
-    def calls_of_layers(self) -> int:
-        """How often a call of the model calls a layer."""
-        with layers_left_out_of_pytorch(self._module, ()) as calls:
-            self.unpadded(0, 1)
-            return calls()
-
     def text(self, row: int, length: int) -> IntArray:
         """[length], the first tokens of the row's text."""
         if self._written is not None:
@@ -180,7 +166,7 @@ class Reference:
         from hdexport.graph.vocabulary_head import HEAD_INPUT, sampled_head
 
         tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
-        with self._failures(inputs), torch.inference_mode(), layers_left_out_of_pytorch(self._module, self._left_out):
+        with self._failures(inputs), torch.inference_mode():
             if samples is None:
                 outputs = dict(zip(self._module.outputs, self._module(**tensors), strict=True))
             else:

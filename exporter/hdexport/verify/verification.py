@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hdexport.attention.kind import DECISION, Boundaries
 from hdexport.attention.kinds import attention_of
-from hdexport.graph.left_out_layers import LayerResults
+from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
 from hdexport.graph.targets.target import Changes
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
 from hdexport.model.task import TASKS
+from hdexport.support.check import Check
+from hdexport.support.progress import Progress
 from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
-from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
-from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
-from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets, repeated_layers, runner
-from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
+from hdexport.verify.checks import Verification, compare_case, not_compared
+from hdexport.verify.expected import expected_rows, left_padding_skip, padded_batch, sampled_tokens
+from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets, runner
+from hdexport.verify.grid import LONGEST_CHECKED, Grid, cases, within
+from hdexport.verify.operations import longest_within, matmul_weights, operations
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.single_texts import ENGLISH, sample_ids
 from hdruntime.arrays import FloatArray, IntArray
@@ -29,6 +31,8 @@ from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import format_of
+from hdruntime.bundle.verification import Case, Skip, SkipCause
+from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendError, BundleError, NonFiniteOutputError
 from hdruntime.process_limits import free_bytes
 
@@ -39,8 +43,13 @@ _QUICK_LIMIT_BYTES = 512 * 2**20
 """Memory that a case of the quick grid may take besides the weights: touching more for the first time takes seconds.
 With the full grid it is half of the free memory."""
 
-_LONGEST_WHOLE = 1024
-"""Tokens of the longest text that the quick grid runs with all layers."""
+_QUICK_OPERATIONS = 1.2e11
+"""Floating-point operations of the quick grid's longest row, in each graph and in PyTorch: about a second on one core.
+A longer row would take more of a build's time than its trace."""
+
+_MAX_SURE_TOKENS = 1024
+"""The quick grid compares sequences of up to this many tokens or two past the checkpoint's positions, whatever they
+take."""
 
 _INFORMATION_TOKENS = 1024
 """Tokens of the text that shows how good an attention is."""
@@ -58,12 +67,9 @@ def verify_bundle(
     backend: Backend | None = None,
     longest: int = LONGEST_CHECKED,
     limit_bytes: int | None = None,
-    report: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
 ) -> Verification:
     """Run every graph and engine of a bundle that runs here over a grid, and compare it with PyTorch.
-
-    The quick grid leaves layers that repeat others with other weights out of long texts: short texts check those
-    weights, and the full grid checks all lengths with all layers.
 
     Where the logits over a vocabulary do not fit in the memory, they are compared at some tokens, and the states that
     they are projected from at all tokens. If those do not fit either, they are not checked. Both are reported.
@@ -75,9 +81,9 @@ def verify_bundle(
         precisions: that sessions on a CPU compute in, each with tolerances of its own; None for the precisions that
             `graph_sets` chooses, and for graphs that run on a GPU.
         backend: the only one that is compared; None for each that runs here.
-        longest: lengths above it are left out.
+        longest: maximum length in tokens; longer cases are skipped.
         limit_bytes: memory that a case may take besides the weights; None for the grid's default.
-        report: called with one line per check, and per thing that is not checked.
+        progress: takes each outcome, and the number of cases that are done.
 
     Returns:
         all outcomes; the bundle is right where all have passed.
@@ -86,91 +92,75 @@ def verify_bundle(
         BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
     """
     manifest = bundle.manifest
-    outcomes = _Outcomes(report)
-    boundaries = list(_boundaries(manifest))
-    found = cases(grid, manifest.positions.base, manifest.max_len, boundaries=boundaries, longest=longest)
-    reason = why_not_left(manifest, reference)
-    if reason is not None:
-        found = [case for case in found if case.padding != "left"]
-        outcomes.leave_out(f"padding left: not checked: {reason}")
+    progress = progress or Progress()
+    outcomes = _Outcomes(progress)
+    found = _cases(bundle, reference, grid, longest, outcomes)
     asks_gpu = backend is not None and needs_gpu(backend)
-    sets = [] if asks_gpu else graph_sets(manifest, backend, precisions, outcomes.leave_out)
+    sets = [] if asks_gpu else graph_sets(manifest, backend, precisions, outcomes.skip)
     if precisions is None and (backend is None or asks_gpu):
-        sets += gpu_sets(bundle, backend, outcomes.leave_out)
+        sets += gpu_sets(bundle, backend, outcomes.skip)
     if reference.facts.decisions is not None:
         sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
         limit_bytes = _QUICK_LIMIT_BYTES if grid is Grid.QUICK else _free_bytes() // 2
-    has_long = grid is Grid.QUICK and any(_is_long(case, manifest) for case in found)
+    done, total = 0, len(sets) * len(found)
     for asked, those in _readers(bundle, reference, sets):
-        # No layer is left out of an engine.
-        is_on_gpu = any(each.is_on_gpu for each in those)
-        layers = _layers_to_leave_out(bundle, asked, those) if has_long and not is_on_gpu else None
         for part in open_at_once(those, manifest, _free_bytes() // 2):
-            for way, group in _by_way(found, manifest, limit_bytes, layers).items():
+            for is_sampled, group in _by_logits(found, manifest, limit_bytes).items():
                 with contextlib.ExitStack() as stack:
-                    runs = {
-                        each: stack.enter_context(
-                            runner(bundle, each, Changes(asked.facts.decisions, way.layers, way.is_sampled))
-                        )
-                        for each in part
-                    }
+                    changes = Changes(asked.facts.decisions, is_sampled)
+                    runs = {each: stack.enter_context(runner(bundle, each, changes)) for each in part}
                     for case in group:
-                        _check_case(bundle, way.answers_of(asked), case, runs, outcomes, limit_bytes, way)
-    if manifest.max_len > longest:
-        outcomes.leave_out(f"lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
+                        progress.detail("checks", done, total)
+                        _check_case(bundle, asked, case, runs, outcomes, limit_bytes, is_sampled=is_sampled)
+                        done += len(part)
     return Verification(
         grid=grid,
         checks=tuple(outcomes.checks),
-        not_checked=tuple(outcomes.not_checked),
-        information=tuple(_information(bundle, reference, report)),
+        skipped=tuple(outcomes.skipped),
+        information=tuple(_information(bundle, reference)),
     )
 
 
-class _Way(NamedTuple):
-    """How a case is checked: with all logits or at some tokens only, and with all layers or without the repetitions in
-    `layers`."""
+def _cases(bundle: Bundle, reference: Reference, grid: Grid, longest: int, outcomes: _Outcomes) -> list[Case]:
+    """The cases of a grid without those that nothing can be compared with, or that take too long."""
+    manifest = bundle.manifest
+    boundaries = list(_boundaries(manifest))
+    found = cases(grid, manifest.positions.base, manifest.max_len, boundaries=boundaries, longest=longest)
+    skip = left_padding_skip(manifest, reference)
+    if skip is not None:
+        found = [case for case in found if case.padding != "left"]
+        outcomes.skip(skip)
+    if manifest.max_len > longest:
+        outcomes.skip(Skip(cause=SkipCause.MAX_LENGTH, needed=manifest.max_len, limit=longest))
+    if grid is Grid.FULL:
+        return found
+    whole = _longest_quick(bundle)
+    found, longer = within(found, whole)
+    for case in longer:
+        outcomes.skip(Skip(cause=SkipCause.OPERATIONS, case=case, limit=whole))
+    return found
 
-    is_sampled: bool
-    layers: LayerResults | None
 
-    @property
-    def is_as_users_run_it(self) -> bool:
-        """Whether the runtime runs the graphs, which cuts padding off."""
-        return not self.is_sampled and self.layers is None
+def _longest_quick(bundle: Bundle) -> int:
+    """Tokens of the longest case of the quick grid."""
+    manifest = bundle.manifest
+    graph = next((graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING), manifest.graphs[0])
+    weights = matmul_weights(read_graph(bundle, graph).graph)
+    affordable = longest_within(
+        manifest.max_len, lambda tokens: operations(manifest, weights, tokens) / _QUICK_OPERATIONS
+    )
+    return max(affordable, min(manifest.positions.base + 2, _MAX_SURE_TOKENS))
 
-    def answers_of(self, reference: Reference) -> Reference:
-        """The reference whose answers the graphs are compared with."""
-        return reference if self.layers is None else reference.without_layers(self.layers.repeated)
 
-
-def _by_way(
-    found: Iterable[Case], manifest: Manifest, limit_bytes: int, layers: LayerResults | None
-) -> dict[_Way, list[Case]]:
-    """The cases by how they are checked, the short ones first."""
-    groups: dict[_Way, list[Case]] = {}
+def _by_logits(found: Iterable[Case], manifest: Manifest, limit_bytes: int) -> dict[bool, list[Case]]:
+    """Whether logits are compared at some tokens only -> the cases, the short ones first."""
+    groups: dict[bool, list[Case]] = {}
     # A number for each id of the vocabulary at every token.
     is_large = any({"tokens", "vocab_size"} <= {*axes} for axes in format_of(manifest.task).output_axes.values())
     for case in found:
-        is_sampled = is_large and arrays_bytes(case, manifest) > limit_bytes
-        way = _Way(is_sampled=is_sampled, layers=layers if _is_long(case, manifest) else None)
-        groups.setdefault(way, []).append(case)
+        groups.setdefault(is_large and arrays_bytes(case, manifest) > limit_bytes, []).append(case)
     return groups
-
-
-def _is_long(case: Case, manifest: Manifest) -> bool:
-    """Whether the quick grid leaves repeated layers out of a case."""
-    return case.tokens > min(manifest.positions.base + 1, _LONGEST_WHOLE)
-
-
-def _layers_to_leave_out(bundle: Bundle, reference: Reference, sets: Sequence[GraphSet]) -> LayerResults | None:
-    """The layers that long texts are checked without: copies of traced layers, whose weights short texts check. None
-    where no layer is a copy, where a graph has lost the places of its layers, and where answers depend on what all
-    layers decide or carry."""
-    if reference.facts.decisions is not None or bundle.manifest.memories:
-        return None
-    layers = repeated_layers(bundle, sets)
-    return layers if layers is not None and reference.calls_of_layers() == len(layers.names) else None
 
 
 def _readers(
@@ -195,24 +185,19 @@ def _readers(
 def _that_show_decisions(sets: Iterable[GraphSet], outcomes: _Outcomes) -> Iterator[GraphSet]:
     for graphs in sets:
         if graphs.precision is not Precision.FLOAT32:
-            outcomes.leave_out(
-                f"{graphs.name}: not checked: PyTorch must follow a graph's decisions where rounding would decide, and "
-                "only graphs in float32 decide as closely as can be followed"
-            )
+            outcomes.skip(Skip(cause=SkipCause.HIDDEN_DECISIONS, graph=graphs.name))
         else:
             yield graphs
 
 
-def _information(bundle: Bundle, reference: Reference, report: Callable[[str], None]) -> Iterator[str]:
+def _information(bundle: Bundle, reference: Reference) -> Iterator[str]:
     if reference.facts.information is None:
         return
     import torch
 
     (text,), kind = sample_ids(bundle, [min(bundle.manifest.max_len, _INFORMATION_TOKENS)])
     for found in reference.facts.information(torch.from_numpy(text)[None]):
-        line = f"    {found} ({kind} of {len(text)} tokens)"
-        report(line)
-        yield line
+        yield f"{found} ({kind} of {len(text)} tokens)"
 
 
 def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
@@ -240,20 +225,20 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
 
 
 class _Outcomes:
-    """The findings; each is reported at once."""
+    """The outcomes; each is reported at once."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self.checks: list[Check] = []
-        self.not_checked: list[str] = []
+        self.skipped: list[Skip] = []
 
     def add(self, check: Check) -> None:
         self.checks.append(check)
-        self._report(check.line())
+        self._progress.check(check)
 
-    def leave_out(self, what: str) -> None:
-        self.not_checked.append(what)
-        self._report(f"-[-] {what}")
+    def skip(self, skip: Skip) -> None:
+        self.skipped.append(skip)
+        self._progress.check(skip)
 
 
 def _free_bytes() -> int:
@@ -267,27 +252,23 @@ def _check_case(
     runs: Mapping[GraphSet, Run | None],
     outcomes: _Outcomes,
     limit_bytes: int,
-    way: _Way,
+    *,
+    is_sampled: bool,
 ) -> None:
     """Runs PyTorch once and each graph; no answer outlives the call."""
     manifest = bundle.manifest
-    samples = sampled_tokens(case, manifest.positions.base) if way.is_sampled else None
+    samples = sampled_tokens(case, manifest.positions.base) if is_sampled else None
     arrays = arrays_bytes(case, manifest, samples=None if samples is None else len(samples))
     fitting: list[tuple[GraphSet, Run]] = []
     for graphs, run in runs.items():
         if graphs.longest is not None and case.tokens > graphs.longest:
-            outcomes.leave_out(
-                f"{graphs.name}: {case_text(case)}: not checked: its profiles end at {graphs.longest} tokens"
-            )
+            outcomes.skip(Skip(cause=SkipCause.ENGINE_PROFILE, graph=graphs.name, case=case, limit=graphs.longest))
             continue
-        needed = arrays + scores_bytes(graphs, case, manifest, cuts_padding=way.is_as_users_run_it)
+        needed = arrays + scores_bytes(graphs, case, manifest, cuts_padding=not is_sampled)
         if run is None:
             needed = arrays_bytes(case, manifest)
         if run is None or needed > limit_bytes:
-            outcomes.leave_out(
-                f"{graphs.name}: {case_text(case)}: not checked: outputs and attention scores take "
-                f"{needed / 2**30:.2g} GiB, more than {limit_bytes / 2**30:.2g} GiB"
-            )
+            outcomes.skip(Skip(cause=SkipCause.MEMORY, graph=graphs.name, case=case, needed=needed, limit=limit_bytes))
         else:
             fitting.append((graphs, run))
     if not fitting:
@@ -297,9 +278,7 @@ def _check_case(
         expected = expected_rows(case, reference, manifest, samples=samples)
     feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
     for graphs, run in fitting:
-        check = _compared(graphs, run, case, feeds, reference, manifest, expected, samples)
-        left_out = 0 if way.layers is None else len(way.layers.repeated)
-        outcomes.add(dataclasses.replace(check, left_out=left_out))
+        outcomes.add(_compared(graphs, run, case, feeds, reference, manifest, expected, samples))
 
 
 def _compared(
@@ -316,7 +295,7 @@ def _compared(
     try:
         outputs = run(feeds)
     except NonFiniteOutputError:
-        return not_finite(graphs, case, manifest)
+        return not_compared(graphs, case, manifest)
     except MemoryError:
         raise
     except Exception as error:
@@ -324,7 +303,7 @@ def _compared(
         # A trace of unknown code may hold sizes of the traced text, which fail in a library's own way.
         if reference.checkpoint.family.is_written and not is_of_engine:
             raise
-        return dataclasses.replace(not_finite(graphs, case, manifest), wrong_decisions=(str(error).splitlines()[0],))
+        return not_compared(graphs, case, manifest, str(error).splitlines()[0])
     if expected is not None:
         return compare_case(graphs, case, manifest, expected, outputs, samples)
     decisions = reference.facts.decisions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Literal
 
@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from hdruntime.bundle.checked_json import Choice, Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TextTemplate
+from hdruntime.bundle.verification import VerificationRecord
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.optional import registered_backends, registered_tasks
 
@@ -391,34 +392,6 @@ class FileRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphVerification:
-    """The part of one graph's verification that is shown; the manifest keeps all that `hdexport verify` wrote.
-
-    Attributes:
-        precision: the precision of its answers; bundles that do not say so were verified in float32.
-        min_cosine: smallest cosine of an answer's vectors.
-    """
-
-    precision: str = "float32"
-    checks: Count = 0
-    passed: Count = 0
-    max_abs_error: float | None = None
-    min_cosine: float | None = None
-    tolerance: str = ""
-    sampled: tuple[dict[str, object], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerificationRecord:
-    """Keys of every `Manifest.verification`; it may have other keys beside these."""
-
-    passed: bool = False
-    grid: Literal["quick", "full"] | None = None
-    graphs: dict[str, GraphVerification] = field(default_factory=dict)
-    not_checked: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Everything a bundle says about itself.
 
@@ -440,8 +413,7 @@ class Manifest:
             positions continue, and no more are served. None for any number, and of models that carry no states.
         adapter: name of the checkpoint's adapter that was merged into the weights or chosen among them; None for none.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
-        verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
-            `VerificationRecord` names is as it says.
+        verification: outcome of the comparison with PyTorch, None when there was none.
         branches: lengths, in tokens, at which the model's Python code takes another way than in the trace that the
             graphs are of, and where a verification therefore compares them.
         unverified: whether no family was written for the model type, and the build was told not to compare the bundle
@@ -470,7 +442,7 @@ class Manifest:
     engines: tuple[EngineFile, ...]
     tokenizer: TokenizerInfo | None
     labels: tuple[str, ...]
-    verification: dict[str, object] | None
+    verification: VerificationRecord | None
     made_by: dict[str, str]
     files: dict[str, FileRecord]
     kernel_nodes: tuple[KernelNode, ...] = ()

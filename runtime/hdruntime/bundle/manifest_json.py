@@ -24,7 +24,6 @@ from hdruntime.bundle.manifest import (
     Positions,
     Role,
     TensorSpec,
-    VerificationRecord,
 )
 from hdruntime.bundle.sentence_settings import PairTemplate, Slot, TextTemplate
 from hdruntime.bundle.task_formats import format_of
@@ -68,8 +67,6 @@ def manifest_from_json(text: str | bytes) -> Manifest:
                 f"this hdexport reads {FORMAT_VERSION}.\nBuild it again from its checkpoint: hdexport build --help"
             )
         manifest = from_values(_checked_values(values), Manifest, name="manifest", known_keys_only=True)
-        if manifest.verification is not None:
-            from_values(manifest.verification, VerificationRecord, name="manifest.verification")
         for problem in _problems(manifest):
             raise JsonMismatchError(f"manifest.{problem}")
     except MalformedJsonError as error:

@@ -156,7 +156,7 @@ def test_a_bert_with_hashes_is_that_with_the_librarys_attention(
 ) -> None:
     bundle = tiny_bundles(model_type, attention=spec)
     found = verified(bundle, grid=grid)
-    assert found.passed, found.summary()
+    assert found.passed, found.failed
     assert {check.graph for check in found.checks} == {"model.onnx", "onnxruntime_cpu.onnx"}
     (line,) = found.information
     assert "of the 16 keys with the largest scores of each query" in line
@@ -189,7 +189,7 @@ def test_half_precision_is_right_for_the_hashes_that_it_decides(tiny_bundles, pr
     # The bundle of test_sparse_engine.py.
     bundle = tiny_bundles("reformer", precision=precision, max_len=1000, attention_head_size=32)
     found = verified(bundle)
-    assert found.passed, found.summary()
+    assert found.passed, found.failed
     assert {check.graph for check in found.checks} == graphs
 
 
@@ -228,5 +228,5 @@ def test_a_wrong_graph_fails_and_wrong_hashes_are_named(
     wrong = [check for check in failed if check.wrong_decisions]
     assert bool(wrong) == decides
     if decides:
-        assert "tokens in a bucket of a smaller product" in wrong[0].line()
+        assert any("tokens in a bucket of a smaller product" in decision for decision in wrong[0].wrong_decisions)
         assert wrong[0].record()["wrong_decisions"] == list(wrong[0].wrong_decisions)

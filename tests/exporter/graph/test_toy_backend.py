@@ -156,6 +156,6 @@ def test_without_the_package_the_others_run_and_it_is_said_what_is_not_checked(
     assert hdexport("inspect", other, installed=False).returncode == 0
     done = hdexport("verify", other, "--grid", "quick", installed=False)
     assert done.returncode == 0, done.stderr
-    assert "-[-] toy.onnx: not checked: the package that wrote it is not installed" in done.stdout
+    assert "SKIP  toy.onnx: not installed: the package that wrote lowering toy" in done.stdout
     with pytest.raises(hdruntime.InputError, match="Unknown backend 'toy'"):
         hdruntime.load(bundle, "toy")

@@ -19,6 +19,7 @@ from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.backends.entry import ThisMachine
 from hdruntime.bundle.manifest import Backend, ProfileShape
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.verification import Case, Skip, SkipCause, Status
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.gpu.driver import Gpu
 from tests.runtime.backends.tensorrt.conftest import new_machine  # noqa: F401 fixture
@@ -76,34 +77,33 @@ def another_weight(model: onnx.ModelProto) -> None:
 
 def test_a_right_engine_passes_in_every_case(with_engine, verified) -> None:
     found = verified(with_engine())
-    assert found.passed, found.summary()
+    assert found.passed, found.failed
     assert {check.graph for check in found.checks} == {ENGINE}
     assert {1, 2, 65, 66, MAX_LEN} <= {check.case.tokens for check in found.checks}
-    assert {check.left_out for check in found.checks} == {0}, "an engine runs whole"
-    assert found.not_checked == ()
+    assert found.skipped == ()
 
 
 def test_a_wrong_plugin_is_found(with_engine, verified) -> None:
     found = verified(with_engine(another_weight))
     assert not any(check.passed for check in found.checks)
-    assert found.summary()[-1].startswith(f"-[ ] {ENGINE}: 0 of ")
+    record = found.record().graphs[ENGINE]
+    assert (record.status, record.passed, record.files) == (Status.FAIL, 0, (ENGINE,))
 
 
 def test_lengths_beyond_the_profiles_are_left_out_and_said(with_engine, verified) -> None:
     found = verified(with_engine(profiles=PROFILES[:1]))
     assert found.passed
     assert {check.case.tokens for check in found.checks} == {1, 2}
-    assert (
-        f"{ENGINE}: batch 1, tokens 65, padding none: not checked: its profiles end at 64 tokens" in found.not_checked
-    )
+    case = Case(tokens=65, lengths=(65,))
+    assert Skip(cause=SkipCause.ENGINE_PROFILE, graph=ENGINE, case=case, limit=64) in found.skipped
 
 
 def test_without_a_choice_all_that_runs_here_is_compared(with_engine, verified) -> None:
     found = verified(with_engine(), None)
     assert found.passed
     assert {check.graph for check in found.checks} == {ENGINE, "model.onnx", "onnxruntime_cpu.onnx"}
-    (left_out,) = found.not_checked
-    assert left_out.startswith("onnxruntime_cuda.onnx: not checked: ")
+    (skip,) = found.skipped
+    assert (skip.graph, skip.backend) == ("onnxruntime_cuda.onnx", "onnxruntime_cuda")
 
 
 def test_a_backend_that_cannot_run_is_refused(with_engine, verified) -> None:

@@ -13,12 +13,14 @@ import pytest
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.checkpoint.trust import Trust
+from hdexport.cli.verification_table import outcome_line
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.support.bundle_writer import seal
 from hdexport.verify import Check, Grid, Verification, with_texts
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.manifest import Task, TokenizerSource
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.verification import Skip, SkipCause
 from support.file_tokenizers import put_tokenizer, word_pieces
 from support.grids import nightly_unless
 from support.tiny_models import change_json
@@ -40,8 +42,8 @@ DAILY = {
 LEFT_OUT = {
     ("longformer", "question-answering"): "its own call fails on the pair: There should be exactly three separator",
     ("neomme", "sentence-similarity"): "it does not load",
-    ("transfo-xl", "text-scoring"): "transformers has no such model any more",
-} | {("reformer", task): "PyTorch must follow a graph's decisions" for task in Task}
+    ("transfo-xl", "text-scoring"): "transformers no longer has such a model",
+} | {("reformer", task): "PyTorch cannot follow its decisions" for task in Task}
 """What transformers or sentence-transformers cannot answer to -> why, as the report says."""
 
 ELSEWHERE = (Task.SPARSE_SIMILARITY, Task.TOKEN_SIMILARITY)
@@ -55,11 +57,11 @@ EVERY = [
 ]
 
 
-def checked(bundle: Bundle, checkpoint: Path, grid: Grid = Grid.FULL) -> tuple[dict[str | None, Check], list[str]]:
+def checked(bundle: Bundle, checkpoint: Path, grid: Grid = Grid.FULL) -> tuple[dict[str | None, Check], list[Skip]]:
     """The checks by the name of the text, and what was left out."""
-    nothing = Verification(grid=grid, checks=(), not_checked=())
+    nothing = Verification(grid=grid)
     found = with_texts(nothing, bundle, reference_of(bundle, find_checkpoint(checkpoint)))
-    return {check.text: check for check in found.texts}, list(found.not_checked)
+    return {check.text: check for check in found.texts}, list(found.skipped)
 
 
 def failed(checks: dict[str | None, Check]) -> set[str | None]:
@@ -70,10 +72,10 @@ def failed(checks: dict[str | None, Check]) -> set[str | None]:
 def test_a_bundle_answers_to_texts_as_the_library_does(tiny_bundles, model_type: str, task: str) -> None:
     bundle = tiny_bundles(model_type, task)
     checks, left_out = checked(open_bundle(bundle.path), bundle.checkpoint)
-    assert not failed(checks), "\n".join(check.line() for check in checks.values())
+    assert not failed(checks), checks
     reason = LEFT_OUT.get((model_type, task))
     assert bool(checks) == (reason is None)
-    assert [reason in line for line in left_out] == ([] if reason is None else [True])
+    assert [reason in outcome_line(skip) for skip in left_out] == ([] if reason is None else [True])
 
 
 def test_texts_are_cut_where_the_library_cuts_them(tiny_bundles) -> None:
@@ -83,8 +85,8 @@ def test_texts_are_cut_where_the_library_cuts_them(tiny_bundles) -> None:
     other_side = Bundle(bundle.path, dataclasses.replace(manifest, tokenizer=tokenizer))
     checks, _ = checked(other_side, bundle.checkpoint)
     assert failed(checks) == {"long text"}
-    assert "tokens 64: " in checks["long text"].line()
-    assert checks["long text"].line().endswith("FAILED: input_ids")
+    assert checks["long text"].case.tokens == 64
+    assert checks["long text"].failed_outputs == ("input_ids",)
 
 
 def test_the_tokens_that_are_global_without_a_mark_are_the_librarys(tiny_bundles) -> None:
@@ -107,7 +109,7 @@ def test_the_tokens_that_are_global_without_a_mark_are_the_librarys(tiny_bundles
 @pytest.mark.parametrize(
     ("setting", "texts"),
     [
-        ({"max_seq_length": 32}, {"length that texts are cut to"}),
+        ({"max_seq_length": 32}, {"max_seq_length"}),
         ({"prompts": {"query": "w1 w2 ", "document": ""}}, {"short text as a query", "long text as a query"}),
     ],
     ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
@@ -139,7 +141,7 @@ def test_a_bundle_of_the_files_ids_is_compared_with_the_library_given_the_file(
     info = write_tokenizer(find_checkpoint(checkpoint).with_source(source), path)
     assert info is not None
     checks, left_out = checked(Bundle(path, dataclasses.replace(plain.manifest, tokenizer=info)), checkpoint)
-    assert not failed(checks), "\n".join(check.line() for check in checks.values())
+    assert not failed(checks), checks
     assert not left_out
     other = dataclasses.replace(info, source="library" if source == "file" else "file")
     checks, _ = checked(Bundle(path, dataclasses.replace(plain.manifest, tokenizer=other)), checkpoint)
@@ -155,7 +157,7 @@ def test_an_empty_text_without_special_tokens_is_no_case(tiny_bundles, tmp_path)
         file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": None}))
     seal(tmp_path / right.path.name, right.manifest)
     checks, left_out = checked(open_bundle(tmp_path / right.path.name), tmp_path / right.checkpoint.name)
-    assert not failed(checks), "\n".join(check.line() for check in checks.values())
+    assert not failed(checks), checks
     assert not left_out
     assert {"short text", "long text"} <= set(checks)
     assert "empty text" not in checks
@@ -173,7 +175,7 @@ def test_a_text_that_the_library_itself_cannot_read_ends_the_comparison_with_the
     seal(tmp_path / right.path.name, right.manifest)
     checks, left_out = checked(open_bundle(tmp_path / right.path.name), tmp_path / right.checkpoint.name, Grid.QUICK)
     assert not checks
-    assert "its own call fails on the short text: WordLevel error: Missing [UNK] token" in left_out[0]
+    assert "its own call fails on the short text: WordLevel error: Missing [UNK] token" in left_out[0].detail
 
 
 def test_the_quick_grid_leaves_sentence_transformers_to_the_command(tiny_bundles) -> None:
@@ -181,7 +183,8 @@ def test_the_quick_grid_leaves_sentence_transformers_to_the_command(tiny_bundles
     checks, left_out = checked(open_bundle(bundle.path), bundle.checkpoint, Grid.QUICK)
     assert not checks
     assert len(left_out) == 1
-    assert left_out[0].endswith("`hdexport verify BUNDLE` compares them")
+    assert left_out[0].cause is SkipCause.SLOW_IMPORT
+    assert outcome_line(left_out[0]).endswith("takes as long as a build (hdexport verify BUNDLE)")
 
 
 OWN_CODE = """
@@ -203,20 +206,20 @@ def test_code_of_the_checkpoint_is_run_by_the_library_where_it_is_trusted(tiny_b
     (path / "theirs.py").write_text(OWN_CODE)
     change_json(path / "config.json", auto_map={"AutoModel": "theirs.Shifted"})
     reference = reference_of(open_bundle(bundle.path), find_checkpoint(path))
-    nothing = Verification(grid=Grid.FULL, checks=(), not_checked=())
+    nothing = Verification(grid=Grid.FULL)
     found = with_texts(nothing, open_bundle(bundle.path), reference)
     assert not any(not check.passed for check in found.texts)
-    assert found.not_checked == ("the checkpoint's own code, theirs.Shifted: not run without --trust-remote-code",)
+    assert found.skipped == (Skip(cause=SkipCause.UNTRUSTED_CODE, graph="code: theirs.Shifted"),)
     reference.checkpoint = dataclasses.replace(reference.checkpoint, trust=Trust(code=True))
     found = with_texts(nothing, open_bundle(bundle.path), reference)
-    assert {check.text for check in found.texts if check.passed} == {"length that texts are cut to"}
-    assert found.not_checked == ()
+    assert {check.text for check in found.texts if check.passed} == {"max_seq_length"}
+    assert found.skipped == ()
 
 
 @pytest.mark.parametrize("task", ["feature-extraction", "sentence-similarity"])
 def test_a_bundle_of_fewer_tokens_than_the_special_ones_has_no_text_to_compare(tiny_bundles, task: str) -> None:
     bundle = tiny_bundles("bert", task, max_len=1)
     checks, left_out = checked(open_bundle(bundle.path), bundle.checkpoint)
-    assert set(checks) <= {"length that texts are cut to"}
+    assert set(checks) <= {"max_seq_length"}
     assert not failed(checks)
-    assert checks or "not checked: no text fits in 1 tokens beside the special ones" in left_out[0]
+    assert checks or (left_out[0].cause, left_out[0].limit) == (SkipCause.NO_TEXT_FITS, 1)

@@ -9,7 +9,8 @@ from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.kind import Boundaries
 from hdexport.attention.window import Window, WindowAttention
 from hdexport.attention.window.kind import WindowKind
-from hdexport.verify.grid import Case, Grid, cases, grid_lengths
+from hdexport.verify.grid import Grid, cases, grid_lengths, within
+from hdruntime.bundle.verification import Case
 
 
 def around_windows(*layers: int, right: int | None = None) -> Boundaries:
@@ -79,3 +80,15 @@ def test_the_grid_surrounds_both_sides_of_a_window() -> None:
     assert 0 not in causal.lengths
     # A text of two tokens is the first in which a query does not see every key; at 257 the first key is cut off.
     assert Case(tokens=258, lengths=(258, 2, 1), padding="right") in cases(Grid.QUICK, 64, 300, boundaries=[causal])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_longer_cases_give_way_to_the_longest_affordable_row(model: str) -> None:
+    base, max_len, boundaries = MODELS[model]
+    found = cases(Grid.QUICK, base, max_len, boundaries=boundaries)
+    assert within(found, max_len) == (found, [])
+    kept, longer = within(found, 700)
+    added = [Case(tokens=700, lengths=(700,))] if max_len > 700 else []
+    assert sorted(map(str, [*kept, *longer])) == sorted(map(str, [*found, *added]))
+    assert all(case.tokens <= 700 for case in kept)
+    assert all(case.tokens > 700 for case in longer)

@@ -17,14 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.window import Window, WindowAttention
 from hdexport.checkpoint import find_checkpoint
-from hdexport.verify import Grid, Verification, verification, verify_bundle
+from hdexport.cli.verification_table import outcome_line
+from hdexport.verify import Check, Grid, Verification, verification, verify_bundle
 from hdexport.verify.case_memory import arrays_bytes
 from hdexport.verify.expected import sampled_tokens
 from hdexport.verify.graph_sets import runner
-from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.verification import Case, Skip, SkipCause
 from support.tampered_bundles import tampered
+from support.verified import Recorder
 
 
 def reference_for(bundle) -> Reference:
@@ -119,19 +121,17 @@ def with_vocabulary(tiny_bundles):
     return tiny_bundles("bert", "fill-mask", vocab_size=VOCAB_SIZE)
 
 
-def verified(bundle, path: Path | None = None) -> tuple[Verification, list[str]]:
-    lines: list[str] = []
+def verified(bundle, path: Path | None = None) -> tuple[Verification, list[Check | Skip]]:
+    progress = Recorder()
     opened = open_bundle(path or bundle.path)
-    options = {"grid": Grid.QUICK, "limit_bytes": LIMIT_BYTES, "report": lines.append}
-    return verify_bundle(opened, reference_for(bundle), **options), lines
+    options = {"grid": Grid.QUICK, "limit_bytes": LIMIT_BYTES, "progress": progress}
+    return verify_bundle(opened, reference_for(bundle), **options), progress.outcomes
 
 
 def test_logits_that_do_not_fit_are_compared_at_some_tokens_and_reported(with_vocabulary) -> None:
-    found, lines = verified(with_vocabulary)
+    found, outcomes = verified(with_vocabulary)
     assert found.passed
-    assert [what.split(" (")[0] for what in found.not_checked] == [
-        "onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
-    ]
+    assert [(skip.graph, skip.cause) for skip in found.skipped] == [("onnxruntime_cuda.onnx", SkipCause.NO_GPU)]
     sampled = [check for check in found.checks if check.samples is not None]
     assert {(check.graph, check.case.padding) for check in sampled} == {
         (file, padding) for file in FILES for padding in ("none", "right", "left")
@@ -139,11 +139,10 @@ def test_logits_that_do_not_fit_are_compared_at_some_tokens_and_reported(with_vo
     for check in sampled:
         assert set(check.outputs) == {"logits", "head_input"}
         assert 0 < check.samples < 25
-        assert f"; logits at {check.samples} tokens, their input at all of them" in check.line()
+        assert f"  logits at {check.samples} tokens, their input at all" in outcome_line(check)
     assert {check.case.tokens for check in found.checks if check.samples is None} == {1, 2, 66}
-    assert sum("their input at all of them" in line for line in lines) == len(sampled)
-    record = found.record()["graphs"]["model.onnx"]  # type: ignore[index]
-    assert {case["tokens"] for case in record["sampled"]} == {65, 300}
+    assert sum("their input at all" in outcome_line(outcome) for outcome in outcomes) == len(sampled)
+    assert {case.tokens for case in found.record().graphs["model.onnx"].sampled} == {65, 300}
 
 
 def test_a_wrong_vocabulary_shows_at_some_tokens(with_vocabulary, tmp_path) -> None:
@@ -179,12 +178,15 @@ def test_a_case_that_does_not_fit_is_reported_with_its_size(with_vocabulary, tmp
         right.name, product.outputs[0].name = "right", "logits"
         model.graph.outputs[0] = product.outputs[0]
 
-    found, lines = verified(with_vocabulary, tampered(with_vocabulary, tmp_path / "bundle", multiply, *FILES))
+    found, outcomes = verified(with_vocabulary, tampered(with_vocabulary, tmp_path / "bundle", multiply, *FILES))
     assert found.passed
     assert {check.case.tokens for check in found.checks} == {1, 2, 66}
-    said = "model.onnx: batch 1, tokens 300, padding none: not checked: outputs and attention scores take 0.067 GiB"
-    assert any(line.startswith(f"-[-] {said}") for line in lines)
-    assert any(what.startswith(said) for what in found.record()["not_checked"])  # type: ignore[attr-defined]
+    case = Case(tokens=300, lengths=(300,))
+    (skip,) = [each for each in found.record().skipped if (each.graph, each.case) == ("model.onnx", case)]
+    assert (skip.cause, skip.limit) == (SkipCause.MEMORY, LIMIT_BYTES)
+    assert skip in outcomes
+    said = "SKIP  model.onnx, batch 1, 300 tokens, padding none: outputs and attention scores take 0.067 GiB, limit "
+    assert outcome_line(skip).startswith(said)
 
 
 class LargestTensor(TorchDispatchMode):

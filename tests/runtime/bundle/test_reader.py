@@ -23,6 +23,7 @@ from hdruntime.bundle import reader
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.manifest_json import manifest_from_json
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.verification import GraphVerification, Status, VerificationRecord
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import (
     BundleCorruptError,
@@ -290,10 +291,11 @@ def test_a_bundle_that_names_no_source_of_its_tokenizer_has_the_librarys_ids(bun
 def test_the_manifest_is_replaced_whole_and_hashes_nothing(bundle_path: Path) -> None:
     manifest = open_bundle(bundle_path).manifest
     (bundle_path / "config.json").write_text("changed")
-    write_manifest(bundle_path, dataclasses.replace(manifest, verification={"passed": True}))
+    write_manifest(bundle_path, dataclasses.replace(manifest, verification=VerificationRecord(passed=True)))
+    wrong = VerificationRecord(graphs={"a": GraphVerification(status=Status.FAIL, max_abs_error=float("nan"))})
     with pytest.raises(ValueError, match="JSON compliant"):
-        write_manifest(bundle_path, dataclasses.replace(manifest, verification={"error": float("nan")}))
-    assert json.loads((bundle_path / "manifest.json").read_text())["verification"] == {"passed": True}
+        write_manifest(bundle_path, dataclasses.replace(manifest, verification=wrong))
+    assert json.loads((bundle_path / "manifest.json").read_text())["verification"]["passed"] is True
     assert not list(bundle_path.glob(".manifest*"))
     with pytest.raises(BundleCorruptError, match=r"config.json"):
         open_bundle(bundle_path)

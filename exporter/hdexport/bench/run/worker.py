@@ -12,11 +12,13 @@ import numpy as np
 from hdexport.bench.baselines.baseline import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.measure.calls import time_runs, warm_up, with_growth
 from hdexport.bench.results.result import OutputError, PeakMemory
+from hdexport.support.check import Comparison
 from hdexport.support.memory import GpuMemoryWatch, peak_resident_bytes
-from hdexport.verify.comparison import Comparison, compare_output, joined
+from hdexport.verify.comparison import compare_output, different, joined
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.verification import Tolerance
 from hdruntime.errors import BackendError, OutOfMemoryError
 
 
@@ -67,20 +69,25 @@ def open_case(spec: CaseSpec) -> OpenCase:
 def output_error(expected: Path, outputs: Mapping[str, FloatArray], case: OpenCase) -> OutputError:
     """Difference between outputs, by the manifest's names, and PyTorch's in float32: the largest over all outputs.
 
-    `expected` is a directory of ``.npy`` files. An output of another shape is wrong. Outputs that a baseline lacks are
-    named in the tolerance.
+    `expected` is a directory of ``.npy`` files. An output of another shape is wrong; outputs of another shape, and
+    outputs that a baseline lacks, are named beside the tolerance.
     """
     references = {file.stem: np.load(file, mmap_mode="r") for file in sorted(expected.iterdir())}
     compared = [
         _comparison(name, outputs[name], values, case) for name, values in references.items() if name in outputs
     ]
-    worst = joined(compared or [_mismatch("any output")])
-    missing = ", ".join(name for name in references if name not in outputs)
+    worst = joined(compared or [different(Tolerance())])
+    remarks = [f"not compared: {name}" for name in references if name not in outputs]
+    remarks += [
+        f"{name}: shape {list(values.shape)}, not {list(outputs[name].shape)}"
+        for name, values in references.items()
+        if name in outputs and outputs[name].shape != values.shape
+    ]
     return OutputError(
         max_abs_error=worst.max_abs_error if np.isfinite(worst.max_abs_error) else None,
         min_cosine=worst.min_cosine,
         passed=worst.passed,
-        tolerance=worst.tolerance + (f"; not compared: {missing}" if missing else ""),
+        tolerance="; ".join([str(worst.tolerance), *remarks]),
         missing_changes=case.missing_changes,
     )
 
@@ -130,7 +137,7 @@ def _open_backend(spec: CaseSpec, inputs: Mapping[str, IntArray]) -> OpenCase:
 def _comparison(name: str, actual: FloatArray, expected: FloatArray, case: OpenCase) -> Comparison:
     """[batch, tokens, features] by token; [batch, features], and scores without a feature axis, by sequence."""
     if actual.shape != expected.shape:
-        return _mismatch(f"shape {list(expected.shape)}, not {list(actual.shape)}")
+        return different(Tolerance())
     # Scores without a feature axis, [batch, tokens], are compared as one vector per sequence.
     return compare_output(
         name,
@@ -140,7 +147,3 @@ def _comparison(name: str, actual: FloatArray, expected: FloatArray, case: OpenC
         precision=case.precision,
         of_tokens=actual.ndim > 2,
     )
-
-
-def _mismatch(tolerance: str) -> Comparison:
-    return Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance=tolerance)

@@ -16,7 +16,9 @@ from hdexport.model.family import Family, ModelClasses
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NEEDS_A_FAMILY = "that needs a family for its type, and none has been written (CONTRIBUTING.md, Add a model family)"
+_NEEDS_A_FAMILY = "needs a family for its type, and none has been written (CONTRIBUTING.md, Add a model family)"
+
+NEEDS_A_FAMILY = f"that {_NEEDS_A_FAMILY}"
 """Why a model is built as it is and not changed, as the end of a sentence."""
 
 
@@ -88,7 +90,7 @@ def _with_facts(family: AnyFamily, config: Mapping[str, Any]) -> Family:
         positions_key=key or "max_position_embeddings",
         counts_distances=key is None and not most,
         padding_row=lambda config: config.pad_token_id if facts.follows_padding else None,
-        why_not_extended=NEEDS_A_FAMILY.replace("that", "more", 1) if facts.has_table else None,
+        why_not_extended=f"more {_NEEDS_A_FAMILY}" if facts.has_table else None,
         encoder=_encoder if facts.is_half else family.encoder,
         prepare=functools.partial(_prepare, most_positions=most),
         adapt=_adapt,

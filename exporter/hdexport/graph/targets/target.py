@@ -11,13 +11,13 @@ from hdruntime.backends.entry import BackendEntry
 from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
 from hdruntime.backends.registry import backend_named
 from hdruntime.bundle.manifest import Backend, Dtype, GraphFile, Manifest
+from hdruntime.bundle.verification import Skip, SkipCause
 from hdruntime.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     import onnx_ir
 
     from hdexport.attention.kind import Decisions
-    from hdexport.graph.left_out_layers import LayerResults
     from hdruntime.arrays import FloatArray, IntArray
     from hdruntime.bundle.reader import Bundle
 
@@ -39,17 +39,15 @@ class Changes(NamedTuple):
 
     Attributes:
         decisions: that the graphs give as further outputs; None for none.
-        layers: whose repetitions are left out; None where all layers run.
         is_sampled: whether logits are computed at a few tokens, which the graphs take as the input `SAMPLED_TOKENS`,
             [samples].
     """
 
     decisions: Decisions | None = None
-    layers: LayerResults | None = None
     is_sampled: bool = False
 
     def __bool__(self) -> bool:
-        return self.is_sampled or self.decisions is not None or self.layers is not None
+        return self.is_sampled or self.decisions is not None
 
 
 class Target:
@@ -124,9 +122,11 @@ class Target:
         own = tuple(precision for precision in OPTION_OF_GRAPHS if graph.dtype == precision.value)
         return own or (Precision.FLOAT32,)
 
-    def why_not_verified(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> str | None:
-        """Why a graph is not verified on this machine, as half a sentence; None where it is."""
-        return None if self.entry.is_installed() else f"needs `{self.entry.install}`"
+    def verification_skip(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> Skip | None:
+        """Why a graph is not compared on this machine in a precision, or None."""
+        if self.entry.is_installed():
+            return None
+        return Skip(cause=SkipCause.NOT_INSTALLED, detail=f"`{self.entry.install}`")
 
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
@@ -141,7 +141,3 @@ class Target:
     ) -> Run | None:
         """Run changed graphs; None where that cannot be. Padding is not cut off as the runtime does."""
         return None
-
-    def leaves_out(self, bundle: Bundle, graphs: tuple[GraphFile, ...], layers: LayerResults) -> bool:
-        """Whether `changed_run` can leave the repetitions of layers out."""
-        return False

@@ -11,12 +11,12 @@ from hdexport.graph.targets.target import Changes, GraphRequest, Target
 from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
+from hdruntime.bundle.verification import Skip, SkipCause
 from hdruntime.constants import PORTABLE_LOWERING
 
 if TYPE_CHECKING:
     import onnx_ir
 
-    from hdexport.graph.left_out_layers import LayerResults
     from hdexport.graph.targets.target import Run
     from hdruntime.arrays import FloatArray, IntArray
     from hdruntime.bundle.reader import Bundle
@@ -59,9 +59,11 @@ class OnnxTarget(Target):
         """All but that for a GPU."""
         return super().sets([graph for graph in graphs if graph.lowering != CUDA_LOWERING])
 
-    def why_not_verified(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> str | None:
+    def verification_skip(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> Skip | None:
         """Kernels are missing for a portable graph in bfloat16."""
-        return "ONNX Runtime has no bfloat16 on a CPU" if graph.dtype == "bfloat16" else None
+        if graph.dtype != "bfloat16":
+            return None
+        return Skip(cause=SkipCause.NO_KERNEL, detail="ONNX Runtime has no bfloat16 on a CPU")
 
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
@@ -89,13 +91,10 @@ class OnnxTarget(Target):
         import onnxruntime
 
         from hdexport.graph.bundle_graph import read_graph
-        from hdexport.graph.left_out_layers import leave_layers_out_of_graph
         from hdexport.graph.vocabulary_head import sampled_graph
         from hdruntime.backends.onnxruntime.sessions import session_options
 
         model, manifest = read_graph(bundle, graphs[0]), bundle.manifest
-        if changes.layers is not None:
-            leave_layers_out_of_graph(model, changes.layers)
         if changes.decisions is not None:
             changes.decisions.watch(model)
         if changes.is_sampled and not sampled_graph(model, manifest.outputs[0].name, manifest.vocab_size):
@@ -104,13 +103,6 @@ class OnnxTarget(Target):
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
         content = ir.to_proto(model).SerializeToString()
         return _plain_run(onnxruntime.InferenceSession(content, options, providers=[_PROVIDER]))
-
-    def leaves_out(self, bundle: Bundle, graphs: tuple[GraphFile, ...], layers: LayerResults) -> bool:
-        """Where the graph has kept the names of its layers."""
-        from hdexport.graph.bundle_graph import read_graph
-        from hdexport.graph.left_out_layers import leave_layers_out_of_graph
-
-        return leave_layers_out_of_graph(read_graph(bundle, graphs[0]), layers)
 
 
 TARGETS = (OnnxTarget(),)

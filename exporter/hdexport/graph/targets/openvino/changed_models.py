@@ -10,24 +10,8 @@ from typing import Any
 import numpy as np
 
 from hdexport.attention.kind import DECISION, Decisions
-from hdexport.graph.left_out_layers import LayerResults
 from hdexport.graph.vocabulary_head import HEAD_INPUT, SAMPLED_TOKENS
 from hdruntime.optional import require
-
-
-def leave_layers_out(model: Any, results: LayerResults) -> bool:
-    """As `hdexport.graph.left_out_layers.leave_layers_out_of_graph` does of a graph."""
-    # The name of an output of the model is also its result's, which nothing reads.
-    nodes = [node for node in model.get_ops() if node.get_type_name() != "Result"]
-    values = {name: value for node in nodes for value in node.outputs() for name in value.get_names()}
-    if not all(name in values for pair in results.replacements for name in pair):
-        return False
-    for name, before in results.replacements:
-        for reader in list(values[name].get_target_inputs()):
-            reader.replace_source_output(values[before])
-        values[name] = values[before]
-    model.validate_nodes_and_infer_types()
-    return True
 
 
 def sampled(model: Any, output: str, vocab_size: int) -> bool:

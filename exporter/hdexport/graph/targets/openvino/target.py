@@ -10,13 +10,13 @@ from hdexport.graph.targets.target import Changes, GraphRequest, Target
 from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
+from hdruntime.bundle.verification import Skip, SkipCause
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
     import onnx_ir
 
-    from hdexport.graph.left_out_layers import LayerResults
     from hdexport.graph.targets.target import Run
     from hdruntime.arrays import FloatArray, IntArray
     from hdruntime.bundle.reader import Bundle
@@ -64,17 +64,18 @@ class OpenVinoTarget(Target):
         found = super().precisions(graph)
         return (Precision.FLOAT32, Precision.BFLOAT16) if found == (Precision.FLOAT32,) else found
 
-    def why_not_verified(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> str | None:
+    def verification_skip(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> Skip | None:
         """OpenVINO is not installed, or the CPU lacks the precision."""
         from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
 
-        found = super().why_not_verified(graph, precision, manifest)
+        found = super().verification_skip(graph, precision, manifest)
         if found is not None:
             return found
         try:
             chosen_precision(chosen_device(new_core(), None), precision, manifest)
         except BackendUnavailableError:
-            return f"this CPU does not compute in {precision.value}"
+            detail = f"this CPU does not compute in {precision.value}"
+            return Skip(cause=SkipCause.NO_KERNEL, detail=detail)
         return None
 
     def changed_run(
@@ -83,14 +84,12 @@ class OpenVinoTarget(Target):
         """The first graph, or, in batches without padding, the last."""
         import numpy as np
 
-        from hdexport.graph.targets.openvino.changed_models import leave_layers_out, sampled, watch
+        from hdexport.graph.targets.openvino.changed_models import sampled, watch
         from hdruntime.backends.openvino.runner import is_unpadded
 
         manifest, core = bundle.manifest, require("openvino").Core()
         models = _models(core, bundle, graphs)
         for model in models:
-            if changes.layers is not None:
-                leave_layers_out(model, changes.layers)
             if changes.decisions is not None:
                 watch(model, changes.decisions)
             if changes.is_sampled and not sampled(model, manifest.outputs[0].name, manifest.vocab_size):
@@ -110,12 +109,6 @@ class OpenVinoTarget(Target):
             return {name: array for value, array in found.items() for name in value.get_names()}
 
         return run
-
-    def leaves_out(self, bundle: Bundle, graphs: tuple[GraphFile, ...], layers: LayerResults) -> bool:
-        """Where OpenVINO has kept the names of the layers."""
-        from hdexport.graph.targets.openvino.changed_models import leave_layers_out
-
-        return all(leave_layers_out(model, layers) for model in _models(require("openvino").Core(), bundle, graphs))
 
 
 TARGETS = (OpenVinoTarget(),)
