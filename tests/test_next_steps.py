@@ -23,7 +23,7 @@ _STEP = re.compile(
 """Words by which a message of one line says what is accepted, or what to do next."""
 
 _ELSEWHERE = {
-    "hdexport/bench/peers": "reasons in a table, beside what was measured",
+    "hdexport/bench/baselines": "reasons in a table, beside what was measured",
     "hdexport/bench/run/worker.py": "reasons in a table, beside what was measured",
     "hdexport/bench/corpus/peers.py": "reasons in a table, beside what was measured",
     "hdruntime/jobs": "tests/runtime/jobs has the messages of jobs",
