@@ -119,7 +119,7 @@ def test_verify_finds_a_wrong_graph(bundle: Path, folder: Path, tmp_path: Path) 
     seal(other, manifest_from_json((other / "manifest.json").read_bytes()))
     done = hdexport("verify", other, "--grid", "quick", "--backend", "toy")
     assert done.returncode == 1
-    assert "FAILED" in done.stdout
+    assert "\nFAIL  " in f"\n{done.stdout}"
 
 
 def test_rebuild_adds_its_graph(folder: Path, bundle: Path, tmp_path: Path) -> None:
