@@ -48,8 +48,8 @@ take about 100 MB, also beside those before and after them. Of texts of 8 to 120
 is padding, and 3 % of one of 65536; with eight batches it is 11 and 13 %."""
 
 _GROUP_BATCHES = 8
-"""Batches of neighbouring texts whose chunks are sorted by length together, where texts have several: a text's last chunk
-is its shortest, and would run near the end of a window."""
+"""Batches of neighbouring texts whose chunks are sorted by length together, where texts have several: the last chunk of
+a text is the shortest, and would run near the end of a window."""
 
 _LANE_CHARACTERS = 2**16
 """Characters of a window per streamed text that runs at a time: about 16384 tokens, so that lanes are seldom empty."""
