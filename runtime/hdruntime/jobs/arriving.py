@@ -28,6 +28,16 @@ _HEAD_BYTES = 2**20
 _HELD_BYTES_PER_CHARACTER = 4
 """Bytes of input that are read ahead, per character of a portion: some portions."""
 
+_FEWEST_CHARACTERS = 2**12
+"""Characters of the smallest portion that more rows wait behind: about a batch of 1024 tokens."""
+
+_LEAST_SECONDS = 0.1
+"""Time for which a portion may run however little its rows may wait, so that portions have some batches."""
+
+_SHARE_OF_AGE = 0.5
+"""A portion may also run for this share of the time that its first row has waited: rows behind a long queue come in
+large portions, as those of a file do."""
+
 
 def standard_input_arrives() -> bool:
     """Whether rows of the standard input can be waited for: it is a pipe or a socket, not a file or a terminal."""
@@ -170,13 +180,14 @@ class _Lines:
 class ArrivingPortions(Iterator[Portion]):
     """The portions of rows that come while earlier ones are run; a thread reads them.
 
-    A portion ends where one of a file would, and when its first row has waited as long as it may: a row that came while
-    others were run does not wait again.
+    A portion ends where one of a file would, or earlier: when its first row has waited as long as it may (a row that
+    came while others were run does not wait again), and when it has so many characters that, at the pace of the portion
+    before, it runs for as long as a row may wait.
 
     Args:
         rows: of the input, read by the thread.
         place: the input.
-        characters: of a portion.
+        characters: most of a portion.
     """
 
     def __init__(self, rows: Iterator[Row], place: ArrivingInput, *, characters: int) -> None:
@@ -187,14 +198,20 @@ class ArrivingPortions(Iterator[Portion]):
         self._room = threading.Event()
         self._is_stopped = False
         self._oldest: float | None = None
+        self._characters = 0
+        self._begun = 0.0
+        self._pace = 0.0
         self._portions = cut_portions(self._arrived(), characters=characters)
         self._thread = threading.Thread(target=self._read_all, name="arriving-rows", daemon=True)
         place.begin()
         self._thread.start()
 
     def __next__(self) -> Portion:
+        if self._characters:
+            self._pace = self._characters / max(time.monotonic() - self._begun, 1e-6)
+        self._oldest, self._characters = None, 0
         portion = next(self._portions)
-        self._oldest = None
+        self._begun = time.monotonic()
         return portion
 
     def stop(self) -> None:
@@ -208,7 +225,8 @@ class ArrivingPortions(Iterator[Portion]):
             self._place.close()
 
     def _arrived(self) -> Iterator[Row | None]:
-        """The rows; None where those that came should wait no longer."""
+        """The rows; None where those that came should wait no longer, or are enough."""
+        most = 0.0
         while True:
             wait = None if self._oldest is None else self._oldest + self._place.wait_seconds - time.monotonic()
             try:
@@ -221,10 +239,19 @@ class ArrivingPortions(Iterator[Portion]):
             if isinstance(item, BaseException):
                 raise item
             row, arrived = item
-            self._oldest = arrived if self._oldest is None else self._oldest
+            if self._oldest is None:
+                self._oldest, most = arrived, self._most_characters(time.monotonic() - arrived)
+            self._characters += row.characters
             self._taken_bytes = row.end.offset
             self._room.set()
             yield row
+            if self._characters >= most:
+                yield None
+
+    def _most_characters(self, age: float) -> float:
+        """Characters that end a portion whose first row has waited so many seconds."""
+        seconds = max(self._place.wait_seconds, _LEAST_SECONDS, _SHARE_OF_AGE * age)
+        return max(_FEWEST_CHARACTERS, self._pace * seconds)
 
     def _read_all(self) -> None:
         end: Any = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hdruntime.backends.registry import needs_gpu
@@ -46,6 +46,10 @@ _CHARACTERS_ON_GPU = (2**21, 2**23)
 """The same, and least and most characters, where the padding of 32 batches matters more than memory: two million tokens
 take about 100 MB, also beside those before and after them. Of texts of 8 to 1200 words, 4 % of a batch of 16384 tokens
 is padding, and 3 % of one of 65536; with eight batches it is 11 and 13 %."""
+
+_GROUP_BATCHES = 8
+"""Batches of neighbouring texts whose chunks are sorted by length together, where texts have several: the last chunk of
+a text is the shortest, and would run near the end of a window."""
 
 _LANE_CHARACTERS = 2**16
 """Characters of a window per streamed text that runs at a time: about 16384 tokens, so that lanes are seldom empty."""
@@ -177,7 +181,7 @@ class TextInference:
         """
         encoded = [item for item in items if item.encoding is not None]
         if self._streamed is None:
-            self.run_pieces(pieces_of(encoded))
+            self._run_groups(self._groups(encoded))
         else:
             self._stream(encoded)
 
@@ -251,11 +255,35 @@ class TextInference:
 
         The chunks of a text may run in several calls, one after the other, and those of other texts in other threads.
         """
+        self._run_groups([pieces])
+
+    def _groups(self, items: Sequence[TextItem]) -> Iterator[list[Piece]]:
+        """The chunks of texts, those together that are sorted by length; which these are depends only on the texts."""
+        lengths = [[len(piece) for piece in item.encoding.pieces] for item in items if item.encoding is not None]
+        if needs_gpu(self._session.backend) or all(len(of_text) == 1 for of_text in lengths):
+            yield pieces_of(items)
+            return
+        tokens = [sum(of_text) for of_text in lengths]
+        for group in grouped(tokens, most=len(items), most_in_all=_GROUP_BATCHES * self._batch_tokens):
+            yield pieces_of(items[group])
+
+    def _run_groups(self, groups: Iterable[Sequence[Piece]]) -> None:
+        failure: BackendError | None = None
+        has_worked = False
+        for pieces in groups:
+            for error in self._run_group(pieces):
+                if not isinstance(error, BackendError) or isinstance(error, NonFiniteOutputError):
+                    has_worked = True
+                else:
+                    failure = failure or error
+        if failure is not None and not has_worked:
+            self._require_working_session(failure)
+
+    def _run_group(self, pieces: Sequence[Piece]) -> Iterator[HdexportError | None]:
+        """Run chunks, sorted by length; yields the error of each, or None, unless its text had its answer before."""
         done = {number for number, piece in enumerate(pieces) if piece.item.answer is not None}
         if done and self._known_good is None:
             self._known_good = pieces[min(done)].encoding
-        failure: BackendError | None = None
-        has_worked = False
         for batch in self._batches([piece.encoding for piece in pieces], done):
             for index, number in enumerate(batch.rows):
                 piece, error = pieces[number], batch.errors.get(number)
@@ -266,13 +294,8 @@ class TextInference:
                     self._take(piece, self._session.outputs_of_row(batch, index, len(piece.encoding)))
                 else:
                     piece.item.error = error
-                if not isinstance(error, BackendError) or isinstance(error, NonFiniteOutputError):
-                    has_worked = True
-                else:
-                    failure = failure or error
+                yield error
             self._on_batch()
-        if failure is not None and not has_worked:
-            self._require_working_session(failure)
 
     def _stream(self, items: list[TextItem]) -> None:
         """Stream texts, some at a time. Those of a batch that failed begin again, with fewer texts or alone."""

@@ -6,19 +6,21 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job
+from hdruntime.jobs import JobOptions, VectorOptions, arriving, plan_job, run_job
 from hdruntime.jobs.arriving import ArrivingInput, ArrivingPortions
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.job import rows_arrive
+from hdruntime.jobs.portions import Portion
 from hdruntime.jobs.row_reader import read_rows
-from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.rows import Columns, Row
 from hdruntime.text.embeddings import EmbeddingPrecision
 from support.job_runs import WordPool
 
@@ -39,10 +41,12 @@ def lines(*texts: str) -> bytes:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
-def portions_of(pipe: int, *, characters: int, wait_ms: float) -> tuple[ArrivingPortions, ArrivingInput]:
+def portions_of(
+    pipe: int, *, characters: int, wait_ms: float, told: Callable[[Iterator[Row]], Iterator[Row]] = iter
+) -> tuple[ArrivingPortions, ArrivingInput]:
     (file,) = find_inputs(["-"], columns=Columns(id=""), wait_seconds=wait_ms / 1000)
     assert isinstance(file.place, ArrivingInput)
-    rows = read_rows([file], columns=Columns(id=""))
+    rows = told(read_rows([file], columns=Columns(id="")))
     return ArrivingPortions(rows, file.place, characters=characters), file.place
 
 
@@ -64,6 +68,50 @@ def test_a_row_waits_no_longer_than_it_may(pipe: int) -> None:
             os.write(pipe, lines({"one": "two", "two": "three"}[text]))
     os.close(pipe)
     assert list(portions) == []
+    portions.stop()
+
+
+@pytest.mark.parametrize(
+    ("characters_per_second", "rows_of_portions"),
+    [
+        # As long as the first row may wait for, and soon for half of the time that it has waited.
+        (8, [41, 41, 41, 62, 93, 139, 209]),
+        (2**10, [41, 615, 615, 636]),
+        # As many as of a file.
+        (2**17, [41, 1311, 1311]),
+    ],
+)
+def test_the_first_results_of_many_rows_come_soon_and_full_portions_follow(
+    pipe: int, monkeypatch: pytest.MonkeyPatch, characters_per_second: int, rows_of_portions: list[int]
+) -> None:
+    now, read = [0.0], threading.Semaphore(0)
+    monkeypatch.setattr(arriving, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def write() -> None:
+        content = lines(*["x" * 100] * sum(rows_of_portions))
+        threading.Thread(target=os.write, args=(pipe, content), daemon=True).start()
+
+    def wait_until_read() -> None:
+        for _ in range(sum(rows_of_portions)):
+            read.acquire()
+
+    def told(rows: Iterator[Row]) -> Iterator[Row]:
+        for row in rows:
+            yield row
+            read.release()
+
+    def ran(portion: Portion) -> int:
+        now[0] += 100 * len(portion.rows) / characters_per_second
+        return len(portion.rows)
+
+    write()
+    portions, _ = portions_of(pipe, characters=2**17, wait_ms=60_000, told=told)
+    wait_until_read()
+    assert [ran(next(portions)) for _ in rows_of_portions] == rows_of_portions
+    # Rows that come later have not waited.
+    write()
+    wait_until_read()
+    assert ran(next(portions)) == rows_of_portions[1]
     portions.stop()
 
 

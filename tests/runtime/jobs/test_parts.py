@@ -84,6 +84,26 @@ def test_a_portion_that_is_stopped_again_and_again_gives_the_same_bytes_and_runs
         assert 0 <= done.computed_tokens - whole.computed_tokens <= 4 * FEW_TOKENS
 
 
+@pytest.mark.parametrize("options", [{"overflow": Overflow.SPLIT}, {"late_chunking": "tokens:4"}])
+def test_rows_of_several_chunks_are_done_one_after_another_and_give_the_same_bytes_after_stops(
+    bundle_path: Path, tmp_path: Path, parts_of_a_batch: None, options: dict[str, Any]
+) -> None:
+    """The last chunk of a text is short, and does not wait for the long chunks of all other texts."""
+    texts = [" ".join(["long documents are read whole ."] * (5 + number % 7)) for number in range(40)]
+    inputs, seen = write_rows(tmp_path / "in.jsonl", [*texts, "nan", None, *random_texts(5)]), list[JobProgress]()
+    shared = {"batch_tokens": FEW_TOKENS, **options}
+    whole = run(bundle_path, inputs, tmp_path / "whole.jsonl", on_progress=seen.append, **shared)
+    first = next(progress for progress in seen if progress.rows)
+    assert first.computed_tokens < 0.1 * whole.computed_tokens
+    half = next(progress for progress in seen if progress.computed_tokens >= 0.5 * whole.computed_tokens)
+    assert half.rows >= 0.4 * whole.rows
+    for rows in (1, 9, 30):
+        stopped(bundle_path, inputs, tmp_path / "out.jsonl", rows=rows, **options)
+    done = run(bundle_path, inputs, tmp_path / "out.jsonl", **shared)
+    assert done.resumed_rows >= 30
+    assert content_of(tmp_path / "out.jsonl") == content_of(tmp_path / "whole.jsonl")
+
+
 def test_a_row_that_fails_alone_after_a_stop_is_that_rows_error(
     bundle_path: Path, tmp_path: Path, parts_of_a_batch: None
 ) -> None:
