@@ -125,6 +125,9 @@ def test_errors_are_those_of_a_request_without_an_offer(served: Served) -> None:
         b"GET health HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET http://a HTTP/1.1\r\nHost: a\r\n\r\n",
         b"no HTTP at all\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /health HTTP/2.0\r\nHost: a\r\n\r\n",
         POST + OFFERS["TLS"] + b"Content-Length: five\r\n\r\n",
         POST + OFFERS["TLS"] + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
     ],
@@ -135,6 +138,13 @@ def test_what_is_no_request_of_http_1_is_refused_and_the_connection_closed(serve
         answer = connection.answer()
         assert answer.status == 400
         assert connection.is_closed()
+
+
+def test_empty_lines_before_a_request_are_ignored(served: Served, plain: dict[str, bytes]) -> None:
+    with Connection(served[0]) as connection:
+        for _ in range(2):
+            connection.send(b"\r\n\r\n" + GET + b"\r\n")
+            assert connection.answer()[::2] == (200, plain["no body"])
 
 
 @pytest.mark.parametrize("offer", [b"", OFFERS["Java's HttpClient"]])

@@ -57,13 +57,25 @@ class _Connection(h11.Connection):
 class H11WithoutUpgrade(LimitedConnection, H11Protocol):
     """uvicorn's protocol with the parser h11, which reads the body of a request with an offer by itself."""
 
+    # Of empty lines since the last request.
+    _empty_bytes = 0
+
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.conn = self._read = _Connection(h11.SERVER, HEAD_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        """Parse a part of the connection's data."""
-        super().data_received(data)
+        """Parse a part of the connection's data, without empty lines before a request, as httptools does (RFC 9112,
+        section 2.2)."""
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            request = data.lstrip(b"\r\n")
+            self._empty_bytes = 0 if request else self._empty_bytes + len(data)
+            data = request
+            if self._empty_bytes > HEAD_BYTES and not self.transport.is_closing():
+                self.refuse_head()
+        # To h11 no data is the end of the connection.
+        if data:
+            super().data_received(data)
         self.note_request()
 
     def send_400_response(self, msg: str) -> None:

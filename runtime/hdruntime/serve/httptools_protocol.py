@@ -58,6 +58,11 @@ class HttpToolsWithoutUpgrade(LimitedConnection, HttpToolsProtocol):
         self._has_long_head = head_bytes(self.url, self.headers) > HEAD_BYTES
         if self._has_long_head:
             raise ValueError("the head is too long")
+        version = self.parser.get_http_version()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        # As h11 does (RFC 9112, section 3.2).
+        if version not in ("1.0", "1.1") or hosts > 1 or (version == "1.1" and not hosts):
+            raise ValueError("the request has another version of HTTP, or not one host")
         if not self.parser.should_upgrade():
             super().on_headers_complete()
 
