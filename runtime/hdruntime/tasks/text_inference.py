@@ -259,13 +259,14 @@ class TextInference:
 
     def _groups(self, items: Sequence[TextItem]) -> Iterator[list[Piece]]:
         """The chunks of texts, those together that are sorted by length; which these are depends only on the texts."""
-        lengths = [[len(piece) for piece in item.encoding.pieces] for item in items if item.encoding is not None]
-        if needs_gpu(self._session.backend) or all(len(of_text) == 1 for of_text in lengths):
+        split = [item for item in items if item.encoding is not None and len(item.encoding.pieces) > 1]
+        if not split or needs_gpu(self._session.backend):
             yield pieces_of(items)
             return
-        tokens = [sum(of_text) for of_text in lengths]
-        for group in grouped(tokens, most=len(items), most_in_all=_GROUP_BATCHES * self._batch_tokens):
-            yield pieces_of(items[group])
+        tokens = [sum(len(piece.encoding) for piece in pieces_of([item])) for item in split]
+        for group in grouped(tokens, most=len(split), most_in_all=_GROUP_BATCHES * self._batch_tokens):
+            yield pieces_of(split[group])
+        yield pieces_of([item for item in items if item.encoding is not None and len(item.encoding.pieces) == 1])
 
     def _run_groups(self, groups: Iterable[Sequence[Piece]]) -> None:
         failure: BackendError | None = None

@@ -19,7 +19,7 @@ from hdruntime.jobs.part_file import bytes_of_rows, rows_of_bytes
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns, Position
 from hdruntime.text.embeddings import EmbeddingPrecision
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.tokenization import Encoding, Overflow
 from support.job_runs import content_of, left_in, random_texts, run, write_rows
 
 TEXTS = [*random_texts(40), "nan", None, "read " * 30, *random_texts(17)]
@@ -102,6 +102,24 @@ def test_rows_of_several_chunks_are_done_one_after_another_and_give_the_same_byt
     done = run(bundle_path, inputs, tmp_path / "out.jsonl", **shared)
     assert done.resumed_rows >= 30
     assert content_of(tmp_path / "out.jsonl") == content_of(tmp_path / "whole.jsonl")
+
+
+def test_texts_of_one_chunk_are_sorted_by_length_together_beside_texts_of_several(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of neighbours would pad them more."""
+    run_batches, calls = hdruntime.Session.run_batches, list[list[int]]()
+
+    def recorded(session: hdruntime.Session, encodings: list[Encoding], **options: Any) -> Any:
+        calls.append([len(encoding) for encoding in encodings])
+        return run_batches(session, encodings, **options)
+
+    monkeypatch.setattr(hdruntime.Session, "run_batches", recorded)
+    texts = [text for number in range(1, 13) for text in (" ".join(["read"] * number), "long " * 30)]
+    inputs = write_rows(tmp_path / "in.jsonl", texts)
+    run(bundle_path, inputs, tmp_path / "out.jsonl", overflow=Overflow.SPLIT, batch_tokens=FEW_TOKENS)
+    # A text of 30 words has chunks of 16, 16 and 4 tokens; eight batches, 192 tokens, take five such texts.
+    assert calls == [[16, 16, 4] * 5, [16, 16, 4] * 5, [16, 16, 4] * 2, list(range(3, 15))]
 
 
 def test_a_row_that_fails_alone_after_a_stop_is_that_rows_error(
