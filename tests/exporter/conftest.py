@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from onnxscript import TracedOnnxFunction
 
 import hdruntime
 from hdexport.attention.kinds import attention_from_spec
@@ -29,6 +30,11 @@ from support.tiny_models import save_sentence_modules, save_tiny_model
 from support.traced import TracedModel
 
 MAX_LEN = 300
+
+# torch.onnx.export reads the source of every operator of onnxscript's library anew for each model.
+_function_ir: Any = functools.cached_property(TracedOnnxFunction.function_ir.fget)  # type: ignore[attr-defined]
+_function_ir.__set_name__(TracedOnnxFunction, "function_ir")
+TracedOnnxFunction.function_ir = _function_ir  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
