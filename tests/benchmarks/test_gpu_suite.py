@@ -454,7 +454,7 @@ def test_every_file_with_a_test_for_gpus_is_run_on_one() -> None:
     names = {Path(file).name for file in gpu_tests()}
     assert {
         "test_distance_kernel.py", "test_sparse_kernel.py", "test_cuda_launch.py",
-        "test_gpu.py", "test_onnxruntime_cuda.py", "test_measure.py", "test_peers.py", "test_memory.py",
+        "test_gpu.py", "test_onnxruntime_cuda.py", "test_ceilings.py", "test_baselines.py", "test_memory.py",
     } <= names  # fmt: skip
 
 

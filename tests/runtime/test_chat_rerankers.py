@@ -274,4 +274,6 @@ def test_the_bundle_is_inspected_and_verified(
     assert main(["inspect", str(bundle)]) == 0
     assert "reads pairs of texts in the checkpoint's chat template, scores by identity" in capsys.readouterr().out
     assert main(["verify", str(bundle), "--model", str(saved("instructed") / "checkpoint")]) == 0
-    assert "passed" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert " PASS " in printed
+    assert " FAIL " not in printed

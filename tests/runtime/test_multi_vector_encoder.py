@@ -162,7 +162,7 @@ def test_a_verification_finds_a_query_that_sees_what_was_added(
     directory, right = saved(name), GraphModule.forward
     reference = reference_of(open_bundle(directory / "bundle"), find_checkpoint(directory / "checkpoint"))
     monkeypatch.setattr(GraphModule, "forward", lambda self, attended_mask, **inputs: right(self, **inputs))
-    found = verify_bundle(open_bundle(directory / "bundle"), reference, grid=Grid.QUICK, report=lambda *_: None)
+    found = verify_bundle(open_bundle(directory / "bundle"), reference, grid=Grid.QUICK)
     assert not found.passed
 
 

@@ -173,5 +173,8 @@ def _chosen(text: str, baselines: Mapping[str, Baseline]) -> tuple[Baseline, ...
     names = {"all": list(baselines), "none": []}.get(text, text.split(","))
     for name in names:
         if name not in baselines:
-            raise InputError(f"--baselines: {name!r} is not a baseline; valid: {', '.join(baselines)}, all, none.")
+            raise InputError(
+                f"--baselines: {name!r} is not a baseline; valid: {', '.join(baselines)}, all, none.\n"
+                "Name some of them, with commas, or leave --baselines out."
+            )
     return tuple(baseline for name, baseline in baselines.items() if name in names)

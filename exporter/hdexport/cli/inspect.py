@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import local_path
-from hdexport.cli.verification_table import print_table, print_verification, range_text
 from hdruntime.errors import BundleCorruptError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -97,6 +96,8 @@ def _show(
     why_not: str,
     passports: dict[str, dict[str, object]],
 ) -> None:
+    from hdexport.cli.verification_table import print_verification
+
     manifest = bundle.manifest
     _pairs(str(bundle.path), summary(manifest))
     _table(
@@ -130,6 +131,7 @@ def _show(
 
 def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yields what a bundle is, name and value; an empty name continues the one before."""
+    from hdexport.cli.verification_table import range_text
     from hdruntime.tasks.of_bundle import class_of
 
     yield "model", f"{manifest.name} ({manifest.model_type})"
@@ -325,5 +327,7 @@ def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    from hdexport.cli.verification_table import print_table
+
     print_table(title, columns, rows, right=("size", "nodes"))
     print(flush=True)

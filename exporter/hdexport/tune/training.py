@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import time
@@ -20,6 +19,7 @@ from hdexport.tune.objectives import Objective
 from hdexport.tune.options import TuneOptions
 from hdexport.tune.student import Student
 from hdruntime.errors import InputError, NonFiniteOutputError
+from hdruntime.jobs.checksums import json_with_checksum
 from hdruntime.jobs.files import (
     JOB_FILE,
     LOCK_FILE,
@@ -147,7 +147,7 @@ def opened_tune_folder(output: Path, identity: Identity, *, restart: bool) -> It
                 if not has_state:
                     files.remove_all(keep=(LOCK_FILE,))
                     with files.replacing(JOB_FILE) as file:
-                        file.write(json.dumps(identity).encode())
+                        file.write(json_with_checksum(identity).encode())
             yield folder
         finally:
             if files.is_in_place() and not files.has(RESULTS_FILE):

@@ -109,7 +109,7 @@ def test_a_value_of_another_form_is_refused() -> None:
     for value in ("ntk", "ntk:1", "ntk:nan", "yarn:4"):
         refused = run_here("build", "nothing", f"--rope={value}")
         assert refused.returncode == 1, value
-        assert f"argument --rope: {value} is not ntk:FACTOR with a FACTOR above 1, such as ntk:4" in refused.stderr
+        assert f"argument --rope: {value!r} is not ntk:FACTOR with a FACTOR above 1, such as ntk:4" in refused.stderr
 
 
 def test_inspect_and_the_manifest_say_it(tiny_bundles) -> None:
