@@ -210,7 +210,9 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, grid: Grid, progress: Progre
 def _verification_error(found: Verification, family: Family) -> VerificationError:
     anyway = "--verify none" if family.is_written else "--verify none --unverified"
     if not found.failed:
-        return VerificationError(f"Nothing of the bundle could be compared with PyTorch.\nUse {anyway} to write it anyway.")
+        return VerificationError(
+            f"Nothing of the bundle could be compared with PyTorch.\nUse {anyway} to write it anyway."
+        )
     first = found.failed[0]
     return VerificationError(
         f"The bundle's outputs differ from PyTorch's in {len(found.failed)} of {len(found.all_checks)} checks, so it "
