@@ -55,7 +55,7 @@ _LEAST_SEARCHED_TEXTS = 64
 _DEVICES = {"cpu": "the CPU", "cuda": "a GPU"}
 
 _BATCH_SIZES = {"cpu": (1, 4, 16, 32, 64), "cuda": (16, 32, 64, 128, 256, 512)}
-"""Those among which a baseline's best is searched, by device."""
+"""The batch sizes tried for a baseline, by device; the fastest is kept."""
 
 _SAMPLES_ON_GPU = 10
 """A sample has so many times as many texts on a GPU, which computes as many in a tenth of a second."""

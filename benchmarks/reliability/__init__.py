@@ -1,1 +1,1 @@
-"""What breaks hdexport: damage, kills, fuzzed requests, threads and overload. docs/reliability.md has the figures."""
+"""Tests of damage, kills, fuzzed requests, threads and overload. docs/reliability.md has their figures."""

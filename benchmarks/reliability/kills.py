@@ -96,7 +96,7 @@ def damage_kept_file(output: Path, rng: random.Random) -> str:
 
 
 def unfit_refusal(said: str, output: Path) -> str:
-    """What is wrong with the message of a job that refuses damaged files; nothing if it is right."""
+    """Return the fault of the message of a job that refuses damaged files, or an empty string."""
     if "Traceback" in said:
         return "a traceback"
     if str(job_folder_path(output)) not in said:

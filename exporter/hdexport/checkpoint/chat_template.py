@@ -137,7 +137,7 @@ def _refuse_date(
 def _render_of(
     tokenizer: Any, slots: Sequence[Slot], file: Path, message_format: MessageFormat, options: Mapping[str, Any]
 ) -> _Render:
-    """What writes a prompt and the texts of slots in a tokenizer's chat template."""
+    """Return the function that writes a prompt and the texts of slots in a tokenizer's chat template."""
     wrong = [name for name in options if name in _NOT_RENDERED]
     if wrong:
         raise ModelError(

@@ -46,8 +46,8 @@ _OUTPUTS = {
 """Task of a model -> its outputs that are compared, by their names in transformers; other tasks compare the logits."""
 
 _LONGEST = 4096
-"""Most tokens of the long text: windows and rotary scalings show, most of which begin at 512 or 2048 tokens. BERT base
-takes 17 s of CPU time with PyTorch's attention, 32 s and 2.5 GB with eager code (AMD EPYC, 2026-11-28)."""
+"""Maximum tokens of the long text, which most windows and rotary scalings change: they begin at 512 or 2048 tokens.
+BERT base takes 17 s of CPU time with PyTorch's attention, 32 s and 2.5 GB with eager code (AMD EPYC, 2026-11-28)."""
 
 _MOST_VALUES = 2**25
 """Most values of a text's outputs, so logits of a vocabulary are compared for fewer tokens."""

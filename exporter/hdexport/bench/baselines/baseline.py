@@ -159,7 +159,7 @@ class Baseline(ABC):
         return tuple(change for change, is_missing in missing.items() if is_missing)
 
     def remark(self, manifest: Manifest) -> str | None:
-        """What the baseline computes otherwise than the bundle: missing changes, or sizes that its export fixed."""
+        """Return how the baseline differs from the bundle: missing changes, or sizes that its export fixed."""
         items = attention_of(manifest)
         remarks = [item.record.peer_remark for item in items]
         positions = manifest.positions

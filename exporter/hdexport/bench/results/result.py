@@ -31,7 +31,7 @@ class ModelChange(str, Enum):
 
 
 class CaseState(str, Enum):
-    """What a reader has to know about a case: its status, and whether its outputs are right."""
+    """The outcome of a case: whether it ran, and whether its outputs are right."""
 
     OK = "ok"
     DIFFERS = "differs"

@@ -29,7 +29,7 @@ _STEPS_BELOW_FIRST = 3
 """A model of at most `_FIRST` tokens is measured from an eighth of its max_len."""
 
 _MOST_DIGITS, _MOST_LENGTHS = 12, 1000
-"""Of a number of ``--lengths``, and lengths of one range."""
+"""Maximum digits of a number in ``--lengths``, and maximum lengths of one range."""
 
 _LENGTHS = "Give numbers like --lengths 128,512,4096, or a range like --lengths 512:8192:x2 or 512:2048:+512."
 
