@@ -133,7 +133,8 @@ def _check_that_kernels_are_used(portable: onnx_ir.Model, manifest: Manifest, en
         )
         raise InputError(
             f"{sm} has nothing to compile: no engine is built, and no kernel is to compute the bundle's attention "
-            f"there.\nAsk for {asked} {sm}"
+            f"there.",
+            hint=f"Ask for {asked} {sm}",
         )
 
 

@@ -316,8 +316,8 @@ class BatchSession:
         runner = self._scheduler.runner
         if not isinstance(runner, DeviceRunner):
             raise BackendError(
-                f"The backend {self._backend.value} does not accept arrays on a GPU.\n"
-                "Call the session itself with arrays on the CPU, or load the bundle with a backend of the GPU."
+                f"The backend {self._backend.value} does not accept arrays on a GPU.",
+                hint="Call the session itself with arrays on the CPU, or load the bundle with a backend of the GPU.",
             )
         names = self._output_names if outputs is None else self._checked_outputs(outputs)
         return runner.start_on_device(inputs, names)
@@ -338,8 +338,8 @@ class BatchSession:
         """
         if overflow == Overflow.SPLIT:
             raise InputError(
-                "tokenize returns one encoding per text, so it cannot split.\n"
-                "Use session.split(texts, stride=...), or session.embed(texts, overflow='split')."
+                "tokenize returns one encoding per text, so it cannot split.",
+                hint="Use session.split(texts, stride=...), or session.embed(texts, overflow='split').",
             )
         return self.tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt)
 
@@ -480,7 +480,7 @@ class BatchSession:
         for name in names or ():
             if name not in self._output_names:
                 has = ", ".join(self._output_names)
-                raise InputError(f"No output {name!r}; this bundle has {has}.\nName some of these.")
+                raise InputError(f"No output {name!r}; this bundle has {has}.", hint="Name some of these.")
         return [spec.name for spec in self.manifest.answers] if names is None else list(names)
 
     def _non_finite_error(self, name: str, rows: Sequence[int]) -> NonFiniteOutputError:
@@ -492,7 +492,7 @@ class BatchSession:
             if self.manifest.dtype == "float16"
             else f"Compare the bundle with its checkpoint: hdexport verify {shlex.quote(str(self._bundle.path))}"
         )
-        return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.\n{advice}")
+        return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.", hint=advice)
 
     def _raise_failures(self, result: BatchResult, numbers: Sequence[int]) -> None:
         """Raise for a batch with failed rows, named by the caller's numbers, ascending, if there is more than one."""

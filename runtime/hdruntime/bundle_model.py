@@ -102,7 +102,9 @@ class BundleModel:
         gpu: GpuOptions | None,
     ) -> None:
         if bundle.manifest.tokenizer is None:
-            raise InputError(f"The bundle {bundle.path} has no tokenizer.\nUse hdruntime.load, and give it input_ids.")
+            raise InputError(
+                f"The bundle {bundle.path} has no tokenizer.", hint="Use hdruntime.load, and give it input_ids."
+            )
         self.prompts, self.default_prompt_name = prompts_of(bundle.manifest)
         self.model_card_data = _NoModelCard()
         self._path = bundle.path
@@ -160,8 +162,8 @@ class BundleModel:
         asked = device if type(device).__name__ == "dtype" else dtype
         if asked is not None:
             raise InputError(
-                f"dtype is {asked}; a bundle's dtype is chosen at the build.\n"
-                "Build with --fp16 or --bf16, or load with precision='bfloat16' on a CPU."
+                f"dtype is {asked}; a bundle's dtype is chosen at the build.",
+                hint="Build with --fp16 or --bf16, or load with precision='bfloat16' on a CPU.",
             )
         self._check_device(device)
         return self
@@ -186,8 +188,8 @@ class BundleModel:
         """
         if mode:
             raise InputError(
-                "mode is True; a bundle cannot be trained.\n"
-                "Train the checkpoint with sentence-transformers, and build it again: hdexport build CHECKPOINT"
+                "mode is True; a bundle cannot be trained.",
+                hint="Train the checkpoint with sentence-transformers, and build it again: hdexport build CHECKPOINT",
             )
         return self
 
@@ -306,11 +308,11 @@ class BundleModel:
     def _check_call(self, batch_size: int | None, device: object, pool: object = None) -> None:
         if pool is not None:
             raise InputError(
-                f"pool is of type {type(pool).__name__}; it must be None. One encoder uses all cores.\n"
-                "For several GPUs or machines: hdexport run BUNDLE TEXTS -o EMBEDDINGS --ray"
+                f"pool is of type {type(pool).__name__}; it must be None. One encoder uses all cores.",
+                hint="For several GPUs or machines: hdexport run BUNDLE TEXTS -o EMBEDDINGS --ray",
             )
         if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for the fastest.")
+            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.", hint="Leave it out for the fastest.")
         self._check_device(device)
 
     def _check_device(self, device: object) -> None:
@@ -322,8 +324,8 @@ class BundleModel:
         there = "cpu" if asked.type == "cpu" else asked if asked.type == "cuda" else None
         load = f", or load the bundle there: {type(self).__name__}(bundle, device={str(there)!r})" if there else "."
         raise InputError(
-            f"device is {str(device)!r:.60}, and the bundle was loaded on {here} ({self._session.backend.value}).\n"
-            f"Leave it out{load}"
+            f"device is {str(device)!r:.60}, and the bundle was loaded on {here} ({self._session.backend.value}).",
+            hint=f"Leave it out{load}",
         )
 
 

@@ -21,8 +21,17 @@
     ├── EngineError                 an engine could not be built
     └── VerificationError           a bundle's outputs differ from PyTorch's
 
-A message says what arrived, what fits, and what to type next. The command line prints it and exits with 1.
+A message states the problem; its hint says what to do. Both name a parameter by a `Setting`, which each interface
+writes in its own words: Python ``stride=-1``, the command line ``--stride -1``, the server ``"stride": -1``. Nothing
+parses a message.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
 
 __all__ = [
     "BackendError",
@@ -42,12 +51,87 @@ __all__ = [
     "NonFiniteOutputError",
     "OutOfMemoryError",
     "OutputExistsError",
+    "Setting",
     "VerificationError",
 ]
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A parameter in a message, with or without a value.
+
+    Attributes:
+        name: the parameter's name in Python.
+        value: its value; None names the parameter alone.
+        command: the command that takes it, such as ``build``; empty for what the caller called.
+    """
+
+    name: str
+    value: object = None
+    command: str = ""
+
+    def __str__(self) -> str:
+        """The setting as Python writes it: ``overflow='truncate'``."""
+        value = self.value.value if isinstance(self.value, Enum) else self.value
+        return self.name if value is None else f"{self.name}={value!r}"
+
+
+Message: TypeAlias = "str | Setting | tuple[str | Setting, ...]"
+"""Text of which some parts are settings."""
+
+Writer: TypeAlias = Callable[[Setting], str]
+"""How an interface writes a setting."""
+
+
+def joined(*messages: Message) -> tuple[str | Setting, ...]:
+    """One message of several."""
+    return tuple(part for each in messages for part in (each if isinstance(each, tuple) else (each,)))
+
+
+def write(message: Message, writer: Writer = str) -> str:
+    """The text of a message in the words of an interface."""
+    parts = message if isinstance(message, tuple) else (message,)
+    return "".join(part if isinstance(part, str) else writer(part) for part in parts)
+
+
 class HdexportError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose.
+
+    Args:
+        problem: what was given and what is accepted. Left out, it is made of the three fields below.
+        hint: what to do about it.
+        parameter: name of the parameter that has the value.
+        value: the value that was given.
+        accepted: the values that are accepted, such as ``0 to 511``.
+    """
+
+    def __init__(
+        self,
+        *problem: str | Setting,
+        hint: Message = "",
+        parameter: str = "",
+        value: object = None,
+        accepted: str = "",
+    ) -> None:
+        super().__init__(*problem)
+        self.hint = hint
+        self.parameter = parameter
+        self.value = value
+        self.accepted = accepted
+
+    @property
+    def problem(self) -> Message:
+        """What was given and what is accepted."""
+        if self.args or not self.parameter:
+            return self.args
+        return (Setting(self.parameter), f" is {self.value!r}; it must be {self.accepted}.")
+
+    def message(self, writer: Writer = str) -> str:
+        """The problem and, on a line of its own, the hint."""
+        return "\n".join(filter(None, (write(self.problem, writer), write(self.hint, writer))))
+
+    def __str__(self) -> str:
+        return self.message()
 
 
 class BundleError(HdexportError):
@@ -121,6 +205,6 @@ class VerificationError(HdexportError):
         failed: the checks that failed, `hdexport.verify.Check` each.
     """
 
-    def __init__(self, message: str, *, failed: tuple[object, ...] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, *problem: str | Setting, hint: Message = "", failed: tuple[object, ...] = ()) -> None:
+        super().__init__(*problem, hint=hint)
         self.failed = failed

@@ -65,8 +65,8 @@ def _entries(folder: Path) -> Iterator[Path]:
             raise _unreadable(path, error) from error
         if is_folder and entry.is_symlink():
             raise InputError(
-                f"{path} is a link to a folder, and links to folders are not followed.\n"
-                f"Copy the folder's files here, or name that folder by itself: {os.readlink(path)}"
+                f"{path} is a link to a folder, and links to folders are not followed.",
+                hint=f"Copy the folder's files here, or name that folder by itself: {os.readlink(path)}",
             )
         if is_folder:
             yield from _entries(path)
@@ -83,7 +83,7 @@ def require_readable(path: Path) -> None:
     except OSError as error:
         raise _unreadable(path, error) from error
     if kind is not None:
-        raise InputError(f"{path} is {kind} and no file.\n{_MOVE_AWAY}")
+        raise InputError(f"{path} is {kind} and no file.", hint=_MOVE_AWAY)
 
 
 def special_kind(mode: int) -> str | None:
@@ -98,12 +98,12 @@ def require_utf8(path: Path) -> None:
         encoded.decode()
     except UnicodeDecodeError:
         raise InputError(
-            f"{encoded!r} is not UTF-8, and tokenizers and ONNX Runtime open no such path.\n"
-            "Give it, and the folders above it, names in UTF-8."
+            f"{encoded!r} is not UTF-8, and tokenizers and ONNX Runtime open no such path.",
+            hint="Give it, and the folders above it, names in UTF-8.",
         ) from None
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:
     if isinstance(error, FileNotFoundError) and path.is_symlink():
-        return InputError(f"{path} is a link to {os.readlink(path)}, which does not exist.\n{_MOVE_AWAY}")
+        return InputError(f"{path} is a link to {os.readlink(path)}, which does not exist.", hint=_MOVE_AWAY)
     return InputError(f"{path} cannot be read: {explained(error, otherwise=_MOVE_AWAY)}")

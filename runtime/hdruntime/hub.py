@@ -62,8 +62,8 @@ def opened_bundle(bundle: Path | str | Bundle, backend: Backend | str = _AUTO, p
     snapshot = _downloaded(named, [MANIFEST_FILE])
     if not (snapshot / MANIFEST_FILE).is_file():
         raise BundleNotFoundError(
-            f"{named} on the Hugging Face Hub has no {MANIFEST_FILE}: it is no bundle.\n"
-            f"If it is a checkpoint, build a bundle of it: hdexport build {shlex.quote(str(named))} -o BUNDLE"
+            f"{named} on the Hugging Face Hub has no {MANIFEST_FILE}: it is no bundle.",
+            hint=f"If it is a checkpoint, build a bundle of it: hdexport build {shlex.quote(str(named))} -o BUNDLE",
         )
     manifest = read_manifest(snapshot)
     needed = _needed(manifest, str(getattr(backend, "value", backend)), str(getattr(precision, "value", precision)))
@@ -103,5 +103,6 @@ def _downloaded(name: HubName, patterns: list[str]) -> Path:
         said = " ".join(str(error).split())
         raise BundleNotFoundError(
             f"The bundle {name}, which is no directory here, could not be downloaded from the Hugging Face Hub: "
-            f"{said:.300}\nCheck the name, the revision and the connection (HF_HUB_OFFLINE=0), or name a directory."
+            f"{said:.300}",
+            hint="Check the name, the revision and the connection (HF_HUB_OFFLINE=0), or name a directory.",
         ) from error

@@ -53,8 +53,8 @@ class LangChainEmbeddings:
         """
         if not isinstance(text, str):
             raise InputError(
-                f"text is of type {type(text).__name__}; it must be one string.\n"
-                "For several queries: [embeddings.embed_query(text) for text in texts]"
+                f"text is of type {type(text).__name__}; it must be one string.",
+                hint="For several queries: [embeddings.embed_query(text) for text in texts]",
             )
         embedding: list[float] = self.encoder.encode_query(text, **self.options).tolist()
         return embedding

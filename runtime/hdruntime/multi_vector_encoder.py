@@ -179,8 +179,8 @@ class MultiVectorEncoder(TwoSidedModel):
         self._check_call(batch_size, device, pool)
         if token_pooling is not None:
             raise InputError(
-                f"token_pooling is of type {type(token_pooling).__name__}; it must be None.\n"
-                "Bundles pool no tokens: call it with what encode returns."
+                f"token_pooling is of type {type(token_pooling).__name__}; it must be None.",
+                hint="Bundles pool no tokens: call it with what encode returns.",
             )
         from_numpy = None if convert_to_numpy else require("torch").from_numpy
         texts = checked_texts(inputs, name="inputs", may_be_one=True)

@@ -129,6 +129,6 @@ def missing_dependency(error: ModuleNotFoundError) -> MissingDependencyError | N
     if extra is None:
         return None
     return MissingDependencyError(
-        f"This needs the package {error.name!r}, which is not installed.\n"
-        f"Install it with: pip install 'hdexport[{extra}]'"
+        f"This needs the package {error.name!r}, which is not installed.",
+        hint=f"Install it with: pip install 'hdexport[{extra}]'",
     )

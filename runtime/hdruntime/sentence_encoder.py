@@ -202,8 +202,8 @@ class SentenceEncoder(TwoSidedModel):
     ) -> FloatingArray | None:
         if given is not None and not precision.needs_ranges:
             raise InputError(
-                f"ranges are for the precisions int8 and uint8, and precision is {precision.value!r}.\n"
-                "Leave ranges out, or ask for precision='int8'."
+                f"ranges are for the precisions int8 and uint8, and precision is {precision.value!r}.",
+                hint="Leave ranges out, or ask for precision='int8'.",
             )
         if not isinstance(given, str | Path):
             return given
@@ -266,7 +266,7 @@ def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooli
         raise InputError(f"pooling is {pooling!r}; it must be {valid}, or None for the bundle's own.") from None
     if not is_needed:
         raise InputError(
-            f"pooling is {chosen.value!r}, but this bundle pools as its model does.\n"
-            "Leave it out, or build the bundle again with --task feature-extraction."
+            f"pooling is {chosen.value!r}, but this bundle pools as its model does.",
+            hint="Leave it out, or build the bundle again with --task feature-extraction.",
         )
     return chosen

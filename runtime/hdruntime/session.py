@@ -79,8 +79,8 @@ def load(
     """
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise InputError(
-            f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\n"
-            "Leave it out for one per core that the process may use."
+            f"threads is {threads}; it must be 1 to {_MOST_THREADS}.",
+            hint="Leave it out for one per core that the process may use.",
         )
     precision = checked_choice(Precision, precision, option="precision")
     opened = opened_bundle(bundle, backend, precision)
@@ -400,6 +400,6 @@ class Session(BatchSession):
     def _check_task(self, task: type[TextTask], *, method: str) -> None:
         if self.manifest.task != task.name:
             raise InputError(
-                f"session.{method} is for {task.name}, and the bundle's task is {self.manifest.task}.\n"
-                f"Use a method for {self.manifest.task}, or build a bundle with --task {task.name}."
+                f"session.{method} is for {task.name}, and the bundle's task is {self.manifest.task}.",
+                hint=f"Use a method for {self.manifest.task}, or build a bundle with --task {task.name}.",
             )

@@ -85,8 +85,8 @@ class SparseEncoder(TwoSidedModel):
         manifest = opened.manifest
         if manifest.task != SparseVectors.name:
             raise InputError(
-                f"This bundle's task is {manifest.task}, which gives no sparse vectors.\n"
-                "Build it again with --task sparse-similarity, from a SPLADE model."
+                f"This bundle's task is {manifest.task}, which gives no sparse vectors.",
+                hint="Build it again with --task sparse-similarity, from a SPLADE model.",
             )
         self.max_active_dims = most_active_dims(manifest, max_active_dims)
         self.similarity_fn_name = manifest.sentence.similarity if manifest.sentence else "dot"

@@ -40,7 +40,8 @@ def embedder(encoder: SentenceEncoder, **options: Any) -> Any:
     bases = [importlib.import_module(f"{library}.backend").BaseEmbedder for library in installed]
     if not bases:
         raise MissingDependencyError(
-            "Neither KeyBERT nor BERTopic is installed.\nInstall one: pip install keybert, or pip install bertopic"
+            "Neither KeyBERT nor BERTopic is installed.",
+            hint="Install one: pip install keybert, or pip install bertopic",
         )
 
     def embed(self: Any, documents: list[str], verbose: bool = False) -> FloatArray:

@@ -16,7 +16,9 @@ import hdexport
 import hdplugins
 import hdruntime
 from hdexport.cli import COMMANDS
+from hdexport.cli.flags import flag
 from hdruntime.bundle.manifest import Task
+from hdruntime.errors import Setting
 from support.comparators import named_case
 from support.named_options import missing_options
 from support.tiny_models import save_tiny_model
@@ -74,6 +76,37 @@ def test_every_message_names_options_of_the_command_that_it_names() -> None:
         for path in sorted(package.rglob("*.py"))
         for line, message in messages(path)
         if (missing := missing_options(message))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def settings(source: str) -> Iterator[tuple[int, Setting]]:
+    """The line and setting of every `Setting` that a module makes, as far as its words are constant."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Setting"):
+            name = node.args[0]
+            command = next((word.value for word in node.keywords if word.arg == "command"), ast.Constant(""))
+            if isinstance(name, ast.Constant) and isinstance(command, ast.Constant):
+                yield node.lineno, Setting(str(name.value), command=str(command.value))
+
+
+def unknown_flag(setting: Setting) -> list[str]:
+    """The flag of a setting, if its command lacks it; without a command, if every command does."""
+    return missing_options(flag(setting), command=setting.command or None) if flag(setting)[:2] == "--" else []
+
+
+def test_settings_that_no_flag_sets_are_found() -> None:
+    source = 'InputError(hint=(Setting("max_length", 9, command="build"), Setting("stride"), Setting("max_len", 1)))'
+    assert [unknown_flag(setting) for _, setting in settings(source)] == [["--max-length"], [], []]
+
+
+def test_every_setting_in_a_message_is_a_flag_of_its_command() -> None:
+    wrong = [
+        f"{path}:{line}: {setting}"
+        for package in PACKAGES
+        for path in sorted(package.rglob("*.py"))
+        for line, setting in settings(path.read_text())
+        if unknown_flag(setting)
     ]
     assert not wrong, "\n".join(wrong)
 

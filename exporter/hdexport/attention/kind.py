@@ -113,8 +113,8 @@ class Subject:
         """
         if self.family.why_not_converted is not None:
             raise ModelError(
-                f"{self.model.config.model_type} cannot be given {to} attention: {self.family.why_not_converted}.\n"
-                f"Leave out --attention. Families that can: {', '.join(self.convertible())}."
+                f"{self.model.config.model_type} cannot be given {to} attention: {self.family.why_not_converted}.",
+                hint=f"Leave out --attention. Families that can: {', '.join(self.convertible())}.",
             )
 
     def warn_if_unscaled(self, most_keys: int) -> None:

@@ -46,8 +46,8 @@ def kind_named(name: object) -> AttentionKind:
             return kind
     known = ", ".join(kind.name for kind in kinds())
     raise BundleCorruptError(
-        f"The bundle has attention of the kind {name!r}; known here: {known}.\n"
-        "Install the package that it comes from, or a newer hdexport: pip install -U hdexport"
+        f"The bundle has attention of the kind {name!r}; known here: {known}.",
+        hint="Install the package that it comes from, or a newer hdexport: pip install -U hdexport",
     )
 
 
@@ -120,15 +120,16 @@ def _check_scaled(setups: Mapping[str, Setup], subject: Subject) -> None:
     if any(setup.is_own for setup in setups.values()):
         raise InputError(
             f"--attention-scale logn is for queries that see more tokens than in training; the windows or blocks of "
-            f"this {model_type} show them no more, however long the text.\n{advice}"
+            f"this {model_type} show them no more, however long the text.",
+            hint=advice,
         )
     if subject.family.own is not None:
         raise InputError(
-            f"--attention-scale logn cannot scale the queries of a {model_type} with dense attention.\n{advice}"
+            f"--attention-scale logn cannot scale the queries of a {model_type} with dense attention.", hint=advice
         )
     for name in setups:
         if not kind_named(name).scales_queries:
-            raise InputError(f"--attention-scale logn cannot scale the queries of attention {name!r}.\n{advice}")
+            raise InputError(f"--attention-scale logn cannot scale the queries of attention {name!r}.", hint=advice)
 
 
 def attention_records(setups: Mapping[str, Setup], nodes: Sequence[OperatorNode]) -> Iterator[dict[str, Any]]:
@@ -147,9 +148,9 @@ def check_unseen_tokens(setups: Mapping[str, Setup], nodes: Sequence[OperatorNod
         if kind.record(setups.get(kind.name), nodes) is not None and not kind.masked_tokens_attend(nodes):
             raise ModelError(
                 f"The model expands queries by tokens that see the query and are not seen (attend: false), which "
-                f"attention {kind.name!r} of this {model_type} does not compute.\n"
-                "Choose a model with dense attention or windows, or one that attends to the expansion, or "
-                "build the vectors of its tokens: --task feature-extraction"
+                f"attention {kind.name!r} of this {model_type} does not compute.",
+                hint="Choose a model with dense attention or windows, or one that attends to the expansion, or "
+                "build the vectors of its tokens: --task feature-extraction",
             )
 
 
@@ -172,7 +173,7 @@ def attention_of(manifest: Manifest) -> list[Attention]:
             for problem in kind.problems(record, manifest):
                 raise JsonMismatchError(f"manifest.attention[{index}]{problem}")
         except JsonMismatchError as error:
-            raise BundleCorruptError(f"{error}.\nRebuild or copy the bundle again.") from None
+            raise BundleCorruptError(f"{error}.", hint="Rebuild or copy the bundle again.") from None
         found.append(Attention(kind, record))
     return found
 
@@ -182,7 +183,6 @@ def _not_understood(spec: str, part: str) -> InputError:
     listed = "\n".join(f"  {form.grammar}" for form in known.values())
     nearest = known.get(spec.partition(":")[0], next(iter(known.values())))
     return InputError(
-        f"--attention {spec} is not understood at {part!r}.\nIts forms are\n{listed}\n"
-        f"{nearest.grammar}: {nearest.help}.\n"
-        f"For example: --attention {nearest.example}"
+        f"--attention {spec} is not understood at {part!r}.",
+        hint=f"Its forms are\n{listed}\n{nearest.grammar}: {nearest.help}.\nFor example: --attention {nearest.example}",
     )

@@ -28,8 +28,8 @@ class LogScale:
     def __post_init__(self) -> None:
         if self.base < 2:
             raise InputError(
-                f"--attention-scale logn divides by the logarithm of the trained positions, and there is {self.base}.\n"
-                "Use --attention-scale none."
+                f"--attention-scale logn divides by the logarithm of the trained positions, and there is {self.base}.",
+                hint="Use --attention-scale none.",
             )
 
     @classmethod

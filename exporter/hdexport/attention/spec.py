@@ -61,7 +61,7 @@ class SpecReader:
         if number < least or (most is not None and number > most):
             range_ = f"{least} or more" if most is None else f"{least} to {most}"
             raise InputError(
-                f"--attention {self.spec} asks for {name} {number}; it must be {range_}.\n"
-                f"For example: --attention {self._example}"
+                f"--attention {self.spec} asks for {name} {number}; it must be {range_}.",
+                hint=f"For example: --attention {self._example}",
             )
         return number

@@ -28,7 +28,7 @@ def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
             write_pngs(folder, result)
     except OSError as error:
         path = error.filename2 or folder
-        raise HdexportError(f"{path} cannot be written: {error.strerror}.\n{_hint(error)}") from error
+        raise HdexportError(f"{path} cannot be written: {error.strerror}.", hint=_hint(error)) from error
 
 
 def _hint(error: OSError) -> str:

@@ -61,9 +61,11 @@ def adapter_named(directory: Path, name: str, names: Sequence[str]) -> str:
             return known
     if not names:
         raise InputError(
-            f"--adapter {name}: {directory} has no adapters, folders with an {ADAPTER_CONFIG}.\nLeave it out."
+            f"--adapter {name}: {directory} has no adapters, folders with an {ADAPTER_CONFIG}.", hint="Leave it out."
         )
-    raise InputError(f"--adapter {name} is not among the adapters of {directory}.\nChoose from: {', '.join(names)}.")
+    raise InputError(
+        f"--adapter {name} is not among the adapters of {directory}.", hint=f"Choose from: {', '.join(names)}."
+    )
 
 
 def saved_names(folder: Path, *, allow_pickle: bool = False) -> frozenset[str]:
@@ -81,7 +83,7 @@ def merge_adapter(model: torch.nn.Module, folder: Path, *, allow_pickle: bool = 
         for (name, is_embedding), pair in factors.items():
             weight = _module(model, name, "weight", folder).weight
             if set(pair) != {"A", "B"}:
-                raise ModelError(f"{folder} has one of two factors of {shown(name)}.\nDownload the model again.")
+                raise ModelError(f"{folder} has one of two factors of {shown(name)}.", hint="Download the model again.")
             first, second = pair["A"].to(weight.dtype), pair["B"].to(weight.dtype)
             _check_shapes(folder, name, first, second, weight.T if is_embedding else weight)
             change = second @ first * _scale(folder, config, name, rank=len(first))
@@ -92,9 +94,9 @@ def merge_adapter(model: torch.nn.Module, folder: Path, *, allow_pickle: bool = 
         own = getattr(module, leaf)
         if own.shape != weight.shape:
             raise ModelError(
-                f"{folder} has {shown(name)} of shape {list(weight.shape)}, and the model's is {list(own.shape)}.\n"
-                "Check that the adapter belongs to this model. The labels of a head are those of config.json "
-                "(num_labels or id2label); a folder that holds an adapter alone takes a config.json of its own."
+                f"{folder} has {shown(name)} of shape {list(weight.shape)}, and the model's is {list(own.shape)}.",
+                hint="Check that the adapter belongs to this model. The labels of a head are those of config.json "
+                "(num_labels or id2label); a folder that holds an adapter alone takes a config.json of its own.",
             )
         # As in PEFT, a weight that was tied to it keeps the model's value.
         module.register_parameter(leaf, torch.nn.Parameter(weight.to(own.dtype)))
@@ -109,7 +111,7 @@ def _check(folder: Path, config: Mapping[str, Any]) -> None:
     advice = "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
     if config.get("peft_type") != "LORA":
         raise ModelError(
-            f"{folder / ADAPTER_CONFIG} has peft_type {shown(config.get('peft_type'))}; LORA fits.\n{advice}"
+            f"{folder / ADAPTER_CONFIG} has peft_type {shown(config.get('peft_type'))}; LORA fits.", hint=advice
         )
     start = config.get("init_lora_weights")
     others = {key: value for key, value in config.items() if key not in _UNDERSTOOD}
@@ -122,7 +124,7 @@ def _check(folder: Path, config: Mapping[str, Any]) -> None:
     if unknown:
         key, value = next(iter(unknown.items()))
         raise ModelError(
-            f"{folder / ADAPTER_CONFIG} has {shown(key)} {shown(value)}, which is not supported.\n{advice}"
+            f"{folder / ADAPTER_CONFIG} has {shown(key)} {shown(value)}, which is not supported.", hint=advice
         )
 
 
@@ -132,7 +134,7 @@ def _weights_of(folder: Path, *, allow_pickle: bool) -> Path:
             return folder / name
     if (folder / _PICKLE).is_file():
         raise pickles_refused(folder)
-    raise ModelError(f"{folder} has no {_WEIGHTS}.\nDownload the adapter again.")
+    raise ModelError(f"{folder} has no {_WEIGHTS}.", hint="Download the adapter again.")
 
 
 def _read(
@@ -156,11 +158,11 @@ def _read(
         else:
             raise ModelError(
                 f"{file} holds {shown(name)}, which is no finite factor of a low-rank change, nor a finite weight of "
-                "its modules_to_save.\n"
-                "Merge the adapter with PEFT first: merge_and_unload(), then save_pretrained()."
+                "its modules_to_save.",
+                hint="Merge the adapter with PEFT first: merge_and_unload(), then save_pretrained().",
             )
     if not factors:
-        raise ModelError(f"{file} has no factors.\nDownload the model again.")
+        raise ModelError(f"{file} has no factors.", hint="Download the model again.")
     return config, factors, saved
 
 
@@ -174,8 +176,8 @@ def _module(model: Any, name: str, leaf: str, folder: Path) -> Any:
             continue
         return root.get_submodule(path)
     raise ModelError(
-        f"{folder} changes {shown(name)}, which a {type(model).__name__} does not have.\n"
-        "Check that the adapter belongs to this model, and name the task that it was trained for: --task"
+        f"{folder} changes {shown(name)}, which a {type(model).__name__} does not have.",
+        hint="Check that the adapter belongs to this model, and name the task that it was trained for: --task",
     )
 
 
@@ -183,7 +185,8 @@ def _check_shapes(folder: Path, name: str, first: torch.Tensor, second: torch.Te
     if len(first) != second.shape[1] or (len(second), first.shape[1]) != tuple(weight.shape):
         raise ModelError(
             f"{folder}: the factors of {shown(name)} are {list(second.shape)} and {list(first.shape)}, and its weight "
-            f"is {list(weight.shape)}.\nCheck that the adapter belongs to this model."
+            f"is {list(weight.shape)}.",
+            hint="Check that the adapter belongs to this model.",
         )
 
 
@@ -194,7 +197,8 @@ def _scale(folder: Path, config: Mapping[str, Any], name: str, *, rank: int) -> 
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or said != rank:
         raise ModelError(
             f"{folder / ADAPTER_CONFIG} has lora_alpha {shown(alpha)} and r {shown(said)} for {shown(name)}, whose "
-            f"factors have rank {rank}.\nDownload the adapter again."
+            f"factors have rank {rank}.",
+            hint="Download the adapter again.",
         )
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 

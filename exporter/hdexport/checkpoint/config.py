@@ -46,7 +46,7 @@ def read_config(path: Path) -> dict[str, Any]:
     config = read_object(file)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(
-            f'{file} names no model_type, so the model\'s family is unknown.\nAdd it, e.g. "model_type": "bert".'
+            f"{file} names no model_type, so the model's family is unknown.", hint='Add it, e.g. "model_type": "bert".'
         )
     _check_values(file, config)
     return config
@@ -56,8 +56,8 @@ def _no_config(path: Path) -> ModelError:
     modules = sentence_modules(path)
     if not modules:
         return ModelError(
-            f"{path} holds no config.json, so it is not a Hugging Face checkpoint.\n"
-            "Name the directory that save_pretrained() wrote."
+            f"{path} holds no config.json, so it is not a Hugging Face checkpoint.",
+            hint="Name the directory that save_pretrained() wrote.",
         )
     # Other first modules, such as a Router, keep their parts in folders.
     parts = [file.parent for file in sorted(path.glob("*/config.json")) if "model_type" in read_object(file)]
@@ -79,8 +79,8 @@ def settings_from(path: Path, config: dict[str, Any], *, family: Family) -> PreT
     file = path / "config.json"
     if config.get("quantization_config") is not None:
         raise ModelError(
-            f"{file} has a quantization_config: the weights are integers, and floating-point ones are needed.\n"
-            "Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large."
+            f"{file} has a quantization_config: the weights are integers, and floating-point ones are needed.",
+            hint="Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large.",
         )
     try:
         newer_keys = family.newer_keys(config)
@@ -96,15 +96,17 @@ def settings_from(path: Path, config: dict[str, Any], *, family: Family) -> PreT
     except Exception as error:
         # Each configuration has checks of its own; where it lacks one, its code fails somewhere.
         raise ModelError(
-            f"{file} does not describe a {config['model_type']}: {shown(error)}\n"
-            "Correct that value, or download the model's config.json again."
+            f"{file} does not describe a {config['model_type']}: {shown(error)}",
+            hint="Correct that value, or download the model's config.json again.",
         ) from error
     for name in _SIZES:
         _check_size(file, file_key(settings, name), getattr(settings, name, None))
     for name in _EPSILONS:
         epsilon = getattr(settings, name, 0.0)
         if epsilon < 0:
-            raise ModelError(f"{file} has {name} {epsilon}, which is below zero.\nSet it to the model's, e.g. 1e-12.")
+            raise ModelError(
+                f"{file} has {name} {epsilon}, which is below zero.", hint="Set it to the model's, e.g. 1e-12."
+            )
     if isinstance(settings.id2label, dict):
         settings.id2label = {
             number: str(label) if isinstance(label, (int, float)) else label
@@ -125,14 +127,14 @@ def check_labels(settings: PreTrainedConfig, file: Path, *, are_keys: bool) -> N
                 f"gives {number} the label {shown(labels[number])}" if number in labels else f"has no label {number}"
             )
             raise ModelError(
-                f"{file}: id2label {found}; each number from 0 to {len(labels) - 1} needs a name.\n"
-                f'Give it one, e.g. "LABEL_{number}".'
+                f"{file}: id2label {found}; each number from 0 to {len(labels) - 1} needs a name.",
+                hint=f'Give it one, e.g. "LABEL_{number}".',
             )
     for label, count in Counter(labels.values()).most_common(1):
         if are_keys and count > 1:
             raise ModelError(
-                f"{file}: id2label gives {count} numbers the label {shown(label)}, and scores are listed by label.\n"
-                "Give each number a label of its own."
+                f"{file}: id2label gives {count} numbers the label {shown(label)}, and scores are listed by label.",
+                hint="Give each number a label of its own.",
             )
 
 
@@ -152,7 +154,8 @@ def hierarchical_alpha(config: Mapping[str, Any], file: Path) -> float | None:
     if not isinstance(value, (int, float)) or not 0 < value < 1 or value == 0.5:
         raise ModelError(
             f"{file} has {HIERARCHICAL_KEY} {shown(value)}; it is true, for an alpha of {DEFAULT_ALPHA:g}, or an alpha "
-            "between 0 and 1 other than 0.5.\nSet it to the value that the model was trained with, or remove it."
+            "between 0 and 1 other than 0.5.",
+            hint="Set it to the value that the model was trained with, or remove it.",
         )
     return float(value)
 
@@ -164,28 +167,31 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     ):
         raise ModelError(
-            f"{file} has architectures {shown(architectures)}, which is not a list of names.\n"
-            'Set it to the name of the model\'s class, e.g. "architectures": ["BertModel"], or leave it out.'
+            f"{file} has architectures {shown(architectures)}, which is not a list of names.",
+            hint='Set it to the name of the model\'s class, e.g. "architectures": ["BertModel"], or leave it out.',
         )
     if not isinstance(config.get("auto_map") or {}, dict):
         raise ModelError(
-            f"{file} has auto_map {shown(config['auto_map'])}, which names no class for an Auto class.\nRemove it."
+            f"{file} has auto_map {shown(config['auto_map'])}, which names no class for an Auto class.",
+            hint="Remove it.",
         )
     for key, value in _values(config):
         if isinstance(value, float) and not math.isfinite(value):
             raise ModelError(
-                f"{file} has {shown(key)} {value}, which is not finite.\n"
-                "Set it to the model's, or download the file again."
+                f"{file} has {shown(key)} {value}, which is not finite.",
+                hint="Set it to the model's, or download the file again.",
             )
         # JSON can name halves of characters, which no file can hold.
         if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
             raise ModelError(
-                f"{file} has {shown(key)} {shown(value)}, which is not valid Unicode.\nDownload the model again."
+                f"{file} has {shown(key)} {shown(value)}, which is not valid Unicode.", hint="Download the model again."
             )
     for key, most in _LIMITS.items():
         value = config.get(key)
         if isinstance(value, (int, float)) and value > most:
-            raise ModelError(f"{file} has {key} {value}; the most is {most}.\nSet it to the number in the weights.")
+            raise ModelError(
+                f"{file} has {key} {value}; the most is {most}.", hint="Set it to the number in the weights."
+            )
 
 
 def _values(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -205,7 +211,7 @@ def _values(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _check_size(file: Path, key: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(
-            f"{file} has {key} {shown(value)}; it must be a whole number, 1 or more.\nSet it to the model's."
+            f"{file} has {key} {shown(value)}; it must be a whole number, 1 or more.", hint="Set it to the model's."
         )
 
 
@@ -213,21 +219,22 @@ def refuse_variants(file: Path, config: dict[str, Any], *, family: Family) -> No
     """Refuses settings that no graph of ours would compute."""
     if config.get("is_decoder") and not family.runs_decoders:
         raise ModelError(
-            f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are "
-            'supported.\nIf it was trained as an encoder, set "is_decoder": false.'
+            f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are supported.",
+            hint='If it was trained as an encoder, set "is_decoder": false.',
         )
     if config.get("is_causal") and not family.is_causal:
         # transformers follows it in batches without padding, and not in others.
         raise ModelError(
             f"{file} has is_causal {shown(config['is_causal'])}: a token would see earlier tokens only, and a "
-            f'{config["model_type"]} sees both sides.\nIf it was trained so, set "is_causal": false.'
+            f"{config['model_type']} sees both sides.",
+            hint='If it was trained so, set "is_causal": false.',
         )
     # For most model types, current transformers ignores this key and would silently compute something else.
     kind, known = config.get("position_embedding_type") or "absolute", family.position_embedding_types
     if kind not in known and config.get("lora_adaptations"):
         raise ModelError(
-            f"{file} is that of jina-embeddings-v3's own code, which is not in transformers.\n"
-            "Choose the same model for transformers: jinaai/jina-embeddings-v3-hf."
+            f"{file} is that of jina-embeddings-v3's own code, which is not in transformers.",
+            hint="Choose the same model for transformers: jinaai/jina-embeddings-v3-hf.",
         )
     if kind not in known:
         raise ModelError(
@@ -238,6 +245,6 @@ def refuse_variants(file: Path, config: dict[str, Any], *, family: Family) -> No
     weights = config.get("transformers_weights")
     if weights not in (None, "model.safetensors", "model.safetensors.index.json"):
         raise ModelError(
-            f"{file} says that the weights are in {shown(weights)}; they are read from model.safetensors.\n"
-            "Rename that file, and remove transformers_weights from config.json."
+            f"{file} says that the weights are in {shown(weights)}; they are read from model.safetensors.",
+            hint="Rename that file, and remove transformers_weights from config.json.",
         )

@@ -81,8 +81,8 @@ def read_extension(config: Mapping[str, Any], file: Path) -> Extension | None:
         return from_values(values, Extension, name=EXTENSION_KEY)
     except JsonMismatchError as error:
         raise ModelError(
-            f"{file} has a malformed record of its extension: {error}.\n"
-            f'Remove "{EXTENSION_KEY}" from it, or extend the original checkpoint again.'
+            f"{file} has a malformed record of its extension: {error}.",
+            hint=f'Remove "{EXTENSION_KEY}" from it, or extend the original checkpoint again.',
         ) from None
 
 
@@ -153,29 +153,30 @@ def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
     """Refuses a checkpoint without weights or table whose positions could grow, and an output that is the
     checkpoint."""
     if checkpoint.origin == output.resolve():
-        raise OutputExistsError(f"{output} is the checkpoint itself.\nChoose another directory with -o.")
+        raise OutputExistsError(f"{output} is the checkpoint itself.", hint="Choose another directory with -o.")
     if checkpoint.adapter is not None:
         raise ModelError(
-            f"{checkpoint.origin} holds an adapter, which a build merges, and no weights whose positions grow.\n"
-            "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
+            f"{checkpoint.origin} holds an adapter, which a build merges, and no weights whose positions grow.",
+            hint="Merge it with PEFT first: merge_and_unload(), then save_pretrained().",
         )
     origin = shlex.quote(str(checkpoint.origin))
     if not checkpoint.family.is_written:
         raise ModelError(
             f"The positions of {checkpoint.origin}, a {checkpoint.config['model_type']}, cannot be changed: "
-            f"{checkpoint.family.why_not_tuned}.\nBuild it as it is: hdexport build {origin}"
+            f"{checkpoint.family.why_not_tuned}.",
+            hint=f"Build it as it is: hdexport build {origin}",
         )
     if not checkpoint.family.learned_positions:
         raise ModelError(
             f"{checkpoint.origin} is a {checkpoint.config['model_type']}: its positions are computed, not learned, so "
-            "there is no table to extend.\n"
-            f"Build it as it is, with the length that you need: hdexport build {origin} --max-len 16384"
+            "there is no table to extend.",
+            hint=f"Build it as it is, with the length that you need: hdexport build {origin} --max-len 16384",
         )
     if not checkpoint.family.stores_table(checkpoint.config):
         raise ModelError(
             f"{checkpoint.origin} is a {checkpoint.config['model_type']} whose positions are computed from several "
-            "tables, so there is no table to extend.\n"
-            f"A build makes one of them and extends it: hdexport build {origin} --max-len 16384"
+            "tables, so there is no table to extend.",
+            hint=f"A build makes one of them and extends it: hdexport build {origin} --max-len 16384",
         )
 
 
@@ -238,8 +239,8 @@ def _write_weights(
     if not has_table:
         raise ModelError(
             f"{checkpoint.path} holds no position table; a weight whose name ends in "
-            f"{checkpoint.family.position_table} is needed.\n"
-            "Check that config.json belongs to the weights."
+            f"{checkpoint.family.position_table} is needed.",
+            hint="Check that config.json belongs to the weights.",
         )
     if len(files) > 1:
         index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(file_of_weight.items()))}
@@ -268,8 +269,8 @@ def _check_rows(checkpoint: Checkpoint, name: str, table: torch.Tensor) -> None:
     rows = checkpoint.config[checkpoint.family.positions_key]
     if table.shape[0] != rows:
         raise ModelError(
-            f"{name} has {table.shape[0]} rows, and config.json says {checkpoint.family.positions_key} {rows}.\n"
-            "The checkpoint is inconsistent; download it again."
+            f"{name} has {table.shape[0]} rows, and config.json says {checkpoint.family.positions_key} {rows}.",
+            hint="The checkpoint is inconsistent; download it again.",
         )
 
 

@@ -31,8 +31,8 @@ def score_by_logits(generator: PreTrainedModel, score: LogitScore, *, path: Path
         if token_id is not None and token_id >= len(head.weight):
             raise ModelError(
                 f"The checkpoint's LogitScore reads the logit of the token {token_id}, and the model has "
-                f"{len(head.weight)} tokens.\n"
-                "Set true_token_id and false_token_id to ids of its tokenizer, or download the model again."
+                f"{len(head.weight)} tokens.",
+                hint="Set true_token_id and false_token_id to ids of its tokenizer, or download the model again.",
             )
     ids = torch.arange(3)[None] % len(head.weight)
     logits = generator(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[:, -1].float()
@@ -42,8 +42,8 @@ def score_by_logits(generator: PreTrainedModel, score: LogitScore, *, path: Path
     if not torch.allclose(found[:, 0], expected, rtol=0.0, atol=_ROUNDING * float(logits.abs().amax().clamp(min=1.0))):
         raise ModelError(
             f"{path} is scored by logits of a {generator.config.model_type} (LogitScore), which are not the product of "
-            "the last token's vector with a row for each token: a layer, a factor or a cap changes them.\n"
-            "Build its Transformer alone: --task feature-extraction"
+            "the last token's vector with a row for each token: a layer, a factor or a cap changes them.",
+            hint="Build its Transformer alone: --task feature-extraction",
         )
 
 

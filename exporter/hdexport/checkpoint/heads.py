@@ -163,14 +163,15 @@ def _loaded(path: Path, module: SentenceModule, trust: Trust, *, reads: str) -> 
     except Exception as error:
         # The code of a module, the library's or the checkpoint's, may raise any error.
         raise ModelError(
-            f"sentence-transformers cannot load the module {module.kind} in {file.parent}: {shown(error)}\n"
-            f"Download the model again. {TOKENS_INSTEAD}"
+            f"sentence-transformers cannot load the module {module.kind} in {file.parent}: {shown(error)}",
+            hint=f"Download the model again. {TOKENS_INSTEAD}",
         ) from error
     if module.options or getattr(loaded, "forward_kwargs", None):
         asked = ", ".join(sorted({*module.options, *getattr(loaded, "forward_kwargs", ())}))
         raise ModelError(
             f"The module {module.kind} in {file.parent} answers by what a call asks for ({asked}), and a bundle by the "
-            f"texts alone.\n{TOKENS_INSTEAD}"
+            f"texts alone.",
+            hint=TOKENS_INSTEAD,
         )
     return loaded.float()
 
@@ -203,8 +204,8 @@ def _check_code(path: Path, module: SentenceModule, trust: Trust) -> None:
         return
     raise ModelError(
         f"{path} has the module {shown(module.reference if activation is None else activation)}, which is not "
-        "sentence-transformers' own: to load it is to run its code.\n"
-        f"Read the code, and add --trust-remote-code if you trust it. {TOKENS_INSTEAD}"
+        "sentence-transformers' own: to load it is to run its code.",
+        hint=f"Read the code, and add --trust-remote-code if you trust it. {TOKENS_INSTEAD}",
     )
 
 
@@ -218,8 +219,8 @@ def _check_weights(config_file: Path, module: SentenceModule, trust: Trust) -> N
     wrong = [name for name, weight in weights.items() if not (weight.is_floating_point() and weight.isfinite().all())]
     if wrong:
         raise ModelError(
-            f"The module in {folder} has weights that are integers, NaN or infinite: {', '.join(wrong)}.\n"
-            "Download the model again, or build the checkpoint that was quantised."
+            f"The module in {folder} has weights that are integers, NaN or infinite: {', '.join(wrong)}.",
+            hint="Download the model again, or build the checkpoint that was quantised.",
         )
     if module.kind != "Dense":
         return
@@ -229,8 +230,8 @@ def _check_weights(config_file: Path, module: SentenceModule, trust: Trust) -> N
     if weight is None or sizes != list(weight.shape) or 0 in sizes:
         found = "no such weight" if weight is None else list(weight.shape)
         raise ModelError(
-            f"{config_file} says that linear.weight is {shown(sizes)}, and the layer has {found}.\n"
-            "Download the model again."
+            f"{config_file} says that linear.weight is {shown(sizes)}, and the layer has {found}.",
+            hint="Download the model again.",
         )
 
 
@@ -241,11 +242,11 @@ def _projection(path: Path, width: int, trust: Trust) -> torch.nn.Module:
     if weight is None or weight.ndim != 2 or weight.shape[1] != width or not weight.is_floating_point():
         found = "no such weight" if weight is None else f"{weight.dtype} {list(weight.shape)}"
         raise ModelError(
-            f"{path} needs the weight {PROJECTION}, floats [dimensions, {width}], and has {found}.\n"
-            "Download the model again."
+            f"{path} needs the weight {PROJECTION}, floats [dimensions, {width}], and has {found}.",
+            hint="Download the model again.",
         )
     if not weight.isfinite().all():
-        raise ModelError(f"{path} has a weight {PROJECTION} that is NaN or infinite.\nDownload the model again.")
+        raise ModelError(f"{path} has a weight {PROJECTION} that is NaN or infinite.", hint="Download the model again.")
     require("sentence_transformers")
     from sentence_transformers.base.modules import Dense
 
@@ -288,8 +289,8 @@ def _tried(path: Path, chain: ModuleChain, width: int) -> ModuleChain:
         # The code of a module, the library's or the checkpoint's, may raise any error.
         why = f"it needs {shown(error.args[0])}" if isinstance(error, KeyError) else shown(error)
         raise ModelError(
-            f"{_named(module)} of {path} cannot be run on the encoder's vectors, whose width is {width}: {why}.\n"
-            f"Check that modules.json and the encoder belong together. {TOKENS_INSTEAD}"
+            f"{_named(module)} of {path} cannot be run on the encoder's vectors, whose width is {width}: {why}.",
+            hint=f"Check that modules.json and the encoder belong together. {TOKENS_INSTEAD}",
         ) from error
     return chain
 

@@ -78,6 +78,6 @@ def _snapshot(model: HubName, patterns: list[str]) -> Path:
         # The hub's client raises its own, requests' and the operating system's errors alike.
         raise ModelError(
             f"There is no directory {str(model)!r}, and the model could not be downloaded from the Hugging Face Hub: "
-            f"{shown(error)}\n"
-            "Check the name and the revision, or download the model and name its directory."
+            f"{shown(error)}",
+            hint="Check the name and the revision, or download the model and name its directory.",
         ) from error

@@ -81,8 +81,8 @@ def _model_of_adapter(directory: Path, name: object, revision: object) -> Path:
     """The model that an adapter changes: a path, a directory beside the adapter's, or in the hub's cache."""
     if not isinstance(name, str) or not name:
         raise ModelError(
-            f"{directory} holds an adapter, and its {ADAPTER_CONFIG} names no model in base_model_name_or_path.\n"
-            "Set that to the directory of the model that the adapter was trained for."
+            f"{directory} holds an adapter, and its {ADAPTER_CONFIG} names no model in base_model_name_or_path.",
+            hint="Set that to the directory of the model that the adapter was trained for.",
         )
     cached = local_snapshot(HubName(name=name, revision=revision if isinstance(revision, str) else None))
     places = [Path(name), directory.resolve().parent / Path(name).name, *([] if cached is None else [cached])]

@@ -89,7 +89,9 @@ def load_model(
     except Exception as error:
         if says_out_of_memory(str(error)):
             raise MemoryError(str(error)) from error
-        raise ModelError(f"The checkpoint {path} could not be loaded: {shown(error)}\nDownload it again.") from error
+        raise ModelError(
+            f"The checkpoint {path} could not be loaded: {shown(error)}", hint="Download it again."
+        ) from error
     _check_missing(checkpoint, task, found["missing_keys"] - brought)
     _check_finite(path, model)
     if unused := agreement.unused():
@@ -130,8 +132,8 @@ def _unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path
         prefixes = _prefixes(names, keys_in_file)
         if len(prefixes) > 1:
             raise ModelError(
-                f"{path} holds the weights of several models, whose names begin with {' and '.join(prefixes)}.\n"
-                "Keep one model's weights: load the file, select them, and save them with save_pretrained()."
+                f"{path} holds the weights of several models, whose names begin with {' and '.join(prefixes)}.",
+                hint="Keep one model's weights: load the file, select them, and save them with save_pretrained().",
             )
         if prefixes:
             return _Unwrapping(prefix=prefixes[0], instead=instead)
@@ -190,8 +192,8 @@ def _skeleton(checkpoint: Checkpoint, settings: PreTrainedConfig, *, task: Task)
     except Exception as error:
         # Sizes that do not fit each other fail wherever a module is made of them.
         raise ModelError(
-            f"No {settings.model_type} can be made of {checkpoint.path / 'config.json'}: {shown(error)}\n"
-            "Correct that value, or download the model's config.json again."
+            f"No {settings.model_type} can be made of {checkpoint.path / 'config.json'}: {shown(error)}",
+            hint="Correct that value, or download the model's config.json again.",
         ) from error
 
 
@@ -208,7 +210,7 @@ def _check_missing(checkpoint: Checkpoint, task: Task, keys: set[str]) -> None:
         else:
             remedy = f"Choose the task it was made for (--task {own.value}), or fine-tune it first."
         raise ModelError(
-            f"{checkpoint.path} has no weights for {several(missing)}, which the task {task} needs.\n{remedy}"
+            f"{checkpoint.path} has no weights for {several(missing)}, which the task {task} needs.", hint=remedy
         )
 
 
@@ -218,8 +220,8 @@ def _check_finite(path: Path, model: PreTrainedModel) -> None:
     wrong = [name for name, (low, high) in extremes.items() if not (low.isfinite() and high.isfinite())]
     if wrong:
         raise ModelError(
-            f"{path} has weights that are NaN or infinite: {several(wrong)}.\n"
-            "The file is damaged, or its training diverged; use another checkpoint."
+            f"{path} has weights that are NaN or infinite: {several(wrong)}.",
+            hint="The file is damaged, or its training diverged; use another checkpoint.",
         )
 
 

@@ -156,7 +156,7 @@ class ModelCode:
             if self._is_namesake():
                 logger.warning("%s. The answers are those of %s, which was not compared.", failure, self.instead)
                 return None
-            raise ModelError(f"{failure}\nInstall what it needs. {self.hint}") from error
+            raise ModelError(f"{failure}", hint=f"Install what it needs. {self.hint}") from error
         finally:
             is_small = model is not None and sum(weight.nbytes for weight in model.parameters()) < _SMALL_BYTES
             model = None
@@ -170,7 +170,8 @@ class ModelCode:
             if not case.passed:
                 raise ModelError(
                     f"The checkpoint names {self.named}, whose answers {case.how} of {self.instead}, which a bundle is "
-                    f"made of.\n{self.hint}"
+                    f"made of.",
+                    hint=self.hint,
                 )
         return f"The answers of {shown(self.reference)} (auto_map) are those of {self.instead}, as the bundle's are."
 
@@ -207,7 +208,8 @@ def family_of_checkpoint(path: Path, config: Mapping[str, Any], trust: Trust) ->
             # Code of the checkpoint's own, often of another version of transformers, fails in any way.
             raise ModelError(
                 f"{path} names Python code of its own (auto_map of config.json), which cannot be loaded here: "
-                f"{shown(error)}\nInstall what it needs."
+                f"{shown(error)}",
+                hint="Install what it needs.",
             ) from error
         return any_family(model_type, ModelClasses(config=settings, models=models))
     if model_type not in CONFIG_MAPPING:

@@ -159,7 +159,8 @@ def late_interaction(path: Path) -> LateInteraction:
         refuse_head(path, Task.TOKEN_SIMILARITY)
         raise ModelError(
             f"{path} is no model of late interaction: token-similarity needs a checkpoint of MultiVectorEncoder, "
-            "PyLate or Stanford's ColBERT.\nBuild the vectors of its tokens: --task feature-extraction"
+            "PyLate or Stanford's ColBERT.",
+            hint="Build the vectors of its tokens: --task feature-extraction",
         )
     if not (path / "modules.json").is_file():
         return _stanford(path)
@@ -243,8 +244,8 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...]) -> LateInteractio
     if chain[0].kind != "Transformer" or len(layers) + len(masks) != len(chain) - 1 or len(masks) > 1:
         raise ModelError(
             f"{path} chains the modules {', '.join(module.kind for module in chain)}; for vectors of tokens, a "
-            "Transformer followed by Dense, Normalize and one MultiVectorMask is supported.\n"
-            "Build its Transformer alone: --task feature-extraction"
+            "Transformer followed by Dense, Normalize and one MultiVectorMask is supported.",
+            hint="Build its Transformer alone: --task feature-extraction",
         )
     prefixes = {"query": saved.query_prefix, "document": saved.document_prefix}
     prompts = {name: text or "" for name, text in (saved.prompts or {}).items()}
@@ -264,7 +265,8 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...]) -> LateInteractio
     if lengths.query_expansion is not None and is_native and not masks:
         raise ModelError(
             f"{path} expands queries (query_expansion), and has no module MultiVectorMask, without which the added "
-            "tokens do not count.\nAdd the module after the Transformer, or remove query_expansion."
+            "tokens do not count.",
+            hint="Add the module after the Transformer, or remove query_expansion.",
         )
     tasks = ("document",) if mask.skiplist_tasks is None else mask.skiplist_tasks
     return LateInteraction(
@@ -284,7 +286,8 @@ def _check_vectors(file: Path, kind: str) -> None:
     if (found := reads_and_writes(file, default=default)) != (TOKENS, TOKENS):
         raise ModelError(
             f"{file} reads and writes {', '.join(sorted({*map(shown, found)}))}; of a model of late interaction, only "
-            f"{TOKENS} is supported.\nBuild its Transformer alone: --task feature-extraction"
+            f"{TOKENS} is supported.",
+            hint="Build its Transformer alone: --task feature-extraction",
         )
 
 
@@ -295,8 +298,8 @@ def _mask(path: Path, modules: list[SentenceModule]) -> _Mask:
     mask = read_settings(file, _Mask, missing_ok=True)
     if mask.keep_only_token_ids:
         raise ModelError(
-            f"{file} has keep_only_token_ids, which are for images; texts are supported.\n"
-            "Remove it if the model embeds texts."
+            f"{file} has keep_only_token_ids, which are for images; texts are supported.",
+            hint="Remove it if the model embeds texts.",
         )
     return mask
 
@@ -319,7 +322,8 @@ def _lengths(path: Path, transformer: SentenceModule, saved: _PyLate) -> _Length
     if expansion is not None and lengths.query_length is not None and lengths.query_length < expansion.length:
         raise ModelError(
             f"{file} cuts queries to {lengths.query_length} tokens (query_length), and expands them to "
-            f"{expansion.length} (query_expansion).\nRemove query_length, or set it to {expansion.length} or more."
+            f"{expansion.length} (query_expansion).",
+            hint=f"Remove query_length, or set it to {expansion.length} or more.",
         )
     return lengths
 
@@ -336,12 +340,14 @@ def _expansion(expansion: _Expansion, tokenizer: Any, path: Path) -> QueryExpans
     if token_id is None:
         raise ModelError(
             f"{path} expands queries with the token {shown(expansion.token or '[MASK]')}, which its tokenizer does not "
-            "know.\nName one of its tokens in query_expansion (sentence_bert_config.json)."
+            "know.",
+            hint="Name one of its tokens in query_expansion (sentence_bert_config.json).",
         )
     if tokenizer.padding_side == "left":
         raise ModelError(
             f"{path} expands queries, and its tokenizer pads on the left: the added tokens would be before the text, "
-            "which is not supported.\nSet padding_side to right in tokenizer_config.json if it was trained so."
+            "which is not supported.",
+            hint="Set padding_side to right in tokenizer_config.json if it was trained so.",
         )
     return QueryExpansion(
         strategy=expansion.strategy, length=expansion.length, attend=expansion.attend, token_id=int(token_id)

@@ -67,14 +67,15 @@ def choose_positions(
     why_not = _WHY_NOT_BY_DISTANCES if family.counts_distances else family.why_not_scaled
     if why_not is not None and attention_scale == "logn":
         raise InputError(
-            f"--attention-scale logn does not fit this {checkpoint.config['model_type']}: {why_not}.\n"
-            "Use --attention-scale none."
+            f"--attention-scale logn does not fit this {checkpoint.config['model_type']}: {why_not}.",
+            hint="Use --attention-scale none.",
         )
     base = max_len if family.counts_distances else checkpoint.base_positions
     if max_len > base and family.why_not_extended is not None:
         raise InputError(
             f"--max-len {max_len} is above the {base} positions of this {checkpoint.config['model_type']}, and "
-            f"{family.why_not_extended}.\nUse --max-len {base} or less."
+            f"{family.why_not_extended}.",
+            hint=f"Use --max-len {base} or less.",
         )
     extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
     scalable = all(kind_named(name).scales_queries for name in attention)

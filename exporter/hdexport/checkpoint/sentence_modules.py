@@ -90,7 +90,7 @@ def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
         return ()
     modules = read_json(path)
     if not isinstance(modules, list) or not modules:
-        raise ModelError(f"{path} lists no modules.\nDownload the model again.")
+        raise ModelError(f"{path} lists no modules.", hint="Download the model again.")
     return tuple(_sentence_module(path, module) for module in modules)
 
 
@@ -162,7 +162,8 @@ def pooling_settings(path: Path) -> PoolingSettings:
     if not following or kinds[0] != "Transformer" or len(poolings) > 1:
         raise ModelError(
             f"{path} chains the modules {', '.join(kinds) or '(none)'}; a Transformer followed by a Pooling, or by "
-            f"another module that pools, is supported.\n{TOKENS_INSTEAD}"
+            f"another module that pools, is supported.",
+            hint=TOKENS_INSTEAD,
         )
     if not poolings:
         return PoolingSettings(modules=following, modes=(), include_prompt=True)
@@ -178,13 +179,13 @@ def pooling_settings(path: Path) -> PoolingSettings:
 def _sentence_module(path: Path, module: object) -> SentenceModule:
     kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
     if not isinstance(module, dict) or not isinstance(kind, str) or not isinstance(folder, str):
-        raise ModelError(f"{path} lists a module without type or path.\nDownload the model again.")
+        raise ModelError(f"{path} lists a module without type or path.", hint="Download the model again.")
     # In POSIX, ".", "./1_Pooling" and "1_Pooling/" name folders, too.
     plain = posixpath.normpath(folder)
     if plain.startswith(("..", "/")) or "\0" in folder:
         raise ModelError(
-            f"{path} names the folder {shown(folder)}, which is not one of the checkpoint's own.\n"
-            "Download the model again."
+            f"{path} names the folder {shown(folder)}, which is not one of the checkpoint's own.",
+            hint="Download the model again.",
         )
     # A checkpoint may bring another class of the same name.
     is_theirs = kind.startswith("sentence_transformers.")
@@ -211,7 +212,7 @@ def _pooling_modes(config_path: Path, config: dict[str, Any]) -> tuple[str, ...]
     if unsupported:
         asked = ", ".join(mode if isinstance(mode, str) else shown(mode) for mode in unsupported)
         raise ModelError(
-            f"{config_path} asks for the pooling {asked}; supported: {', '.join(POOLING_FLAGS.values())}.\n"
-            f"{TOKENS_INSTEAD}"
+            f"{config_path} asks for the pooling {asked}; supported: {', '.join(POOLING_FLAGS.values())}.",
+            hint=TOKENS_INSTEAD,
         )
     return modes

@@ -161,8 +161,8 @@ def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | 
     read = _SETTINGS_OF_TASK.get(task)
     if checkpoint.tokenizer is None and task is Task.TOKEN_SIMILARITY:
         raise ModelError(
-            f"{checkpoint.path} has no tokenizer, by which a model of late interaction tells queries from documents.\n"
-            "Put its tokenizer.json there, or build the vectors of tokens: --task feature-extraction"
+            f"{checkpoint.path} has no tokenizer, by which a model of late interaction tells queries from documents.",
+            hint="Put its tokenizer.json there, or build the vectors of tokens: --task feature-extraction",
         )
     return None if read is None or checkpoint.tokenizer is None else read(checkpoint)
 
@@ -175,7 +175,8 @@ def _of_pairs(checkpoint: Checkpoint) -> SentenceSettings | None:
     if modules and modules[0].kind != "Transformer":
         raise ModelError(
             f"{path} is a CrossEncoder that begins with {shown(modules[0].kind)}, and not with sentence-transformers' "
-            f"Transformer, which a bundle computes.\n{TOKENS_INSTEAD}"
+            f"Transformer, which a bundle computes.",
+            hint=TOKENS_INSTEAD,
         )
     if checkpoint.logit_score is not None:
         _check_transformer(path, "logit-score")
@@ -184,7 +185,8 @@ def _of_pairs(checkpoint: Checkpoint) -> SentenceSettings | None:
         if scored_labels(path) is None:
             raise ModelError(
                 f"{path} is a CrossEncoder, and {modules[-1].kind}, its last module, gives no "
-                f"{SCORES}; a Dense whose module_output_name is {SCORES!r} fits.\n{TOKENS_INSTEAD}"
+                f"{SCORES}; a Dense whose module_output_name is {SCORES!r} fits.",
+                hint=TOKENS_INSTEAD,
             )
         _check_transformer(path, "encoder")
         general |= {"pooling": pooling.names, "include_prompt": pooling.include_prompt}
@@ -268,8 +270,8 @@ def _general(checkpoint: Checkpoint) -> dict[str, Any]:
     names = list(dict.fromkeys((*_DEFAULT_PROMPTS, *prompts)))
     if config.default_prompt_name not in (None, *names):
         raise ModelError(
-            f"{file} has default_prompt_name {shown(config.default_prompt_name)}; its prompts are {', '.join(names)}.\n"
-            "Set it to one of them, or to null."
+            f"{file} has default_prompt_name {shown(config.default_prompt_name)}; its prompts are {', '.join(names)}.",
+            hint="Set it to one of them, or to null.",
         )
     return {
         "max_seq_length": _max_seq_length(checkpoint),
@@ -352,8 +354,8 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
         # Where no module pools, the tokens' vectors come from the same chain.
         instead = "." if token_modules(path) else ", or build the tokens' vectors: --task feature-extraction"
         raise ModelError(
-            f"{file} has {shown(name)} {shown(value)}, which a bundle cannot honour.\n"
-            f"Remove it if the model gives the same vectors without it{instead}"
+            f"{file} has {shown(name)} {shown(value)}, which a bundle cannot honour.",
+            hint=f"Remove it if the model gives the same vectors without it{instead}",
         )
 
 
@@ -390,8 +392,8 @@ def _activation(checkpoint: Checkpoint) -> Any:
     if activation is None or not str(named).startswith("torch."):
         raise ModelError(
             f"{file} has activation_fn {shown(named)}; supported: "
-            f"{', '.join(f'torch.nn.{name}' for name in _ACTIVATIONS)}.\n"
-            "Set it to torch.nn.Identity for logits, and apply the function to them."
+            f"{', '.join(f'torch.nn.{name}' for name in _ACTIVATIONS)}.",
+            hint="Set it to torch.nn.Identity for logits, and apply the function to them.",
         )
     return activation
 

@@ -121,7 +121,7 @@ def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED, source: TokenizerSou
         register_markers(tokenizer, path)
         random = random_ids_of(tokenizer.backend_tokenizer)
         if random is not None:
-            raise ModelError(f"The tokenizer of {path} gives a text random ids: {random.reason}.\n{random.remedy}")
+            raise ModelError(f"The tokenizer of {path} gives a text random ids: {random.reason}.", hint=random.remedy)
     return tokenizer
 
 
@@ -186,7 +186,7 @@ def _of_file(path: Path, library: Any) -> Any:
     if not (path / _FILE).is_file():
         made = "the checkpoint has no tokenizer" if library is None else "the library makes one of other files"
         raise ModelError(
-            f"--tokenizer file takes the ids of {_FILE}, which is not in {path}: {made}.\nLeave --tokenizer out."
+            f"--tokenizer file takes the ids of {_FILE}, which is not in {path}: {made}.", hint="Leave --tokenizer out."
         )
     file = Tokenizer.from_file(str(path / _FILE))
     tokenizer = _held(library, file)
@@ -228,7 +228,8 @@ def _unfit(tokenizer: Any, path: Path) -> ModelError:
         remedy += "\nOr take the ids of tokenizer.json: --tokenizer file"
     return ModelError(
         f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
-        f"a tokenizer.json, and none is known that gives the same ids.\n{remedy}"
+        f"a tokenizer.json, and none is known that gives the same ids.",
+        hint=remedy,
     )
 
 
@@ -254,8 +255,8 @@ def _finished(path: Path, tokenizer: Any) -> Any:
     """A tokenizer that a file can hold, with sentence-transformers' changes."""
     if tokenizer.split_special_tokens:
         raise ModelError(
-            f"{path / TOKENIZER_CONFIG} has split_special_tokens true, which a {_FILE} cannot say.\n"
-            f"Set it to false if no text has special tokens in it, or build for token ids: {_NO_TOKENIZER}"
+            f"{path / TOKENIZER_CONFIG} has split_special_tokens true, which a {_FILE} cannot say.",
+            hint=f"Set it to false if no text has special tokens in it, or build for token ids: {_NO_TOKENIZER}",
         )
     if not _fits_a_file(tokenizer):
         tokenizer = as_tokenizer_file(tokenizer, path)
@@ -279,8 +280,8 @@ def _tokenizer_class(path: Path) -> Any:
     if isinstance(named[0], str) and tokenizer_class_from_name(named[0]) is None and not (path / _FILE).is_file():
         raise ModelError(
             f"{path / TOKENIZER_CONFIG} names the class {shown(named[0])}, which is not in transformers; code of a "
-            f"checkpoint's own is not run without --trust-remote-code.\n"
-            f"Put a {_FILE} beside it, or build for token ids: {_NO_TOKENIZER}"
+            f"checkpoint's own is not run without --trust-remote-code.",
+            hint=f"Put a {_FILE} beside it, or build for token ids: {_NO_TOKENIZER}",
         )
     for name in named:
         name = TOKENIZER_MAPPING_NAMES.get(name, name) if isinstance(name, str) else None
@@ -333,8 +334,8 @@ def _of_code(path: Path, code: str) -> Any:
         # The code may raise any error.
         raise ModelError(
             f"{path / TOKENIZER_CONFIG} names Python code for the tokenizer, {shown(code)}, which cannot be run "
-            f"here: {shown(error)}\n"
-            f"Install what it needs, leave --trust-remote-code out, or build for token ids: {_NO_TOKENIZER}"
+            f"here: {shown(error)}",
+            hint=f"Install what it needs, leave --trust-remote-code out, or build for token ids: {_NO_TOKENIZER}",
         ) from error
 
 
@@ -358,7 +359,8 @@ def _unreadable(path: Path, files: list[Path], kind: Any, error: Exception) -> M
     if model is None and isinstance(error, ImportError) and kind is not None:
         return ModelError(
             f"The tokenizer of {path} is transformers' {kind.__name__}, which runs further packages, and which no "
-            f"{_FILE} can hold.\nBuild for token ids, which that class makes of texts: {_NO_TOKENIZER}"
+            f"{_FILE} can hold.",
+            hint=f"Build for token ids, which that class makes of texts: {_NO_TOKENIZER}",
         )
     remedy = "Download the model again"
     if model is not None and packages:
@@ -367,7 +369,8 @@ def _unreadable(path: Path, files: list[Path], kind: Any, error: Exception) -> M
             "beside it that save_pretrained() of the tokenizer writes"
         )
     return ModelError(
-        f"The tokenizer of {path} could not be read: {shown(error)}\n{remedy}; or build for token ids: {_NO_TOKENIZER}"
+        f"The tokenizer of {path} could not be read: {shown(error)}",
+        hint=f"{remedy}; or build for token ids: {_NO_TOKENIZER}",
     )
 
 
@@ -396,8 +399,9 @@ def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
     words = [tokenizer.decode([number]) for number in beyond.values() if number not in tokenizer.added_tokens_decoder]
     if any(number >= vocab_size for ids in tokenizer(["", *words[:_MOST_TRIED]])["input_ids"] for number in ids):
         raise ModelError(
-            f"{said}\nUse the tokenizer that the model was trained with; for tokens that were added since, call "
-            "model.resize_token_embeddings(len(tokenizer)) and fine-tune it."
+            f"{said}",
+            hint="Use the tokenizer that the model was trained with; for tokens that were added since, call "
+            "model.resize_token_embeddings(len(tokenizer)) and fine-tune it.",
         )
     logger.warning("%s Tokens beyond: %d; texts with one of them are refused.", said, len(beyond))
 

@@ -39,8 +39,9 @@ def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, 
     """The files that hold a directory's weights, safetensors before pickles, which must be allowed."""
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
-            f"{directory} holds an adapter beside a model's weights, and it may be merged into them already.\n"
-            "Remove adapter_config.json if it is; if not, merge it: PEFT's merge_and_unload(), then save_pretrained()."
+            f"{directory} holds an adapter beside a model's weights, and it may be merged into them already.",
+            hint="Remove adapter_config.json if it is; if not, merge it: PEFT's merge_and_unload(), then "
+            "save_pretrained().",
         )
     for name in [_SAFETENSORS] + ([_PICKLE] if allow_pickle else []):
         if (directory / name).is_file():
@@ -49,7 +50,7 @@ def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, 
             return _files_of_index(directory / f"{name}.index.json", allow_pickle=allow_pickle)
     if next(directory.glob("*.bin"), None):
         raise pickles_refused(directory)
-    raise ModelError(f"{directory} holds no weights.\nIt needs a model.safetensors; download the model again.")
+    raise ModelError(f"{directory} holds no weights.", hint="It needs a model.safetensors; download the model again.")
 
 
 def stored_weights(files: Iterable[Path]) -> dict[str, StoredWeight]:
@@ -58,7 +59,9 @@ def stored_weights(files: Iterable[Path]) -> dict[str, StoredWeight]:
     for file in files:
         for name, weight in _headers(file).items():
             if name in found:
-                raise ModelError(f"{file.parent} holds the weight {shown(name)} twice.\nDownload the model again.")
+                raise ModelError(
+                    f"{file.parent} holds the weight {shown(name)} twice.", hint="Download the model again."
+                )
             found[name] = weight
     return found
 
@@ -81,12 +84,12 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
 def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     directory, file_of_weight = index.parent, read_object(index).get("weight_map")
     if not isinstance(file_of_weight, dict) or not all(isinstance(name, str) for name in file_of_weight.values()):
-        raise ModelError(f"{index} has no weight_map of names of files.\nDownload the model again.")
+        raise ModelError(f"{index} has no weight_map of names of files.", hint="Download the model again.")
     names = sorted(set(file_of_weight.values()))
     missing = [name for name in names if Path(name).name != name or not (directory / name).is_file()]
     if missing or not names:
         listed = ", ".join(shown(Path(name)) for name in missing[:3]) or "all the files"
-        raise ModelError(f"{directory} lacks {listed}, which {index.name} names.\nDownload the model again.")
+        raise ModelError(f"{directory} lacks {listed}, which {index.name} names.", hint="Download the model again.")
     for name in names:
         # The suffix decides how a file is read: a file that does not end in .safetensors is read as a pickle.
         if name.endswith(".bin") and not allow_pickle:
@@ -94,7 +97,8 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
         if not name.endswith((".safetensors", ".bin")):
             raise ModelError(
                 f"{index} names {shown(name)}; weights are read from .safetensors files and, with --allow-pickle, "
-                "from .bin files.\nConvert the model to safetensors."
+                "from .bin files.",
+                hint="Convert the model to safetensors.",
             )
     return tuple(directory / name for name in names)
 
@@ -102,8 +106,8 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
 def pickles_refused(directory: Path) -> ModelError:
     """The error of a directory whose weights are a pickle that is not allowed."""
     return ModelError(
-        f"{directory} holds its weights as a pickle (.bin), which can run code when it is read.\n"
-        "Convert it to safetensors, or, if you trust its origin, add --allow-pickle."
+        f"{directory} holds its weights as a pickle (.bin), which can run code when it is read.",
+        hint="Convert it to safetensors, or, if you trust its origin, add --allow-pickle.",
     )
 
 
@@ -140,7 +144,8 @@ def _unpickled(file: Path, device: str) -> dict[str, torch.Tensor]:
     except Exception as error:
         # Unpickling a damaged file raises any error that its bytes happen to ask for.
         raise ModelError(
-            f"{file} cannot be read as weights: {type(error).__name__}: {shown(error)}\nDownload the model again."
+            f"{file} cannot be read as weights: {type(error).__name__}: {shown(error)}",
+            hint="Download the model again.",
         ) from error
     return dict(loaded)
 
@@ -151,4 +156,4 @@ def _unreadable(file: Path, error: Exception) -> HdexportError:
         require_readable(file)
     except InputError as reason:
         return reason
-    return ModelError(f"{file} cannot be read: {shown(error)}\nDownload the model again.")
+    return ModelError(f"{file} cannot be read: {shown(error)}", hint="Download the model again.")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from hdexport.cli.arguments import command_line
 from hdexport.cli.command_parser import CommandParser
+from hdexport.cli.flags import flag
 from hdexport.cli.process import (
     READER_GONE,
     complain,
@@ -164,7 +165,7 @@ def _run(arguments: Sequence[str], *, debug: bool) -> int:
 def _message(error: Exception) -> str | None:
     """The message of an error; None for a mistake in hdexport, which shows its traceback."""
     if isinstance(error, HdexportError):
-        return str(error)
+        return error.message(flag)
     if type(error) is ModuleNotFoundError:
         # Modules that need torch import it at their top; a machine that only runs bundles lacks it.
         missing = missing_dependency(error)

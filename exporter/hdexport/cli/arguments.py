@@ -181,7 +181,9 @@ def int8_options(options: argparse.Namespace) -> Int8Options | None:
     from hdexport.quantize import Int8Options
 
     if options.calibrate is not None and not options.int8:
-        raise InputError("--calibrate is for int8 graphs, which are built with --int8.\nAdd --int8, or leave it out.")
+        raise InputError(
+            "--calibrate is for int8 graphs, which are built with --int8.", hint="Add --int8, or leave it out."
+        )
     return Int8Options(calibrate=options.calibrate) if options.int8 else None
 
 
@@ -352,6 +354,6 @@ def refuse_engine_options(options: argparse.Namespace, *, why: str, kernels: Seq
     ]
     if given:
         raise InputError(
-            f"{', '.join(given)} describes an engine, but no engine is built: {why}.\n"
-            "Leave it out, or ask for an engine: --target tensorrt-rtx"
+            f"{', '.join(given)} describes an engine, but no engine is built: {why}.",
+            hint="Leave it out, or ask for an engine: --target tensorrt-rtx",
         )

@@ -102,7 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, baselines: Sequence[str] =
 def run(options: argparse.Namespace, *, baselines: Mapping[str, Baseline] | None = None) -> int:
     outlive_readers()
     if not options.bundles:
-        raise InputError("No bundle was given.\nName a bundle: hdexport bench BUNDLE, written by: hdexport build")
+        raise InputError(
+            "No bundle was given.", hint="Name a bundle: hdexport bench BUNDLE, written by: hdexport build"
+        )
     # Measuring may take an hour: the packages that draw the page must be installed before.
     for package in ("altair", "jinja2", "vl_convert"):
         require(package)
@@ -149,7 +151,8 @@ def _bench_options(options: argparse.Namespace, baselines: Mapping[str, Baseline
 
     if not 0 < options.time_limit < float("inf"):
         raise InputError(
-            f"--time-limit is {options.time_limit}; it must be a positive number of seconds.\nExample: --time-limit 600"
+            f"--time-limit is {options.time_limit}; it must be a positive number of seconds.",
+            hint="Example: --time-limit 600",
         )
     return BenchOptions(
         bundles=tuple(dict.fromkeys(options.bundles)),
@@ -174,7 +177,7 @@ def _chosen(text: str, baselines: Mapping[str, Baseline]) -> tuple[Baseline, ...
     for name in names:
         if name not in baselines:
             raise InputError(
-                f"--baselines: {name!r} is not a baseline; valid: {', '.join(baselines)}, all, none.\n"
-                "Name some of them, with commas, or leave --baselines out."
+                f"--baselines: {name!r} is not a baseline; valid: {', '.join(baselines)}, all, none.",
+                hint="Name some of them, with commas, or leave --baselines out.",
             )
     return tuple(baseline for name, baseline in baselines.items() if name in names)

@@ -31,7 +31,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*arguments, **{"formatter_class": _Lines, **options})
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}\nSee: {self.prog} --help")
+        raise InputError(f"{message}", hint=f"See: {self.prog} --help")
 
     def print_help(self, file: Any = None) -> None:
         # argparse's own hides that the reader of a pipe is gone.

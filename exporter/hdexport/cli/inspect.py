@@ -87,7 +87,7 @@ def _passport(bundle: Bundle, engine: EngineFile) -> dict[str, object]:
         # Everything is shown, including keys of later versions.
         return from_json(path.read_bytes(), dict[str, object], name="passport")
     except (OSError, ValueError) as error:
-        raise BundleCorruptError(f"The passport {path} cannot be read: {error}.\nRebuild the bundle.") from None
+        raise BundleCorruptError(f"The passport {path} cannot be read: {error}.", hint="Rebuild the bundle.") from None
 
 
 def _show(

@@ -67,7 +67,9 @@ def job_report(choice: str) -> Iterator[JobReport]:
     """
     is_terminal = sys.stderr.isatty()
     if choice == "bar" and not is_terminal:
-        raise InputError("--progress bar needs a terminal on stderr.\nUse --progress lines or json, or leave it out.")
+        raise InputError(
+            "--progress bar needs a terminal on stderr.", hint="Use --progress lines or json, or leave it out."
+        )
     if choice == "json":
         yield _JsonReport()
         return

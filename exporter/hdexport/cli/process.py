@@ -49,7 +49,9 @@ def prepare_streams() -> None:
             # Paths and names hold characters that an ASCII locale lacks, and bytes that are not text.
             stream.reconfigure(errors="backslashreplace")
     if not has_output:
-        raise InputError("The standard output is closed, so nothing can be printed.\nSend it elsewhere: > /dev/null")
+        raise InputError(
+            "The standard output is closed, so nothing can be printed.", hint="Send it elsewhere: > /dev/null"
+        )
 
 
 def outlive_readers() -> None:

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     outlive_readers()
     name = hub_name(options.name)
     if name is None:
-        raise InputError(f"{options.name!r} is no name on the Hugging Face Hub.\nGive organisation/name.")
+        raise InputError(f"{options.name!r} is no name on the Hugging Face Hub.", hint="Give organisation/name.")
     bundle = open_bundle(options.bundle)
     where = PushOptions(name=name, private=options.private, bench=options.bench, force=options.force)
     pushed = push(bundle, where, summary=summary(bundle.manifest))

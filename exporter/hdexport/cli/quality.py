@@ -77,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.output is not None and (wrong := _unwritable_reason(options.output)) is not None:
         raise InputError(
-            f"{options.output} cannot be written: {wrong}.\nName a file in a directory that can be written: -o FILE"
+            f"{options.output} cannot be written: {wrong}.",
+            hint="Name a file in a directory that can be written: -o FILE",
         )
     bundles = list(dict.fromkeys(options.bundles))
     with StatusLine() as line:

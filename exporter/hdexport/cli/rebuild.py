@@ -81,8 +81,8 @@ def run(options: argparse.Namespace) -> int:
             refuse_engine_options(options, why="--sm adds kernels for ONNX Runtime", kernels=kernels)
             if options.sm is None:
                 raise InputError(
-                    f"--target {ONNX} adds kernels for the GPUs that --sm names, and there is no --sm.\n"
-                    "Give for example --sm 90."
+                    f"--target {ONNX} adds kernels for the GPUs that --sm names, and there is no --sm.",
+                    hint="Give for example --sm 90.",
                 )
         elif not flavours:
             refuse_engine_options(options, why="only graphs for CPUs are added")
@@ -130,6 +130,6 @@ def _flavours(targets: list[str] | None, bundle: Bundle, *, adds_graphs: bool) -
     flavours = flavours_of(chosen_targets(targets))
     if not flavours and not adds_graphs and ONNX not in targets:
         raise InputError(
-            "No engine would be built: no library can build one here.\nSee what is missing: hdexport doctor"
+            "No engine would be built: no library can build one here.", hint="See what is missing: hdexport doctor"
         )
     return flavours

@@ -396,13 +396,13 @@ def _pool(
     if options.ray is not None:
         if options.rebuild:
             raise InputError(
-                "--rebuild is for one machine; with --ray every worker would build.\n"
-                f"Build the engine before: hdexport rebuild {shlex.quote(str(bundle.path))}"
+                "--rebuild is for one machine; with --ray every worker would build.",
+                hint=f"Build the engine before: hdexport rebuild {shlex.quote(str(bundle.path))}",
             )
         if options.device is not None:
             raise InputError(
-                f"--device {options.device} is for one machine; Ray gives its workers CPU cores or NVIDIA GPUs.\n"
-                "Leave it out, or run without --ray."
+                f"--device {options.device} is for one machine; Ray gives its workers CPU cores or NVIDIA GPUs.",
+                hint="Leave it out, or run without --ray.",
             )
         from hdruntime.ray import RayPool
 

@@ -158,5 +158,5 @@ def _api_key(file: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         said = reason_of(error) if isinstance(error, OSError) else str(error)
         raise InputError(
-            f"--api-key-file {file} cannot be read: {said}.\nName a file with one line, the key."
+            f"--api-key-file {file} cannot be read: {said}.", hint="Name a file with one line, the key."
         ) from None

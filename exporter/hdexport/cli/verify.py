@@ -145,6 +145,6 @@ def _model_of(bundle: Bundle, model: str | None) -> str | Path:
         return source
     source = source or "a checkpoint that it does not name"
     raise InputError(
-        f"The bundle {bundle.path} was built from {source}, which is not here.\n"
-        f"Name the checkpoint: hdexport verify {shlex.quote(str(bundle.path))} --model MODEL"
+        f"The bundle {bundle.path} was built from {source}, which is not here.",
+        hint=f"Name the checkpoint: hdexport verify {shlex.quote(str(bundle.path))} --model MODEL",
     )

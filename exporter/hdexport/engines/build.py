@@ -72,7 +72,8 @@ class EngineBuilder:
         if options.version_compatible and options.flavours and Backend.TENSORRT not in options.flavours:
             raise InputError(
                 "--version-compatible is for TensorRT engines; a TensorRT-RTX engine runs only with the version that "
-                "built it.\nLeave it out, or add --target tensorrt."
+                "built it.",
+                hint="Leave it out, or add --target tensorrt.",
             )
         self._options = options
         self._targets = [EngineTarget(flavour, options.architectures) for flavour in options.flavours]

@@ -49,7 +49,8 @@ def block_sparse(config: Any) -> BlockSparse | None:
     if spec.random_blocks < 1:
         raise ModelError(
             f"config.json has num_random_blocks {spec.random_blocks}, with which Hugging Face's code fails on texts of "
-            f"more than {spec.dense_tokens} tokens.\nSet it to 1 or more, as the model was trained."
+            f"more than {spec.dense_tokens} tokens.",
+            hint="Set it to 1 or more, as the model was trained.",
         )
     return spec
 
@@ -135,8 +136,8 @@ def _forward(
 def _adapt(model: Any, setup: BlockSetup | None = None) -> None:
     if hasattr(model, "qa_classifier") and model.config.sep_token_id is None:
         raise ModelError(
-            "config.json has no sep_token_id, which a big_bird needs to exclude the question from the answers.\n"
-            'Add it: the tokenizer knows the id of its separator, e.g. "sep_token_id": 66.'
+            "config.json has no sep_token_id, which a big_bird needs to exclude the question from the answers.",
+            hint='Add it: the tokenizer knows the id of its separator, e.g. "sep_token_id": 66.',
         )
     base, (spec, tables) = model.base_model, own_blocks(model, setup)
     for layer, table in zip(base.encoder.layer, tables, strict=True):

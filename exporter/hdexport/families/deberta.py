@@ -129,7 +129,8 @@ def rows_of_distances(*, buckets: int, most: int) -> torch.Tensor:
         far *= 2
     raise ModelError(
         f"config.json has position_buckets {buckets} and max_relative_positions {most}, which do not tell distances "
-        "apart: the second must be larger than half of the first.\nSet both to the model's, e.g. 256 and 512."
+        "apart: the second must be larger than half of the first.",
+        hint="Set both to the model's, e.g. 256 and 512.",
     )
 
 
@@ -188,15 +189,16 @@ def _of_config(config: Mapping[str, Any]) -> Family:
     """
     if config.get("talking_head"):
         raise ModelError(
-            "config.json has talking_head true: scores of all heads are mixed, which no operator here computes.\n"
-            "Choose a checkpoint without it, such as deberta-base."
+            "config.json has talking_head true: scores of all heads are mixed, which no operator here computes.",
+            hint="Choose a checkpoint without it, such as deberta-base.",
         )
     if not config.get("position_biased_input", True):
         return FAMILY
     if config["model_type"] == "deberta":
         raise ModelError(
             "config.json has position_biased_input true (or does not say): a DeBERTa of the first version with a table "
-            'of positions.\nOnly its distances can be built: if it was trained so, set "position_biased_input": false.'
+            "of positions.",
+            hint='Only its distances can be built: if it was trained so, set "position_biased_input": false.',
         )
     return _POSITIONS
 

@@ -89,8 +89,8 @@ def _of_config(config: Mapping[str, Any]) -> Family:
     """The family by the kind of positions; a ModelError refuses a model that folds proteins."""
     if config.get("is_folding_model"):
         raise ModelError(
-            "config.json has is_folding_model true: an ESMFold computes structures; its encoder can be built.\n"
-            "Choose a checkpoint of the language model, such as ESM-2's."
+            "config.json has is_folding_model true: an ESMFold computes structures; its encoder can be built.",
+            hint="Choose a checkpoint of the language model, such as ESM-2's.",
         )
     return _ROTARY if config.get("position_embedding_type") == "rotary" else _TABLE
 

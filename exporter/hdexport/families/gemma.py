@@ -70,8 +70,8 @@ def _adapt(model: PreTrainedModel) -> None:
         if not model.config.use_bidirectional_attention:
             raise ModelError(
                 "This gemma3_text attends to earlier tokens only, to generate text: its config.json has "
-                "use_bidirectional_attention false.\n"
-                "Use EmbeddingGemma, which attends to both sides, or a Qwen3-Embedding."
+                "use_bidirectional_attention false.",
+                hint="Use EmbeddingGemma, which attends to both sides, or a Qwen3-Embedding.",
             )
         base.forward = functools.partial(_forward, base, base.forward)
     use_rotary_tables(model)

@@ -149,8 +149,8 @@ def attention_windows(config: Any) -> list[int] | int:
     if any(step != 1 for step in steps):
         raise ModelError(
             f"config.json has attention_dilation {dilation}: windows with gaps, which transformers does not compute "
-            f"for a {config.model_type}, so that there is nothing to compare with.\n"
-            "The nearest that works: a RoBERTa with --attention window:256,dilation:2"
+            f"for a {config.model_type}, so that there is nothing to compare with.",
+            hint="The nearest that works: a RoBERTa with --attention window:256,dilation:2",
         )
     windows: list[int] | int = config.attention_window
     return windows

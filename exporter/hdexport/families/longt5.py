@@ -108,12 +108,13 @@ def _attention(config: Any) -> LocalGlobalAttention:
     if config.encoder_attention_type not in kinds:
         raise ModelError(
             f"config.json has encoder_attention_type {config.encoder_attention_type!r}; "
-            f"{' or '.join(map(repr, kinds))} can be built.\nSet it to the one that the model was trained with."
+            f"{' or '.join(map(repr, kinds))} can be built.",
+            hint="Set it to the one that the model was trained with.",
         )
     if config.local_radius < 0:
         raise ModelError(
-            f"config.json has local_radius {config.local_radius}, which must be 0 or more.\n"
-            "Set it to the model's, e.g. 127."
+            f"config.json has local_radius {config.local_radius}, which must be 0 or more.",
+            hint="Set it to the model's, e.g. 127.",
         )
     if not kinds[config.encoder_attention_type]:
         return LocalGlobalAttention(layers=config.num_layers, radius=config.local_radius)
@@ -122,7 +123,8 @@ def _attention(config: Any) -> LocalGlobalAttention:
     if size < 1 or size & (size - 1):
         raise ModelError(
             f"config.json has global_block_size {size}; a power of two can be built: transformers cuts other blocks "
-            "where its rounding does.\nSet it to the model's, e.g. 16."
+            "where its rounding does.",
+            hint="Set it to the model's, e.g. 16.",
         )
     return LocalGlobalAttention(layers=config.num_layers, radius=config.local_radius, side_tokens=size)
 

@@ -51,8 +51,8 @@ def _newer_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         said = config.get(key, value)
         if said != value and not (value in (0, False, None) and said in (0, False, None)):
             raise ModelError(
-                f"config.json has {key} {shown(said)}; a nomic_bert of transformers has {shown(value)}.\n"
-                "Choose a checkpoint such as nomic-ai/nomic-embed-text-v1.5."
+                f"config.json has {key} {shown(said)}; a nomic_bert of transformers has {shown(value)}.",
+                hint="Choose a checkpoint such as nomic-ai/nomic-embed-text-v1.5.",
             )
     keys = {new: config[old] for old, new in _KEYS.items() if old in config}
     heads = config.get("n_head")

@@ -114,8 +114,8 @@ def _prepare(model: PreTrainedModel) -> None:
         if len(table) < wanted:
             sizes = " x ".join(map(str, shape))
             raise ModelError(
-                f"config.json has max_position_embeddings {wanted}, and axial_pos_shape {sizes} makes {len(table)}.\n"
-                f"Set max_position_embeddings to {len(table)}."
+                f"config.json has max_position_embeddings {wanted}, and axial_pos_shape {sizes} makes {len(table)}.",
+                hint=f"Set max_position_embeddings to {len(table)}.",
             )
         embeddings.position_embeddings = torch.nn.Embedding.from_pretrained(table[:wanted].clone(), freeze=False)
     else:
@@ -127,7 +127,8 @@ def _attention(config: Any) -> LshAttention:
     layers = tuple(config.attn_layers)
     if not layers or not set(layers) <= {"lsh", "local"}:
         raise ModelError(
-            f"config.json has attn_layers {list(layers)}; a layer is lsh or local.\nSet it to the model's layers."
+            f"config.json has attn_layers {list(layers)}; a layer is lsh or local.",
+            hint="Set it to the model's layers.",
         )
     hashed, local = (_chunks(config, kind) if kind in layers else None for kind in ("lsh", "local"))
     if hashed is not None:
@@ -148,7 +149,9 @@ def _chunks(config: Any, kind: str) -> Chunks:
     for name, least in zip(names, (1, 0, 0), strict=True):
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ModelError(f"config.json has {name} {value}; it must be {least} or more.\nSet it to the model's.")
+            raise ModelError(
+                f"config.json has {name} {value}; it must be {least} or more.", hint="Set it to the model's."
+            )
     return Chunks(**dict(zip(("tokens", "before", "after"), (getattr(config, name) for name in names), strict=True)))
 
 
@@ -159,11 +162,12 @@ def _check_hashes(config: Any) -> None:
     ):
         raise ModelError(
             f"config.json has num_buckets {config.num_buckets}; it must be an even number, or a list of them: half of "
-            "the buckets are directions, and half their opposites.\nSet it to the model's, or to null."
+            "the buckets are directions, and half their opposites.",
+            hint="Set it to the model's, or to null.",
         )
     if not isinstance(config.num_hashes, int) or config.num_hashes < 1:
         raise ModelError(
-            f"config.json has num_hashes {config.num_hashes}; it must be 1 or more.\nSet it to the model's."
+            f"config.json has num_hashes {config.num_hashes}; it must be 1 or more.", hint="Set it to the model's."
         )
 
 

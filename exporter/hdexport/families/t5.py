@@ -110,8 +110,8 @@ def check_buckets(attention: Any) -> None:
     if not 4 <= buckets < 4 * reach:
         raise ModelError(
             f"config.json has relative_attention_num_buckets {buckets} and relative_attention_max_distance {reach}; 4 "
-            "buckets or more, and a distance above a quarter of them, are needed.\n"
-            "Set both to the model's, e.g. 32 and 128."
+            "buckets or more, and a distance above a quarter of them, are needed.",
+            hint="Set both to the model's, e.g. 32 and 128.",
         )
 
 

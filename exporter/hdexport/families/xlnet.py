@@ -156,8 +156,8 @@ def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
         summary = model.sequence_summary.summary_type
         if summary not in _SUMMARIES:
             raise ModelError(
-                f"config.json has summary_type {summary!r}; classifiers of {', '.join(_SUMMARIES)} can be built.\n"
-                "Build vectors of its tokens instead: --task feature-extraction"
+                f"config.json has summary_type {summary!r}; classifiers of {', '.join(_SUMMARIES)} can be built.",
+                hint="Build vectors of its tokens instead: --task feature-extraction",
             )
         model.forward = functools.partial(_classify, model)
 
@@ -199,8 +199,8 @@ def _attention(config: Any) -> RelativeAttention:
     ):
         if value not in fits:
             raise ModelError(
-                f"config.json has {key} {value!r}; {' or '.join(map(repr, fits))} can be built.\n"
-                "Set it, if the model was trained so."
+                f"config.json has {key} {value!r}; {' or '.join(map(repr, fits))} can be built.",
+                hint="Set it, if the model was trained so.",
             )
     return RelativeAttention(
         layers=config.n_layer,

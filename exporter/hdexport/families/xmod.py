@@ -40,7 +40,8 @@ def _check_language(model: PreTrainedModel) -> None:
     if config.default_language not in languages:
         raise ModelError(
             f"config.json has default_language {config.default_language!r}, and the model has networks for "
-            f"{', '.join(languages)}: a bundle has one of them.\nChoose it, for example: --adapter {languages[0]}"
+            f"{', '.join(languages)}: a bundle has one of them.",
+            hint=f"Choose it, for example: --adapter {languages[0]}",
         )
 
 

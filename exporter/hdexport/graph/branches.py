@@ -67,6 +67,6 @@ def _check_batches(condition: Any, batch: Any) -> None:
     if failing is not None and all(_holds(condition, {batch: rows}) for rows in _CHECKED_BATCHES):
         raise ExportError(
             f"The model's code takes another way for batches of {failing} texts than for smaller ones; a graph has one "
-            "way for all batches.\n"
-            "Change the code so that it does not compare the number of texts."
+            "way for all batches.",
+            hint="Change the code so that it does not compare the number of texts.",
         )

@@ -32,7 +32,7 @@ def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = Non
         inputs, outputs = _interface(model.graph.inputs), _interface(model.graph.outputs)
     except Exception as error:  # errors of protobuf, onnx and onnx_ir have no class in common
         raise BundleCorruptError(
-            f"The graph {graph.file} of {bundle.path} cannot be read: {error}.\nBuild the bundle again."
+            f"The graph {graph.file} of {bundle.path} cannot be read: {error}.", hint="Build the bundle again."
         ) from error
     check_interface(bundle, graph, inputs=inputs, outputs=outputs)
     return model
@@ -43,7 +43,7 @@ def read_portable_graph(bundle: Bundle, *, directory: Path | None = None) -> onn
     graph = next((graph for graph in bundle.manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
     if graph is None:
         raise BundleCorruptError(
-            f"{bundle.path} has no portable graph, from which all others are made.\nBuild the bundle again."
+            f"{bundle.path} has no portable graph, from which all others are made.", hint="Build the bundle again."
         )
     return read_graph(bundle, graph, directory=directory)
 

@@ -77,11 +77,11 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> Trace:
             )
     except torch.onnx.errors.OnnxExporterError as error:
         raise ExportError(
-            f"PyTorch could not export the model: {_root_cause(error)}\n"
-            "A family can compute that step otherwise (CONTRIBUTING.md, Add a model family)."
+            f"PyTorch could not export the model: {_root_cause(error)}",
+            hint="A family can compute that step otherwise (CONTRIBUTING.md, Add a model family).",
         ) from error
     if program is None:
-        raise ExportError("PyTorch's exporter returned no graph.\nTry a newer one: pip install -U torch")
+        raise ExportError("PyTorch's exporter returned no graph.", hint="Try a newer one: pip install -U torch")
     assert program.exported_program is not None
     ids = [spec.role for spec in module.inputs].index(Role.IDS)
     branches = lengths_of_branches(program.exported_program, ids, max_len=max_len)
@@ -167,7 +167,7 @@ def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:
             if isinstance(value.shape[index], int):
                 raise ExportError(
                     f"The exporter froze axis {index} of {value.name} to {value.shape[index]}; "
-                    "a graph that is right at one length only is of no use.\n"
-                    "Please report the model and the versions that `hdexport doctor` prints."
+                    "a graph that is right at one length only is of no use.",
+                    hint="Please report the model and the versions that `hdexport doctor` prints.",
                 )
         value.shape = ir.Shape([axis if index in dynamic else value.shape[index] for index, axis in enumerate(axes)])

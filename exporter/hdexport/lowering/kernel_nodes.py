@@ -31,7 +31,8 @@ def shapes_of_inputs(node: onnx_ir.Node, inputs: Sequence[onnx_ir.Value | None] 
         if value is None or value.shape is None:
             raise ExportError(
                 f"The graph does not state the shapes that {node.op_type} {node.name} takes, and a kernel is chosen by "
-                "them.\nBuild with --attention-impl native, and please report the model."
+                "them.",
+                hint="Build with --attention-impl native, and please report the model.",
             )
         shapes.append([axis if isinstance(axis, int) else 1 for axis in value.shape])
     return shapes

@@ -36,7 +36,8 @@ class ModelClasses:
         if model_type in CONFIG_MAPPING_NAMES:
             raise ModelError(
                 f"transformers {transformers.__version__} has the model type {model_type}, and this hdexport has "
-                "classes of its own for it.\nUse a newer hdexport: pip install -U hdexport"
+                "classes of its own for it.",
+                hint="Use a newer hdexport: pip install -U hdexport",
             )
         transformers.AutoConfig.register(model_type, self.config, exist_ok=True)
         for task, model in self.models.items():

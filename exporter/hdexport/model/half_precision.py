@@ -124,8 +124,8 @@ def _check_range(model: torch.nn.Module, precision: Dtype, *, largest: float) ->
         if precision == "float16":
             advice = "Build with --bf16, which has the range of float32."
         raise ExportError(
-            f"{len(outside)} weights do not fit {precision} (at most {largest:.6g}): "
-            f"{', '.join(outside[:5])}.\n{advice}"
+            f"{len(outside)} weights do not fit {precision} (at most {largest:.6g}): {', '.join(outside[:5])}.",
+            hint=advice,
         )
 
 

@@ -104,8 +104,8 @@ def extend_table(
     result[:first_row] = _cast(table[:first_row], result.dtype, "kept row", 0)
     if max_len > base and scheme not in TABLES:
         raise InputError(
-            f"--positions {scheme} chooses rows by the length of each text, which no table can do.\n"
-            "Use --positions interpolate:static, tile or hierarchical; hdexport build takes all of them."
+            f"--positions {scheme} chooses rows by the length of each text, which no table can do.",
+            hint="Use --positions interpolate:static, tile or hierarchical; hdexport build takes all of them.",
         )
     # One run of `base` positions at a time: the float64 copy stays as small as the checkpoint's table.
     for run in range(-(-max_len // base)):
@@ -182,13 +182,13 @@ def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> N
         if max_len > base * base:
             raise InputError(
                 f"--max-len {max_len} is above {base * base}: hierarchical positions make at most "
-                f"{base} x {base} from a checkpoint with {base}.\n"
-                f"Use --max-len {base * base} or less, or --positions interpolate."
+                f"{base} x {base} from a checkpoint with {base}.",
+                hint=f"Use --max-len {base * base} or less, or --positions interpolate.",
             )
     if scheme == Scheme.NONE and max_len > base:
         raise InputError(
-            f"--max-len {max_len} is above the checkpoint's {base} positions; --positions none adds none.\n"
-            f"Use --max-len {base} or less, or --positions hierarchical (or tile, interpolate, group)."
+            f"--max-len {max_len} is above the checkpoint's {base} positions; --positions none adds none.",
+            hint=f"Use --max-len {base} or less, or --positions hierarchical (or tile, interpolate, group).",
         )
     if max_len > LONGEST:
         raise InputError(f"--max-len {max_len} is above {LONGEST}, the most that can be built. Use less.")
@@ -197,13 +197,13 @@ def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> N
 def _check_alpha(alpha: float) -> None:
     advice = "Use a number between 0 and 1 other than 0.5, or auto."
     if not math.isfinite(alpha):
-        raise InputError(f"--alpha {alpha} is not a finite number.\n{advice}")
+        raise InputError(f"--alpha {alpha} is not a finite number.", hint=advice)
     if alpha == 0.5:
         raise InputError(
-            f"--alpha 0.5 gives positions (i, j) and (j, i) the same row: nothing tells them apart.\n{advice}"
+            "--alpha 0.5 gives positions (i, j) and (j, i) the same row: nothing tells them apart.", hint=advice
         )
     if not 0 < alpha < 1:
-        raise InputError(f"--alpha {alpha} is outside the open interval from 0 to 1.\n{advice}")
+        raise InputError(f"--alpha {alpha} is outside the open interval from 0 to 1.", hint=advice)
 
 
 def _check_table(table: np.ndarray, first_row: int) -> int:
@@ -211,14 +211,15 @@ def _check_table(table: np.ndarray, first_row: int) -> int:
     if table.ndim != 2 or 0 in table.shape or not 0 <= first_row < len(table):
         raise ModelError(
             f"A position table of shape {list(table.shape)} whose first position is row {first_row} has no "
-            "usable row; [rows, width] with at least one row from there on is needed.\n"
-            "Check that the checkpoint's config.json belongs to its weights."
+            "usable row; [rows, width] with at least one row from there on is needed.",
+            hint="Check that the checkpoint's config.json belongs to its weights.",
         )
     finite = np.isfinite(table).all(axis=1)
     if not finite.all():
         raise ModelError(
             f"Row {int(np.argmin(finite))} of the checkpoint's position table holds NaN or infinity: the "
-            "file is damaged, or its training diverged.\nUse another checkpoint."
+            "file is damaged, or its training diverged.",
+            hint="Use another checkpoint.",
         )
     return len(table) - first_row
 
@@ -244,7 +245,7 @@ def _cast(rows: np.ndarray, dtype: np.dtype, what: str, number: int) -> np.ndarr
         row = int(np.argmin(fits))
         largest = np.abs(rows[row].astype(np.float64)).max()
         raise ExportError(
-            f"The embedding of {what} {number + row} reaches {largest:g}, outside {dtype.name}'s range.\n"
-            "Build with --bf16, or with neither --fp16 nor --bf16; an --alpha nearer to 0 makes new rows smaller."
+            f"The embedding of {what} {number + row} reaches {largest:g}, outside {dtype.name}'s range.",
+            hint="Build with --bf16, or with neither --fp16 nor --bf16; an --alpha nearer to 0 makes new rows smaller.",
         )
     return result

@@ -43,16 +43,19 @@ def check_rope_factor(factor: float, family: Family, positions: Positions, *, mo
     """
     if family.learned_positions:
         raise InputError(
-            f"--rope ntk:{factor:g} is for rotary positions, and those of {model_type} are learned.\n"
-            "Leave it out; --positions says where positions after the checkpoint's come from."
+            f"--rope ntk:{factor:g} is for rotary positions, and those of {model_type} are learned.",
+            hint="Leave it out; --positions says where positions after the checkpoint's come from.",
         )
     if not family.stretches_rotary:
         why = "" if family.is_written else f": {family.why_not_tuned}"
-        raise ModelError(f"--rope ntk:{factor:g} cannot stretch the positions of {model_type}{why}.\nLeave it out.")
+        raise ModelError(
+            f"--rope ntk:{factor:g} cannot stretch the positions of {model_type}{why}.", hint="Leave it out."
+        )
     if positions.rows <= positions.base:
         raise InputError(
             f"--rope ntk:{factor:g} changes all answers, for texts longer than the {positions.base} tokens of "
-            f"training; --max-len {positions.rows} allows none.\nLeave it out, or use a larger --max-len."
+            f"training; --max-len {positions.rows} allows none.",
+            hint="Leave it out, or use a larger --max-len.",
         )
 
 
@@ -85,7 +88,8 @@ def _parameters(model: PreTrainedModel) -> dict[str, Any]:
     if parameters["rope_type"] != "default":
         raise ModelError(
             f"--rope ntk stretches rotary positions of the type 'default', and the checkpoint's rope_parameters have "
-            f"the rope_type {parameters['rope_type']!r}, which scales them already.\nLeave it out."
+            f"the rope_type {parameters['rope_type']!r}, which scales them already.",
+            hint="Leave it out.",
         )
     return parameters
 
@@ -161,8 +165,8 @@ def _refuse_length_dependent(rotary: Any) -> None:
     refused = sorted({kind for kind in types if kind in _LENGTH_DEPENDENT})
     if refused:
         raise ModelError(
-            f"The rotary positions of kind {refused[0]!r} change with the length of a text; a graph cannot do that.\n"
-            "Choose a checkpoint whose rope_parameters have a fixed rope_type: default, linear, yarn or llama3."
+            f"The rotary positions of kind {refused[0]!r} change with the length of a text; a graph cannot do that.",
+            hint="Choose a checkpoint whose rope_parameters have a fixed rope_type: default, linear, yarn or llama3.",
         )
 
 
@@ -227,8 +231,8 @@ def _check_layout(rotary: Any, kind: str) -> None:
     if not all(_agree(_of_heads(table), other) for table, other in zip(ours, theirs, strict=True)):
         raise ModelError(
             f"{type(rotary).__name__} lays out its cosines in a way that hdexport does not know: "
-            f"{list(theirs[0].shape)} for {_PROBED_POSITIONS} positions and {ours[0].shape[1]} frequencies.\n"
-            "Please report the model and the versions that `hdexport doctor` prints."
+            f"{list(theirs[0].shape)} for {_PROBED_POSITIONS} positions and {ours[0].shape[1]} frequencies.",
+            hint="Please report the model and the versions that `hdexport doctor` prints.",
         )
 
 

@@ -261,8 +261,8 @@ def number_of_token_types(model: PreTrainedModel, family: Family, task: Task) ->
     rows = 0 if table is None else len(table.weight)
     if table is not None and not rows:
         raise ModelError(
-            "config.json has type_vocab_size 0, but the model adds the vector of a type to every token.\n"
-            "Set it to the rows of the checkpoint's table of token types, 1 or more."
+            "config.json has type_vocab_size 0, but the model adds the vector of a type to every token.",
+            hint="Set it to the rows of the checkpoint's table of token types, 1 or more.",
         )
     # A module that sentence-transformers puts after a model reads single texts.
     return rows if model_task(task) is task and rows > 1 else 0

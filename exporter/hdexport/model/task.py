@@ -91,8 +91,8 @@ def model_task(task: Task) -> Task:
     """The task of `AUTO_CLASS_OF_TASK` whose model of transformers is run for a task."""
     if task not in TASKS:
         raise ModelError(
-            f"The task {task} is another package's, and what PyTorch computes for it is not known here.\n"
-            "hdexport run and hdexport serve run its bundles; build and verify them by that package."
+            f"The task {task} is another package's, and what PyTorch computes for it is not known here.",
+            hint="hdexport run and hdexport serve run its bundles; build and verify them by that package.",
         )
     return TASKS[task].made_of or task
 

@@ -87,15 +87,17 @@ class BuildOptions:
                 cannot be read.
         """
         if self.precision not in get_args(Dtype):
-            raise InputError(f"precision is {self.precision!r}.\nChoose from: {', '.join(get_args(Dtype))}.")
+            raise InputError(f"precision is {self.precision!r}.", hint=f"Choose from: {', '.join(get_args(Dtype))}.")
         if self.tokenizer not in (None, *get_args(TokenizerSource)):
             raise InputError(
-                f"tokenizer is {self.tokenizer!r}.\nChoose from: {', '.join(get_args(TokenizerSource))}, or None."
+                f"tokenizer is {self.tokenizer!r}.",
+                hint=f"Choose from: {', '.join(get_args(TokenizerSource))}, or None.",
             )
         if self.ffn_chunk is not None and not 1 <= self.ffn_chunk <= LONGEST:
             raise InputError(
-                f"--ffn-chunk is {self.ffn_chunk}; a chunk has 1 to {LONGEST} tokens.\n"
-                "Give a number such as 256, or leave it out: feed-forward networks then compute all tokens at once."
+                f"--ffn-chunk is {self.ffn_chunk}; a chunk has 1 to {LONGEST} tokens.",
+                hint="Give a number such as 256, or leave it out: feed-forward networks then compute all tokens at "
+                "once.",
             )
         require_utf8(self.output)
         if self.int8 is not None:
@@ -103,6 +105,6 @@ class BuildOptions:
         # A graph for one token could not be told from a graph for any number of them.
         if self.recurrence is not None and not 2 <= self.recurrence <= LONGEST:
             raise InputError(
-                f"--recurrence is {self.recurrence}; a model remembers 2 to {LONGEST} tokens.\n"
-                "Give a number such as 512, or leave it out."
+                f"--recurrence is {self.recurrence}; a model remembers 2 to {LONGEST} tokens.",
+                hint="Give a number such as 512, or leave it out.",
             )

@@ -57,8 +57,8 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> Tra
     if TASKS[module.task].pools_logits and is_wide and not pools_products(model):
         raise ExportError(
             f"The graph of a {module.model.config.model_type} pools no product of tokens with a weight, so that logits "
-            "of all tokens would be in memory at once.\n"
-            "Please report the model and the versions that `hdexport doctor` prints."
+            "of all tokens would be in memory at once.",
+            hint="Please report the model and the versions that `hdexport doctor` prints.",
         )
     model.producer_name = "hdexport"
     path = directory / _FILE

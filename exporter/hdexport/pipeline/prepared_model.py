@@ -136,7 +136,8 @@ def graph_module(
     if carried is not None and run_as is not task:
         raise InputError(
             "The model's scores are of a vector that is pooled of all tokens of a pair, and a model with a memory sees "
-            "a segment of them.\nLeave --recurrence out, and set mem_len to null where config.json has it."
+            "a segment of them.",
+            hint="Leave --recurrence out, and set mem_len to null where config.json has it.",
         )
     token_types = number_of_token_types(model, family, run_as)
     folded_token_types = not token_types and fold_token_types(model, family)

@@ -118,8 +118,8 @@ def _grid(checkpoint: Checkpoint, options: BuildOptions) -> Grid | None:
     if not options.unverified:
         raise InputError(
             f"--verify none leaves out the comparison with PyTorch, which is all that is known of a {model_type}: no "
-            "family was written and tested for it.\n"
-            "Leave it out, or add --unverified, which the bundle's manifest keeps."
+            "family was written and tested for it.",
+            hint="Leave it out, or add --unverified, which the bundle's manifest keeps.",
         )
     return None
 
@@ -149,8 +149,8 @@ def _write_graphs(
     expansion = sentence.multi_vector.expansion if sentence and sentence.multi_vector else None
     if expansion is not None and expansion.length > options.max_len:
         raise InputError(
-            f"--max-len is {options.max_len}, and the model expands every query to {expansion.length} tokens.\n"
-            f"Give {expansion.length} or more."
+            f"--max-len is {options.max_len}, and the model expands every query to {expansion.length} tokens.",
+            hint=f"Give {expansion.length} or more.",
         )
     sees_all = expansion is None or expansion.attend
     for line in unfollowed(checkpoint, task):
@@ -211,15 +211,15 @@ def _verification_error(found: Verification, family: Family) -> VerificationErro
     anyway = "--verify none" if family.is_written else "--verify none --unverified"
     if not found.failed:
         return VerificationError(
-            f"Nothing of the bundle could be compared with PyTorch.\nUse {anyway} to write it anyway."
+            "Nothing of the bundle could be compared with PyTorch.", hint=f"Use {anyway} to write it anyway."
         )
     first = found.failed[0]
     return VerificationError(
         f"The bundle's outputs differ from PyTorch's in {len(found.failed)} of {len(found.all_checks)} checks, so it "
         f"was not written. First: {first.graph}, {first.case.batch} x {first.case.tokens} tokens, padding "
         f"{first.case.padding}: max abs error {first.max_abs_error:.2e}, min cosine {first.min_cosine:.6f}, tolerance "
-        f"{first.tolerance}.{'' if first.error is None else f' {first.error}'}\n"
-        f"Please report the model and the versions that `hdexport doctor` prints; {anyway} writes it anyway.",
+        f"{first.tolerance}.{'' if first.error is None else f' {first.error}'}",
+        hint=f"Please report the model and the versions that `hdexport doctor` prints; {anyway} writes it anyway.",
         failed=found.failed,
     )
 

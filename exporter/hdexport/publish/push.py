@@ -88,8 +88,8 @@ def push(bundle: Bundle, options: PushOptions, *, summary: Iterable[tuple[str, s
         # The client raises its own, httpx' and the operating system's errors alike.
         said = " ".join(str(error).split())
         raise HdexportError(
-            f"The bundle could not be pushed to {options.name}: {said:.400}\n"
-            "Log in with `hf auth login` or HF_TOKEN, and check that the organisation and the branch are yours."
+            f"The bundle could not be pushed to {options.name}: {said:.400}",
+            hint="Log in with `hf auth login` or HF_TOKEN, and check that the organisation and the branch are yours.",
         ) from error
 
 
@@ -102,8 +102,8 @@ def _committed(hub: Any, files: dict[str, Path | bytes], options: PushOptions) -
     if there and not options.force:
         listed = ", ".join(there[:_MOST_NAMED]) + (", ..." if len(there) > _MOST_NAMED else "")
         raise OutputExistsError(
-            f"{options.name} on the Hugging Face Hub holds {listed}.\n"
-            "Choose another name, or replace the files of a bundle and the card with --force."
+            f"{options.name} on the Hugging Face Hub holds {listed}.",
+            hint="Choose another name, or replace the files of a bundle and the card with --force.",
         )
     added = [hub.CommitOperationAdd(path_in_repo=file, path_or_fileobj=content) for file, content in files.items()]
     commit = api.create_commit(name, added, commit_message="Bundle of hdexport", revision=branch)

@@ -86,7 +86,8 @@ def _checked_name(name: str, *, given: bool) -> str:
         return name
     raise InputError(
         f"The {'name' if given else 'name of the bundle,'} {name!r} is not valid for a model: use letters, digits, "
-        "'.', '_' and '-', beginning with a letter or digit.\nGive one with --name, for example --name encoder."
+        "'.', '_' and '-', beginning with a letter or digit.",
+        hint="Give one with --name, for example --name encoder.",
     )
 
 

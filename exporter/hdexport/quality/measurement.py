@@ -108,7 +108,8 @@ def measure_quality(
     if len(long) < _FEWEST_TEXTS:
         raise InputError(
             f"{len(long)} of {len(texts)} texts have more than {trained} tokens, which the model was trained with; "
-            f"at least {_FEWEST_TEXTS} are needed.\nGive more long texts: --texts"
+            f"at least {_FEWEST_TEXTS} are needed.",
+            hint="Give more long texts: --texts",
         )
     collection = collection_of(
         [text.text for text in texts],
@@ -119,7 +120,8 @@ def measure_quality(
     if (found := len(collection.queries["later"].texts)) < _FEWEST_SENTENCES:
         raise InputError(
             f"{found} sentences of 8 to 60 words were found after the first {trained} tokens of {len(long)} long "
-            f"texts; at least {_FEWEST_SENTENCES} are needed.\nGive more texts of prose: --texts"
+            f"texts; at least {_FEWEST_SENTENCES} are needed.",
+            hint="Give more texts of prose: --texts",
         )
     load_one = functools.partial(load, backend=backend, precision=precision)
     scores = _scores(opened, collection, trained=trained, load_one=load_one, line=line)
@@ -158,13 +160,14 @@ def _tokenizer(bundles: Sequence[Bundle]) -> TextTokenizer:
         embedding_output(bundle.manifest)  # refuses bundles without vectors
         if bundle.manifest.tokenizer is None:
             raise InputError(
-                f"The bundle {bundle.path} has no tokenizer.\nBuild it again of a checkpoint that has one."
+                f"The bundle {bundle.path} has no tokenizer.", hint="Build it again of a checkpoint that has one."
             )
         if _model(bundle.manifest) != _model(first.manifest):
             raise InputError(
                 f"{bundle.path} is of another model than {first.path}: {bundle.manifest.name} "
                 f"({bundle.manifest.parameters:,} parameters), not {first.manifest.name} "
-                f"({first.manifest.parameters:,}).\nMeasure each by itself."
+                f"({first.manifest.parameters:,}).",
+                hint="Measure each by itself.",
             )
     return TextTokenizer.of(first, max_len=first.manifest.max_len)
 

@@ -47,8 +47,8 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
     products = calibrate(bundle, float_graph(bundle), texts, did=did)
     if not products:
         raise ExportError(
-            f"--int8 found no product with a weight in the layers of {bundle.manifest.model_type}.\n"
-            "Build without --int8."
+            f"--int8 found no product with a weight in the layers of {bundle.manifest.model_type}.",
+            hint="Build without --int8.",
         )
     kept, cosine = kept_float(bundle, products, texts.checked, progress)
     used = {name: product for name, product in products.items() if name not in kept}

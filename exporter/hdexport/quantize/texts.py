@@ -198,8 +198,8 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
         texts, source = english_texts()[:_TEXTS], ENGLISH
     elif bundle.manifest.tokenizer is None:
         raise InputError(
-            f"--calibrate names {file}, but the checkpoint has no tokenizer to read texts with.\n"
-            "Add its tokenizer.json, or leave --calibrate out: random ids are used then."
+            f"--calibrate names {file}, but the checkpoint has no tokenizer to read texts with.",
+            hint="Add its tokenizer.json, or leave --calibrate out: random ids are used then.",
         )
     else:
         texts, source = _read(file), file.name

@@ -46,8 +46,8 @@ def _write(directory: Path, text: str) -> None:
         write_whole(directory / MANIFEST_FILE, text)
     except OSError as error:
         raise BundleError(
-            f"The manifest of {directory} cannot be written: {error.strerror}.\n"
-            "Free some space, or check the permissions there."
+            f"The manifest of {directory} cannot be written: {error.strerror}.",
+            hint="Free some space, or check the permissions there.",
         ) from error
 
 

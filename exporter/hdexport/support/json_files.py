@@ -34,7 +34,7 @@ def read_json(path: Path) -> Any:
         # A ValueError comes from invalid JSON or UTF-8, a path with a NUL, or a number of thousands of digits.
         if isinstance(error, OSError):
             raise ModelError(f"{shown(path)} cannot be read: {explained(error, otherwise=_AGAIN)}") from error
-        raise ModelError(f"{shown(path)} cannot be read: {_reason(error)}\n{_AGAIN}") from error
+        raise ModelError(f"{shown(path)} cannot be read: {_reason(error)}", hint=_AGAIN) from error
 
 
 def read_object(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def read_object(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
         return {}
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no JSON object.\nDownload the model again.")
+        raise ModelError(f"{path} holds no JSON object.", hint="Download the model again.")
     return content
 
 
@@ -52,7 +52,7 @@ def read_settings(path: Path, kind: type[Settings], *, missing_ok: bool = False)
     try:
         return from_values(read_object(path, missing_ok=missing_ok), kind, name=shown(path))
     except JsonMismatchError as error:
-        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None
+        raise ModelError(f"{error}.", hint="Correct it, or download the model again.") from None
 
 
 def shown(value: object) -> str:
@@ -79,8 +79,8 @@ def refuse_pointer(file: Path) -> None:
         # In an arranged checkpoint the file is a link.
         file = file.resolve()
         raise ModelError(
-            f"{file} is a pointer of Git LFS, and the file that it stands for was not fetched.\n"
-            f"Fetch it: cd {shlex.quote(str(file.parent))} && git lfs install && git lfs pull"
+            f"{file} is a pointer of Git LFS, and the file that it stands for was not fetched.",
+            hint=f"Fetch it: cd {shlex.quote(str(file.parent))} && git lfs install && git lfs pull",
         )
 
 

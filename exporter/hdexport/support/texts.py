@@ -58,7 +58,9 @@ def read_texts(source: Path, *, column: str | None = None, option: str = "--text
             found = True
             yield text
     if not found:
-        raise InputError(f"{source} holds no text that is not blank.\nName another file or folder with {option}.")
+        raise InputError(
+            f"{source} holds no text that is not blank.", hint=f"Name another file or folder with {option}."
+        )
 
 
 def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[NamedText]:
@@ -69,8 +71,8 @@ def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[Na
     places = list(map(LocalFile, known))
     if not places:
         raise InputError(
-            f"{folder} holds no texts: no .txt, .md, .rst, .jsonl, .csv, .tsv, .parquet or .arrow file.\n"
-            f"Name another folder, or a file, with {option}."
+            f"{folder} holds no texts: no .txt, .md, .rst, .jsonl, .csv, .tsv, .parquet or .arrow file.",
+            hint=f"Name another folder, or a file, with {option}.",
         )
     for place in without_notes(places):
         assert isinstance(place, LocalFile)
@@ -107,8 +109,8 @@ def _rows(file: Path, columns: Columns) -> Iterator[NamedText]:
 def _found(file: Path, columns: Columns) -> list[InputFile]:
     if file.exists() and format_of(str(file)) is None:
         raise InputError(
-            f"{file} has no known format: its name ends in {file.suffix!r}.\n"
-            "Texts are in .jsonl, .csv, .tsv, .parquet, .arrow and .txt files, and each .md and .rst file is one."
+            f"{file} has no known format: its name ends in {file.suffix!r}.",
+            hint="Texts are in .jsonl, .csv, .tsv, .parquet, .arrow and .txt files, and each .md and .rst file is one.",
         )
     try:
         return find_inputs([file], columns=columns)
@@ -125,15 +127,15 @@ def _document(place: LocalFile) -> str:
             content = stream.read(MAX_LINE_BYTES + 1)
     if len(content) > MAX_LINE_BYTES:
         raise InputError(
-            f"{place.name} has more than {MAX_LINE_BYTES} bytes, the maximum length of a text.\n"
-            "Split it into several files."
+            f"{place.name} has more than {MAX_LINE_BYTES} bytes, the maximum length of a text.",
+            hint="Split it into several files.",
         )
     try:
         return content.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{place.name} is not valid UTF-8: its byte {error.start + 1}, {error.reason}.\n"
-            "Convert it (iconv -f latin1 -t utf8), or move it away."
+            f"{place.name} is not valid UTF-8: its byte {error.start + 1}, {error.reason}.",
+            hint="Convert it (iconv -f latin1 -t utf8), or move it away.",
         ) from error
 
 

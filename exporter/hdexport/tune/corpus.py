@@ -72,8 +72,9 @@ def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, 
     if len(long) < FEWEST_LONG:
         raise InputError(
             f"{source} holds {count} texts, and {len(long)} of them or of their pieces have more than {base} tokens, "
-            f"the checkpoint's positions; at least {FEWEST_LONG} are needed, and hundreds are better.\n"
-            "Name more or longer texts with --texts. In a .txt file each line is a text; in a folder each .txt file is."
+            f"the checkpoint's positions; at least {FEWEST_LONG} are needed, and hundreds are better.",
+            hint="Name more or longer texts with --texts. In a .txt file each line is a text; in a folder each .txt "
+            "file is.",
         )
     return Corpus(long=tuple(long), short=tuple(short), texts=count, digest=digest.hexdigest())
 

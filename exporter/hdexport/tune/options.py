@@ -125,7 +125,8 @@ class TuneOptions:
         if not base < most <= self.max_len:
             raise InputError(
                 f"--piece-tokens {most} is not from {base + 1}, the first position that is learnt, to --max-len "
-                f"{self.max_len}.\nGive such a number, or leave it out."
+                f"{self.max_len}.",
+                hint="Give such a number, or leave it out.",
             )
         return most
 
@@ -137,6 +138,10 @@ class TuneOptions:
         """
         for name, value in (("--minutes", self.minutes), ("--lr", self.rate)):
             if value is not None and not 0 < value < float("inf"):
-                raise InputError(f"{name} {value:g} is not a number above 0.\nGive a finite one, or leave it out.")
+                raise InputError(
+                    f"{name} {value:g} is not a number above 0.", hint="Give a finite one, or leave it out."
+                )
         if self.steps is not None and self.steps < 1:
-            raise InputError(f"--steps {self.steps} is not a whole number, 1 or more.\nGive one, or leave it out.")
+            raise InputError(
+                f"--steps {self.steps} is not a whole number, 1 or more.", hint="Give one, or leave it out."
+            )

@@ -80,8 +80,8 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     if checkpoint.family.why_not_tuned is not None:
         raise ModelError(
             f"{checkpoint.origin} is a {checkpoint.config['model_type']}, which is not tuned: "
-            f"{checkpoint.family.why_not_tuned}.\n"
-            f"Build it as it is: hdexport build {shlex.quote(str(checkpoint.origin))} --max-len 4096"
+            f"{checkpoint.family.why_not_tuned}.",
+            hint=f"Build it as it is: hdexport build {shlex.quote(str(checkpoint.origin))} --max-len 4096",
         )
     require_replaceable(options.output.resolve(), CHECKPOINT_DIRECTORY, force=options.force)
     loss, reason = _loss(checkpoint, options)
@@ -135,12 +135,12 @@ def _choice(checkpoint: Checkpoint, options: TuneOptions) -> PositionChoice:
     base = checkpoint.base_positions
     if options.max_len <= base:
         raise InputError(
-            f"--max-len {options.max_len} adds no position to the checkpoint's {base}.\nUse more than {base}."
+            f"--max-len {options.max_len} adds no position to the checkpoint's {base}.", hint=f"Use more than {base}."
         )
     if options.scheme not in TABLES:
         raise InputError(
-            f"--positions {options.scheme} chooses rows by the length of each text; no row is there to be "
-            "trained.\nUse --positions hierarchical, tile or interpolate:static."
+            f"--positions {options.scheme} chooses rows by the length of each text; no row is there to be trained.",
+            hint="Use --positions hierarchical, tile or interpolate:static.",
         )
     return choose_positions(
         checkpoint,
@@ -156,7 +156,8 @@ def _choice(checkpoint: Checkpoint, options: TuneOptions) -> PositionChoice:
 def _corpus(checkpoint: Checkpoint, options: TuneOptions) -> Corpus:
     if checkpoint.tokenizer is None:
         raise ModelError(
-            f"{checkpoint.path} has no tokenizer, so no text can be read.\nAdd the tokenizer.json that belongs to it."
+            f"{checkpoint.path} has no tokenizer, so no text can be read.",
+            hint="Add the tokenizer.json that belongs to it.",
         )
     return read_corpus(
         options.texts,
@@ -176,13 +177,14 @@ def _objective(
         return Distill(corpus.long, tokenizer, teacher, base=base)
     if loss is Loss.MLM:
         if tokenizer.mask_token is None:
-            raise ModelError(f"The tokenizer of {checkpoint.path} has no mask token.\nUse --loss distill.")
+            raise ModelError(f"The tokenizer of {checkpoint.path} has no mask token.", hint="Use --loss distill.")
         return MaskedTokens(corpus.long, tokenizer)
     contrast = Contrast(corpus, tokenizer, base=base, learns_short=options.train is Trained.ALL)
     if len(contrast.documents) < 2:
         raise InputError(
             f"{len(contrast.documents)} of the long texts have two sentences or more; none could be confused with "
-            "another.\nName texts with sentences with --texts, or use --loss distill."
+            "another.",
+            hint="Name texts with sentences with --texts, or use --loss distill.",
         )
     return contrast
 

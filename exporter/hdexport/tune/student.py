@@ -116,7 +116,7 @@ class Student(TrainedEncoder):
 def training_device(name: str) -> torch.device:
     """The device by its name; ``auto`` is a GPU that PyTorch can use, else the CPU."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda needs a GPU; PyTorch finds no GPU here.\nUse --device cpu.")
+        raise InputError("--device cuda needs a GPU; PyTorch finds no GPU here.", hint="Use --device cpu.")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -140,8 +140,8 @@ def opened_tune_folder(output: Path, identity: Identity, *, restart: bool) -> It
             what = difference(files.identity(), identity) if has_state else None
             if what is not None:
                 raise InputError(
-                    f"{output} has an unfinished tuning in {files.path}; this is another one: {what}.\n"
-                    "Continue that one by its own command, or discard it and start this one with --restart."
+                    f"{output} has an unfinished tuning in {files.path}; this is another one: {what}.",
+                    hint="Continue that one by its own command, or discard it and start this one with --restart.",
                 )
             with disk_errors_explained(output):
                 if not has_state:
@@ -253,8 +253,8 @@ class _Training:
             return
         kept = f"The last saved state is kept in {self._folder.path}. " if self._folder.has_state else ""
         raise NonFiniteOutputError(
-            f"The {what} is {value} in step {self.outcome.steps + 1}: training diverged, and nothing was written.\n"
-            f"{kept}Use a lower learning rate: the same command with --lr {self._options.learning_rate / 4:g}"
+            f"The {what} is {value} in step {self.outcome.steps + 1}: training diverged, and nothing was written.",
+            hint=f"{kept}Use a lower learning rate: the same command with --lr {self._options.learning_rate / 4:g}",
         )
 
     def _documents_of_step(self) -> list[int]:

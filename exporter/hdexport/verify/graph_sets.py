@@ -154,7 +154,7 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]
                 skip(Skip(cause=SkipCause.NO_GPU, graph=name, backend=backend))
     if asked is not None and not found:
         nothing = f"{bundle.path} has nothing for {asked.value}.\nLeave out --backend to verify what it has."
-        raise BackendUnavailableError(reasons[0] if reasons else nothing)
+        raise BackendUnavailableError((reasons and reasons[0]) or nothing)
     return found
 
 
@@ -164,13 +164,13 @@ def check_precision(bundle: Bundle, precision: Precision) -> None:
     if able:
         able[0].require()
         reasons = [why_unavailable(bundle, target.backend, precision=precision) for target in able]
-        if None not in reasons:
-            raise BackendUnavailableError(reasons[0])
+        if reasons and all(reasons):
+            raise BackendUnavailableError(str(reasons[0]))
         return
     option = OPTION_OF_GRAPHS.get(precision, f"--target {computing_in(precision)[0].target}")
     raise InputError(
-        f"The bundle {bundle.path} has no graph that computes in {precision.value} on a CPU.\n"
-        f"Build it again with {option}, or leave out --precision."
+        f"The bundle {bundle.path} has no graph that computes in {precision.value} on a CPU.",
+        hint=f"Build it again with {option}, or leave out --precision.",
     )
 
 

@@ -189,7 +189,8 @@ class Reference:
             batch, tokens = inputs["input_ids"].shape
             raise ModelError(
                 f"The code of this {self.checkpoint.config['model_type']} fails on {batch} x {tokens} tokens: "
-                f"{shown(error)}\nBuild it for the lengths that it takes, with --max-len, or choose another model."
+                f"{shown(error)}",
+                hint="Build it for the lengths that it takes, with --max-len, or choose another model.",
             ) from error
 
 
@@ -205,7 +206,8 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
     if checkpoint.config["model_type"] != manifest.model_type:
         raise ModelError(
             f"The bundle was built from a {manifest.model_type}, and {checkpoint.path} is a "
-            f"{checkpoint.config['model_type']}.\nName the checkpoint it was built from with --model."
+            f"{checkpoint.config['model_type']}.",
+            hint="Name the checkpoint it was built from with --model.",
         )
     checkpoint = checkpoint.with_source(None if manifest.tokenizer is None else manifest.tokenizer.source)
     # A build has refused code that differs; a verification records it (`with_code`).
@@ -215,7 +217,8 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
     if positions.base != manifest.positions.base:
         raise ModelError(
             f"The bundle was built from {manifest.positions.base} positions, and {checkpoint.path} has "
-            f"{positions.base}.\nName the checkpoint it was built from with --model."
+            f"{positions.base}.",
+            hint="Name the checkpoint it was built from with --model.",
         )
     if manifest.positions.rope_factor is not None:
         use_stretched_rotary(model, manifest.positions.rope_factor)

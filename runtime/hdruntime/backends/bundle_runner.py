@@ -61,8 +61,8 @@ class BundleRunner(abc.ABC):
 def failed(library: str, said: object, batch: int, tokens: int) -> BackendError:
     """The error for a batch that a library cannot compute."""
     return BackendError(
-        f"{library} failed on a batch of {batch} x {tokens} tokens: {said}\n"
-        "Compare the bundle with its checkpoint (hdexport verify BUNDLE), or choose another backend."
+        f"{library} failed on a batch of {batch} x {tokens} tokens: {said}",
+        hint="Compare the bundle with its checkpoint (hdexport verify BUNDLE), or choose another backend.",
     )
 
 
@@ -73,7 +73,7 @@ def out_of_memory(library: str, said: object, batch: int, tokens: int) -> OutOfM
         if batch > 1
         else "Free memory, or cut the text into shorter ones."
     )
-    return OutOfMemoryError(f"{library} got no memory for a batch of {batch} x {tokens} tokens: {said}\n{advice}")
+    return OutOfMemoryError(f"{library} got no memory for a batch of {batch} x {tokens} tokens: {said}", hint=advice)
 
 
 class HostStates:
@@ -137,10 +137,10 @@ def chosen_graph(
             return by_lowering[lowering]
     if precision.has_graphs:
         raise BackendUnavailableError(
-            f"The bundle {bundle.path} has no graph in {precision.value} that {where} can run.\n"
-            f"Build it again with {OPTION_OF_GRAPHS[precision]}, or leave out the precision."
+            f"The bundle {bundle.path} has no graph in {precision.value} that {where} can run.",
+            hint=f"Build it again with {OPTION_OF_GRAPHS[precision]}, or leave out the precision.",
         )
-    raise BundleCorruptError(f"The bundle {bundle.path} has no ONNX graph that {where} can run.\nRebuild it.")
+    raise BundleCorruptError(f"The bundle {bundle.path} has no ONNX graph that {where} can run.", hint="Rebuild it.")
 
 
 def _of_precision(bundle: Bundle, precision: Precision) -> list[GraphFile]:

@@ -53,8 +53,8 @@ def open_runner(
     if chosen is not None and (needs_gpu or is_on_cpu) and chosen.needs_gpu == is_on_cpu:
         fitting = ", ".join(entry.name for entry in backends() if entry.needs_gpu != is_on_cpu)
         raise BackendUnavailableError(
-            f"The backend {chosen.name.value} does not run on the device {device}; {fitting} do.\n"
-            "Leave out the device, or the backend."
+            f"The backend {chosen.name.value} does not run on the device {device}; {fitting} do.",
+            hint="Leave out the device, or the backend.",
         )
     own_device = None if needs_gpu or is_on_cpu else device
     asked = Asked(threads, precision, own_device, gpu)
@@ -105,16 +105,16 @@ def _opened(entry: BackendEntry, bundle: Bundle, asked: Asked) -> Runner:
     if device is not None and not entry.devices:
         others = [other for other in backends() if other.devices]
         raise BackendUnavailableError(
-            f"{name} does not take the device {device!r}, which is one of {others[0].library}'s.\n"
-            f"Leave it out, or use the backend {others[0].name.value}. An NVIDIA GPU is chosen by "
-            "GpuOptions(device=...)."
+            f"{name} does not take the device {device!r}, which is one of {others[0].library}'s.",
+            hint=f"Leave it out, or use the backend {others[0].name.value}. An NVIDIA GPU is chosen by "
+            "GpuOptions(device=...).",
         )
     if entry.needs_gpu and asked.precision is not Precision.AUTO:
         fitting = " or ".join(other.name.value for other in computing_in(asked.precision))
         raise BackendUnavailableError(
             f"{name} does not take the precision {asked.precision.value}: on a GPU a bundle computes in the "
-            "precision that it was built in, by --fp16 or --bf16.\n"
-            f"Leave it out, or use the backend {fitting}."
+            "precision that it was built in, by --fp16 or --bf16.",
+            hint=f"Leave it out, or use the backend {fitting}.",
         )
     found = _refusal(entry, bundle, asked)
     if found is not None:

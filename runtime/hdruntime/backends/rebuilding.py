@@ -56,8 +56,8 @@ def rebuilt_where_needed(bundle: Bundle, entries: Sequence[BackendEntry], asked:
             refusal = buildable[0].against(bundle, asked)
             if refusal is not None:
                 raise BackendUnavailableError(
-                    f"The engine of {bundle.path} was rebuilt and still cannot run here: {refusal.reason}.\n"
-                    "Load the bundle without rebuild, with the backend onnxruntime."
+                    f"The engine of {bundle.path} was rebuilt and still cannot run here: {refusal.reason}.",
+                    hint="Load the bundle without rebuild, with the backend onnxruntime.",
                 )
     return bundle
 

@@ -28,8 +28,8 @@ def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs:
                 _shown(spec.name, spec.dtype, spec.shape) for spec in sorted(listed, key=attrgetter("name"))
             )
             raise BundleCorruptError(
-                f"The {kind} of {graph.file} are {here or 'none'}, but the manifest of {bundle.path} lists {there}.\n"
-                "Rebuild the bundle."
+                f"The {kind} of {graph.file} are {here or 'none'}, but the manifest of {bundle.path} lists {there}.",
+                hint="Rebuild the bundle.",
             )
 
 

@@ -58,27 +58,28 @@ def manifest_from_json(text: str | bytes) -> Manifest:
         version = from_values(values, _AnyFormat, name="manifest").format_version
         if version > FORMAT_VERSION:
             raise BundleVersionError(
-                f"The bundle has format version {version}; this hdexport reads {FORMAT_VERSION}.\n"
-                "Update it with: pip install -U hdexport"
+                f"The bundle has format version {version}; this hdexport reads {FORMAT_VERSION}.",
+                hint="Update it with: pip install -U hdexport",
             )
         if version < FORMAT_VERSION:
             raise BundleVersionError(
                 f"The bundle has format version {version}, of a development version of hdexport; "
-                f"this hdexport reads {FORMAT_VERSION}.\nBuild it again from its checkpoint: hdexport build --help"
+                f"this hdexport reads {FORMAT_VERSION}.",
+                hint="Build it again from its checkpoint: hdexport build --help",
             )
         manifest = from_values(_checked_values(values), Manifest, name="manifest", known_keys_only=True)
         for problem in _problems(manifest):
             raise JsonMismatchError(f"manifest.{problem}")
     except MalformedJsonError as error:
-        raise BundleCorruptError(f"The manifest is not valid JSON: {error}.\n{_COPY_AGAIN}") from None
+        raise BundleCorruptError(f"The manifest is not valid JSON: {error}.", hint=_COPY_AGAIN) from None
     except UnknownChoiceError as error:
         # A later version may have added the choice without a new format.
         elsewhere = (
             "\nIf its task is of another package: install that." if str(error).startswith("manifest.task ") else ""
         )
-        raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}\n{_IF_NEWER}{elsewhere}") from None
+        raise BundleCorruptError(f"{error}.", hint=f"{_COPY_AGAIN}\n{_IF_NEWER}{elsewhere}") from None
     except JsonMismatchError as error:
-        raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}") from None
+        raise BundleCorruptError(f"{error}.", hint=_COPY_AGAIN) from None
     return manifest
 
 
@@ -93,9 +94,9 @@ def with_checksum(text: str | bytes) -> str:
     try:
         values = values_of_json(text)
     except MalformedJsonError as error:
-        raise BundleCorruptError(f"The manifest is not valid JSON: {error}.\n{_COPY_AGAIN}") from None
+        raise BundleCorruptError(f"The manifest is not valid JSON: {error}.", hint=_COPY_AGAIN) from None
     if not isinstance(values, dict):
-        raise BundleCorruptError(f"The manifest should be an object, not {values!r:.60}.\n{_COPY_AGAIN}")
+        raise BundleCorruptError(f"The manifest should be an object, not {values!r:.60}.", hint=_COPY_AGAIN)
     values = {**values, CHECKSUM_KEY: checksum_of(values)}
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 

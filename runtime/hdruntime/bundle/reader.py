@@ -55,11 +55,11 @@ class Bundle:
             BundleCorruptError: not listed, or it leaves the bundle.
         """
         if relative not in self.manifest.files:
-            raise BundleCorruptError(f"The bundle {self.path} lists no file {relative!r}.\n{_COPY_AGAIN}")
+            raise BundleCorruptError(f"The bundle {self.path} lists no file {relative!r}.", hint=_COPY_AGAIN)
         if relative in self.absent:
             raise BundleError(
-                f"{relative} of the bundle {self.path} was not downloaded.\n"
-                "Load the bundle by its name for the backend and the precision that read the file."
+                f"{relative} of the bundle {self.path} was not downloaded.",
+                hint="Load the bundle by its name for the backend and the precision that read the file.",
             )
         return _path_inside(self.path, relative)
 
@@ -87,7 +87,7 @@ def open_bundle(path: Path, *, check_files: bool = True, absent: frozenset[str] 
     for relative in _named_files(manifest):
         if relative not in manifest.files:
             raise BundleCorruptError(
-                f"The manifest of {path} names {relative!r} but has no checksum for it.\n{_COPY_AGAIN}"
+                f"The manifest of {path} names {relative!r} but has no checksum for it.", hint=_COPY_AGAIN
             )
     here = {relative: record for relative, record in manifest.files.items() if relative not in absent}
     for relative, record in here.items():
@@ -106,9 +106,9 @@ def read_config(bundle: Bundle) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise BundleCorruptError(f"{path} cannot be read: {error}.\n{_COPY_AGAIN}") from None
+        raise BundleCorruptError(f"{path} cannot be read: {error}.", hint=_COPY_AGAIN) from None
     if not isinstance(config, dict):
-        raise BundleCorruptError(f"{path} should hold an object, not {config!r:.60}.\n{_COPY_AGAIN}")
+        raise BundleCorruptError(f"{path} should hold an object, not {config!r:.60}.", hint=_COPY_AGAIN)
     return config
 
 
@@ -127,16 +127,17 @@ def manifest_text(path: Path) -> bytes:
         # A named pipe would wait for its writer.
         with open(path / MANIFEST_FILE, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAITING)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise BundleCorruptError(f"{path / MANIFEST_FILE} is not a regular file.\n{_COPY_AGAIN}")
+                raise BundleCorruptError(f"{path / MANIFEST_FILE} is not a regular file.", hint=_COPY_AGAIN)
             text = file.read(_MOST_MANIFEST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         reason = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
-        raise BundleNotFoundError(f"There is no bundle at {path}: it {reason}.\n{_BUILD_ONE}") from None
+        raise BundleNotFoundError(f"There is no bundle at {path}: it {reason}.", hint=_BUILD_ONE) from None
     except OSError as error:
         raise BundleError(f"The bundle {path} cannot be read: {explained(error, otherwise=_COPY_AGAIN)}") from error
     if len(text) > _MOST_MANIFEST_BYTES:
         raise BundleCorruptError(
-            f"{path / MANIFEST_FILE} has more than {_MOST_MANIFEST_BYTES} bytes, which no manifest has.\n{_COPY_AGAIN}"
+            f"{path / MANIFEST_FILE} has more than {_MOST_MANIFEST_BYTES} bytes, which no manifest has.",
+            hint=_COPY_AGAIN,
         )
     return text
 
@@ -183,7 +184,7 @@ def _check_presence(directory: Path, relative: str, record: FileRecord) -> None:
     try:
         # Not only for missing files: reading a named pipe would wait forever.
         if not path.is_file():
-            raise BundleCorruptError(f"The bundle {directory} lacks its file {relative}.\n{_COPY_AGAIN}")
+            raise BundleCorruptError(f"The bundle {directory} lacks its file {relative}.", hint=_COPY_AGAIN)
         size_bytes = path.stat().st_size
     except OSError as error:  # a name that is too long, a folder without permission
         raise _unreadable(directory, relative, error) from error
@@ -208,8 +209,8 @@ def _unreadable(directory: Path, relative: str, error: OSError) -> BundleError:
 
 def _changed(directory: Path, relative: str, expected: str, actual: str) -> BundleCorruptError:
     return BundleCorruptError(
-        f"The file {relative} of the bundle {directory} has changed: expected {expected}, found {actual}.\n"
-        f"{_COPY_AGAIN}"
+        f"The file {relative} of the bundle {directory} has changed: expected {expected}, found {actual}.",
+        hint=_COPY_AGAIN,
     )
 
 
@@ -219,8 +220,8 @@ def _path_inside(directory: Path, relative: str) -> Path:
     plain = relative and "\0" not in relative and "\\" not in relative
     if not plain or parts.is_absolute() or ".." in parts.parts:
         raise BundleCorruptError(
-            f"The bundle {directory} lists {relative!r}, which is outside the bundle.\n"
-            "Every file must lie below the bundle's directory; do not use this bundle."
+            f"The bundle {directory} lists {relative!r}, which is outside the bundle.",
+            hint="Every file must lie below the bundle's directory; do not use this bundle.",
         )
     path = directory / parts
     try:
@@ -230,8 +231,8 @@ def _path_inside(directory: Path, relative: str) -> Path:
         stays = False
     if not stays:
         raise BundleCorruptError(
-            f"The bundle {directory} lists {relative!r}, which is outside the bundle: it is a link, or below one.\n"
-            "Copy the bundle with the files that its links name: cp -rL BUNDLE COPY"
+            f"The bundle {directory} lists {relative!r}, which is outside the bundle: it is a link, or below one.",
+            hint="Copy the bundle with the files that its links name: cp -rL BUNDLE COPY",
         )
     return path
 

@@ -103,8 +103,8 @@ class TextTemplate:
 
 def _prompt_error(prompt: str, what: str) -> InputError:
     return InputError(
-        f"The prompt is {prompt!r:.60}, and the chat template that this bundle's {what} are written by takes none.\n"
-        "Leave it out, or give an empty one."
+        f"The prompt is {prompt!r:.60}, and the chat template that this bundle's {what} are written by takes none.",
+        hint="Leave it out, or give an empty one.",
     )
 
 

@@ -109,17 +109,17 @@ def require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) 
         return
     if not (destination.is_dir() and kind.is_one(destination)):
         raise OutputExistsError(
-            f"{destination} exists and is not a {kind.name}, so --force does not replace it either.\n"
-            f"Remove it yourself, or {kind.elsewhere}."
+            f"{destination} exists and is not a {kind.name}, so --force does not replace it either.",
+            hint=f"Remove it yourself, or {kind.elsewhere}.",
         )
     if not force:
-        raise OutputExistsError(f"{destination} exists.\nReplace it with --force, or {kind.elsewhere}.")
+        raise OutputExistsError(f"{destination} exists.", hint=f"Replace it with --force, or {kind.elsewhere}.")
     foreign = kind.foreign_files(destination)
     if foreign:
         shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         raise OutputExistsError(
-            f"{destination} contains files that are not part of a {kind.name} ({shown}); --force would delete them.\n"
-            f"Move them away, or {kind.elsewhere}."
+            f"{destination} contains files that are not part of a {kind.name} ({shown}); --force would delete them.",
+            hint=f"Move them away, or {kind.elsewhere}.",
         )
 
 
@@ -133,8 +133,8 @@ def _full_disk_explained(destination: Path, kind: DirectoryKind) -> Iterator[Non
         if error.errno not in _NO_SPACE and not unexplained:
             raise
         raise HdexportError(
-            f"The disk is full: {error}; {destination} was not written.\n"
-            f"Free some space there, or {kind.other_parent or kind.elsewhere}."
+            f"The disk is full: {error}; {destination} was not written.",
+            hint=f"Free some space there, or {kind.other_parent or kind.elsewhere}.",
         ) from error
 
 
@@ -160,7 +160,7 @@ def _make(directory: Path, kind: DirectoryKind, *, parents: bool = False, exist_
         steps = [step for step in (next_step(error), f"{kind.other_parent or kind.elsewhere}.") if step is not None]
         said = "\nOr ".join(steps)
         raise HdexportError(
-            f"The directory {directory} cannot be created: {reason}.\n{said[0].upper()}{said[1:]}"
+            f"The directory {directory} cannot be created: {reason}.", hint=f"{said[0].upper()}{said[1:]}"
         ) from error
 
 
@@ -212,8 +212,8 @@ def _move_into_place(partial: Path, destination: Path, kind: DirectoryKind, *, f
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise OutputExistsError(
-                    f"{destination} was created by another process in the meantime.\n"
-                    f"Look at it, and replace it with --force or {kind.elsewhere}."
+                    f"{destination} was created by another process in the meantime.",
+                    hint=f"Look at it, and replace it with --force or {kind.elsewhere}.",
                 ) from error
             raise
         return

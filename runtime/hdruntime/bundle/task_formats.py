@@ -110,6 +110,6 @@ def format_of(task: Task) -> type[TaskFormat]:
         return point.load()
     except Exception as error:
         raise BundleError(
-            f"The task {task} ({point.value}) cannot be loaded: {type(error).__name__}: {error}.\n"
-            "Update the package that it comes from, or install it again."
+            f"The task {task} ({point.value}) cannot be loaded: {type(error).__name__}: {error}.",
+            hint="Update the package that it comes from, or install it again.",
         ) from error

@@ -28,8 +28,8 @@ def open_device(ordinal: int) -> Device:
         driver = importlib.import_module("cuda.bindings.driver")
     except ModuleNotFoundError as error:
         raise BackendUnavailableError(
-            f"Running on a GPU needs the package 'cuda-bindings', which is not installed ({error}).\n"
-            "Install it with: pip install cuda-bindings"
+            f"Running on a GPU needs the package 'cuda-bindings', which is not installed ({error}).",
+            hint="Install it with: pip install cuda-bindings",
         ) from None
     with _devices_lock:
         key = (driver, ordinal)
@@ -53,8 +53,8 @@ class Device:
             self._context = self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", ordinal))
         except Exception as error:  # without a driver cuda-python raises what its loader raises
             raise BackendUnavailableError(
-                f"CUDA does not offer GPU {ordinal} here: {error}\n"
-                "Check it with nvidia-smi, or use the backend onnxruntime."
+                f"CUDA does not offer GPU {ordinal} here: {error}",
+                hint="Check it with nvidia-smi, or use the backend onnxruntime.",
             ) from error
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -110,10 +110,10 @@ class Device:
         explained = "no explanation" if found or not text else text.decode()
         if int(code) == _OUT_OF_MEMORY:
             return OutOfMemoryError(
-                f"The GPU has too little free memory ({name}: {explained}).\n"
-                "Use smaller batches: hdexport run --batch-tokens, in Python batch_tokens."
+                f"The GPU has too little free memory ({name}: {explained}).",
+                hint="Use smaller batches: hdexport run --batch-tokens, in Python batch_tokens.",
             )
         return BackendError(
-            f"CUDA error {int(code)} at {name}: {explained}.\n"
-            "If it stays, start a new process: after some errors CUDA refuses everything in the old one."
+            f"CUDA error {int(code)} at {name}: {explained}.",
+            hint="If it stays, start a new process: after some errors CUDA refuses everything in the old one.",
         )

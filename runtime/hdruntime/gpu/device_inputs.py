@@ -64,7 +64,7 @@ def size_of_memory(arrays: Mapping[str, DeviceInput], specs: Mapping[str, Tensor
         if specs[name].has_memory_axis
     }
     if len(set(sizes.values())) > 1:
-        raise InputError(f"The memories differ in their tokens: {sizes}.\nGive all of them from one call.")
+        raise InputError(f"The memories differ in their tokens: {sizes}.", hint="Give all of them from one call.")
     return next(iter(sizes.values()), 0)
 
 
@@ -146,6 +146,6 @@ def _checked(spec: TensorSpec, tensor: DlTensor) -> DeviceInput:
 def _check_device(name: str, where: str, ordinal: int, kind: int, device: Device) -> None:
     if kind != CUDA or ordinal != device.ordinal:
         raise InputError(
-            f"{name} is {where}{f' {ordinal}' if kind == CUDA else ''}; the session is on GPU {device.ordinal}.\n"
-            "Move it there, or give arrays in the memory of the CPU."
+            f"{name} is {where}{f' {ordinal}' if kind == CUDA else ''}; the session is on GPU {device.ordinal}.",
+            hint="Move it there, or give arrays in the memory of the CPU.",
         )

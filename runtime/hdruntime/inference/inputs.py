@@ -179,7 +179,8 @@ def _size_of_memory(given: Mapping[str, AnyArray], manifest: Manifest, default: 
     if len(set(sizes.values())) > 1:
         shown = ", ".join(f"{name} has {size}" for name, size in sizes.items())
         raise InputError(
-            f"The memories differ in their tokens: {shown}.\nGive all of them from one call, or leave all of them out."
+            f"The memories differ in their tokens: {shown}.",
+            hint="Give all of them from one call, or leave all of them out.",
         )
     return next(iter(sizes.values()), default)
 
@@ -233,13 +234,13 @@ def _integers(value: object, name: str, *, may_be_boolean: bool = False, may_be_
     except (TypeError, ValueError, RuntimeError) as error:
         # Ragged lists, and tensors outside the CPU's memory.
         raise InputError(
-            f"{name} cannot be read as an array [batch, tokens]: {error}.\n"
-            "Pad shorter rows and mark the padding with 0 in attention_mask."
+            f"{name} cannot be read as an array [batch, tokens]: {error}.",
+            hint="Pad shorter rows and mark the padding with 0 in attention_mask.",
         ) from error
     if array.ndim != 2:
         raise InputError(
-            f"{name} has shape {list(array.shape)}; it must be [batch, tokens].\n"
-            "Put a single document into a list: [ids]."
+            f"{name} has shape {list(array.shape)}; it must be [batch, tokens].",
+            hint="Put a single document into a list: [ids].",
         )
     if array.shape[0] == 0:
         raise InputError(f"{name} has shape {list(array.shape)}: the batch is empty; give at least one row.")
@@ -283,8 +284,8 @@ def _check_document(name: str, before: AnyArray, mask: IntArray, most: int) -> N
         row = int(documents.argmax() if documents.max() > most else before[:, 0].argmin())
         raise InputError(
             f"Row {row} has {int(mask[row].sum())} tokens after {before[row, 0]:g} of earlier calls ({name}); a "
-            f"document of this bundle has at most {most}.\n"
-            "Begin a new document by leaving the memories out, or build again with a larger --max-len."
+            f"document of this bundle has at most {most}.",
+            hint="Begin a new document by leaving the memories out, or build again with a larger --max-len.",
         )
 
 
@@ -340,19 +341,19 @@ def _check_marks(spec: InputSpec, marks: IntArray, mask: IntArray) -> None:
     if (marked > spec.bound).any():
         row = int(np.argmax(marked > spec.bound))
         raise InputError(
-            f"{spec.name}: row {row} marks {marked[row]} tokens as global; this bundle accepts {spec.bound}.\n"
-            f"Mark fewer, or build the bundle again with --max-global {marked[row]}."
+            f"{spec.name}: row {row} marks {marked[row]} tokens as global; this bundle accepts {spec.bound}.",
+            hint=f"Mark fewer, or build the bundle again with --max-global {marked[row]}.",
         )
 
 
 def _check_question(what: str, tokens: int | None, spec: InputSpec) -> None:
     if tokens is None:
         raise InputError(
-            f"The end of the question of {what} is unknown: there is no separator (id {spec.default.token_id}).\n"
-            f"Encode question and context as a pair, or give {spec.name}."
+            f"The end of the question of {what} is unknown: there is no separator (id {spec.default.token_id}).",
+            hint=f"Encode question and context as a pair, or give {spec.name}.",
         )
     if spec.bound is not None and tokens > spec.bound:
         raise InputError(
-            f"The question of {what} has {tokens} tokens, which are all global; this bundle accepts {spec.bound}.\n"
-            f"Shorten it, give {spec.name}, or build the bundle again with --max-global {tokens}."
+            f"The question of {what} has {tokens} tokens, which are all global; this bundle accepts {spec.bound}.",
+            hint=f"Shorten it, give {spec.name}, or build the bundle again with --max-global {tokens}.",
         )

@@ -52,16 +52,16 @@ def checked_segment(segment: int | None, manifest: Manifest, *, max_len: int) ->
     """Tokens of a segment, at most `max_len`; None for the default. A bundle that carries nothing is refused."""
     if not manifest.memories:
         raise InputError(
-            "This bundle remembers nothing from one segment to the next, so a document cannot be streamed.\n"
-            f"{BUILD_WITH_MEMORY}. Or run it in independent pieces: --overflow split, session.split"
+            "This bundle remembers nothing from one segment to the next, so a document cannot be streamed.",
+            hint=f"{BUILD_WITH_MEMORY}. Or run it in independent pieces: --overflow split, session.split",
         )
     if segment is None:
         return min(SEGMENT_TOKENS, max_len)
     if not 1 <= segment <= max_len:
         advice = f", or build the bundle again with --max-len {segment}" if segment > max_len else ""
         raise InputError(
-            f"A segment of {segment} tokens does not fit; this bundle accepts 1 to {max_len}.\n"
-            f"Choose another segment{advice}."
+            f"A segment of {segment} tokens does not fit; this bundle accepts 1 to {max_len}.",
+            hint=f"Choose another segment{advice}.",
         )
     return segment
 
@@ -73,9 +73,9 @@ def check_document_length(tokens: int, manifest: Manifest) -> None:
         check_text_lengths([tokens], sys.maxsize)
     elif tokens > most:
         raise InputError(
-            f"The document has {tokens} tokens; this bundle has positions for {most}, counted through all segments.\n"
-            f"Build the bundle again with --max-len {tokens}, or run the document in independent pieces: "
-            "--overflow split."
+            f"The document has {tokens} tokens; this bundle has positions for {most}, counted through all segments.",
+            hint=f"Build the bundle again with --max-len {tokens}, or run the document in independent pieces: "
+            "--overflow split.",
         )
 
 
@@ -198,8 +198,8 @@ class DocumentStream:
         with self._lock:
             if self._segments is None:
                 raise InputError(
-                    "This is a document whose stream was closed, and its memory is gone.\n"
-                    "Begin again with session.stream(document)."
+                    "This is a document whose stream was closed, and its memory is gone.",
+                    hint="Begin again with session.stream(document).",
                 )
             try:
                 segment = next(self._segments)
@@ -241,7 +241,7 @@ def _ids(document: object) -> list[int]:
             ids = np.asarray(document) if len(document) else np.zeros(0, np.int64)
     if ids is None or ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InputError(
-            f"A document is a text, an Encoding or a list of token ids; this is a {type(document).__name__}.\n"
-            "Give several documents to session.stream_all."
+            f"A document is a text, an Encoding or a list of token ids; this is a {type(document).__name__}.",
+            hint="Give several documents to session.stream_all.",
         )
     return ids.tolist()

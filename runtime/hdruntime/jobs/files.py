@@ -101,7 +101,7 @@ def opened_folder(output: Path, *, make: bool = False) -> Iterator[OpenFolder | 
 
 def damaged(folder: Path, reason: str) -> DamagedJobError:
     """The error for a folder that does not hold an unfinished job."""
-    return DamagedJobError(f"The unfinished job in {folder} is damaged: {reason}.\nStart over with --restart.")
+    return DamagedJobError(f"The unfinished job in {folder} is damaged: {reason}.", hint="Start over with --restart.")
 
 
 class OpenFolder:
@@ -303,7 +303,7 @@ class OpenFolder:
 
 def _in_the_way(path: Path, what: str) -> HdexportError:
     return HdexportError(
-        f"{path} is {what}. A job keeps its results there.\nRemove it, or choose another place with -o."
+        f"{path} is {what}. A job keeps its results there.", hint="Remove it, or choose another place with -o."
     )
 
 
@@ -318,7 +318,7 @@ def disk_errors_explained(output: Path) -> Iterator[None]:
             if error.errno in _NO_SPACE
             else "Check the permissions there, or choose another place with -o."
         )
-        raise HdexportError(f"{output} could not be written: {error.strerror or error}.\n{advice}") from error
+        raise HdexportError(f"{output} could not be written: {error.strerror or error}.", hint=advice) from error
 
 
 @contextlib.contextmanager
@@ -367,5 +367,5 @@ def _acquired(folder: OpenFolder, output: Path) -> int | None:
 
 def _held(output: Path, holder: str) -> OutputExistsError:
     return OutputExistsError(
-        f"Another job is writing {output}: {holder}.\nWait for its end, or choose another place with -o."
+        f"Another job is writing {output}: {holder}.", hint="Wait for its end, or choose another place with -o."
     )

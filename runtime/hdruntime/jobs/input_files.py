@@ -264,7 +264,9 @@ def column_batches(file: InputFile, names: Sequence[str], *, start: int = 0) -> 
                 with opened_parquet(file.place) as opened:
                     yield from _batches(opened, names, start)
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{file.name} cannot be read to its end: {error}.\nWrite the file again.") from error
+            raise InputError(
+                f"{file.name} cannot be read to its end: {error}.", hint="Write the file again."
+            ) from error
 
 
 def arrow_batches(stream: Any, names: Sequence[str] | None = None) -> ArrowBatches:

@@ -138,7 +138,7 @@ def _require_rows(files: Sequence[InputFile], *, inputs: Sequence[str | Path]) -
     others = f", and {len(empty) - _MOST_NAMES} others" if len(empty) > _MOST_NAMES else ""
     names = ", ".join(empty[:_MOST_NAMES]) + others
     if len(empty) == len(files) or not files:
-        raise InputError(f"No input holds a row: {names}.\nCheck what wrote them, or name other inputs.")
+        raise InputError(f"No input holds a row: {names}.", hint="Check what wrote them, or name other inputs.")
     if empty:
         logger.warning("%d of %d inputs hold no rows: %s", len(empty), len(files), names)
 
@@ -166,8 +166,8 @@ def _found_file(place: Place, columns: Columns, input_format: RowFormat | None) 
     if kind is None:
         ending = PurePath(place.path).suffix or "nothing"
         raise InputError(
-            f"{place.name} has no known format: its name ends in {ending!r}.\n"
-            f"Inputs end in {_ENDINGS}; or name the format: --input-format"
+            f"{place.name} has no known format: its name ends in {ending!r}.",
+            hint=f"Inputs end in {_ENDINGS}; or name the format: --input-format",
         )
     if isinstance(place, ArrivingInput):
         place.wait_for_rows(lambda: _has_row(place, kind, columns), lines=FIRST_ROWS)
@@ -202,15 +202,17 @@ def _check_columns(file: InputFile, columns: Columns) -> None:
             others = _OTHER_VALUES.get(option, "")
             raise InputError(
                 f"{file.name} has {count or 'no'} column{'s' if count else ''} {name!r}; "
-                f"its columns are {', '.join(file.columns)}.\n"
-                f"{'Rename one, or name another' if count else 'Name one of them'} with {option}{others}."
+                f"its columns are {', '.join(file.columns)}.",
+                hint=f"{'Rename one, or name another' if count else 'Name one of them'} with {option}{others}.",
             )
         kind = file.types.get(name)
         # A column of nulls has its own type; its rows fail one by one.
         if kind is None or pa.types.is_null(kind) or _fits(kind, option):
             continue
         wanted = {_INPUT_IDS: "lists of integers", _SPANS: "lists of [start, end]"}.get(option, "strings")
-        raise InputError(f"Column {name!r} of {file.name} holds {kind}, not {wanted}.\nName another one with {option}.")
+        raise InputError(
+            f"Column {name!r} of {file.name} holds {kind}, not {wanted}.", hint=f"Name another one with {option}."
+        )
 
 
 def _fits(kind: pa.DataType, option: str) -> bool:
@@ -273,8 +275,8 @@ def _json_columns(file: InputFile, columns: Columns) -> InputFile:
         begin = stream.read(100).lstrip(codecs.BOM_UTF8 + b" \t\r\n")
         if begin[:1] == b"[" and ".json" in PurePath(file.place.path.lower()).suffixes:
             raise InputError(
-                f"{file.name} holds one JSON array; a job reads one JSON object per line.\n"
-                "Convert it: jq -c '.[]' FILE.json > FILE.jsonl"
+                f"{file.name} holds one JSON array; a job reads one JSON object per line.",
+                hint="Convert it: jq -c '.[]' FILE.json > FILE.jsonl",
             )
     first = [values for values, *_ in itertools.islice(read_values(file, columns, Position()), FIRST_ROWS)]
     rows = [values for values in first if isinstance(values, dict)]

@@ -89,7 +89,7 @@ class JobOptions(RowOptions):
     def check(self) -> None:
         super().check()
         if self.max_wait_ms is not None and self.max_wait_ms < 0:
-            raise InputError(f"--max-wait-ms {self.max_wait_ms} is negative.\nUse 0 or more milliseconds.")
+            raise InputError(f"--max-wait-ms {self.max_wait_ms} is negative.", hint="Use 0 or more milliseconds.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ def plan_job(
         wait_seconds=(options.max_wait_ms or 0) / 1000 if rows_arrive(inputs, place.path, options) else None,
     )
     if any(place.holds(file.place.identity) for file in found):
-        raise InputError(f"{place.name} is an input as well as the output.\nChoose another place with -o.")
+        raise InputError(f"{place.name} is an input as well as the output.", hint="Choose another place with -o.")
     files = [file for file in found if file.rows != 0]
     options = replace(
         options,
@@ -241,7 +241,7 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
             try:
                 _run_portions(job, pool, folder, meter, report)
             except InputChangedError as change:
-                raise InputChangedError(f"{change}.\n{_kept(folder)}") from None
+                raise InputChangedError(f"{change}.", hint=_kept(folder)) from None
             folder.complete()
         done = folder.saved
         report(meter.progress(JobState.FINISHING, done))
@@ -349,19 +349,19 @@ def _check_options(task: TextTask, options: JobOptions) -> None:
         checked_segment(options.segment, manifest, max_len=manifest.max_len)
     if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
         raise InputError(
-            "Rows of ids are not split: which special ids each piece needs is unknown.\n"
-            "Give texts, split them yourself, or cut them: --overflow truncate"
+            "Rows of ids are not split: which special ids each piece needs is unknown.",
+            hint="Give texts, split them yourself, or cut them: --overflow truncate",
         )
     if options.overflow is Overflow.SPLIT and not task.splits:
         streams = task.streams and bool(manifest.memories)
         advice = "Stream them: --overflow recur" if streams else "Cut them: --overflow truncate"
-        raise InputError(f"The bundle's task is {name}, whose texts are not split.\n{advice}")
+        raise InputError(f"The bundle's task is {name}, whose texts are not split.", hint=advice)
     if options.late_chunking is not None and columns.text_pair is not None:
-        raise InputError("--late-chunking reads one text per row.\nLeave out --text-pair-column.")
+        raise InputError("--late-chunking reads one text per row.", hint="Leave out --text-pair-column.")
     if options.overlap is not None and options.overlap >= max_len:
         raise InputError(
-            f"--overlap {options.overlap} leaves no new token for a macro chunk, which has {max_len} tokens.\n"
-            f"Use fewer, or leave it out for {overlap_of(None, max_len)}."
+            f"--overlap {options.overlap} leaves no new token for a macro chunk, which has {max_len} tokens.",
+            hint=f"Use fewer, or leave it out for {overlap_of(None, max_len)}.",
         )
     check_pairs(task, has_pair=columns.text_pair is not None, has_ids=columns.input_ids is not None)
 
@@ -380,8 +380,8 @@ def _fields(task: TextTask, files: Sequence[InputFile], options: JobOptions) -> 
     if taken:
         as_ids = "; without --id-column, the column id is the rows' id" if "id" in taken else ""
         raise InputError(
-            f"The inputs have columns with names of result columns: {', '.join(sorted(taken))}.\n"
-            f"Rename them, or list the others: --keep-columns a,b{as_ids}"
+            f"The inputs have columns with names of result columns: {', '.join(sorted(taken))}.",
+            hint=f"Rename them, or list the others: --keep-columns a,b{as_ids}",
         )
     return (row_id, *fields_of_columns(columns.keep or (), files), *results)
 
@@ -409,8 +409,8 @@ def _given_ranges(bundle: Bundle, vectors: VectorOptions, fields: Sequence[pa.Fi
         return None
     if not vectors.output_dtype.needs_ranges:
         raise InputError(
-            f"--ranges is for --output-dtype int8 and uint8, and the output's is {vectors.output_dtype.value}.\n"
-            "Leave --ranges out, or add --output-dtype int8."
+            f"--ranges is for --output-dtype int8 and uint8, and the output's is {vectors.output_dtype.value}.",
+            hint="Leave --ranges out, or add --output-dtype int8.",
         )
     identity, is_normalized = identity_of_bundle(bundle.manifest), _normalized(bundle.manifest, vectors)
     ranges = read_ranges(vectors.ranges, bundle=identity, normalized=is_normalized)
@@ -421,7 +421,8 @@ def _given_ranges(bundle: Bundle, vectors: VectorOptions, fields: Sequence[pa.Fi
     if kind is not None and pa.types.is_fixed_size_list(kind) and kind.list_size not in (-1, dimensions):
         raise InputError(
             f"The ranges of {vectors.ranges} have {dimensions} dimensions, and the vectors of this job "
-            f"{kind.list_size}.\nUse the same model and the same --truncate-dim for both jobs."
+            f"{kind.list_size}.",
+            hint="Use the same model and the same --truncate-dim for both jobs.",
         )
     return ranges
 
@@ -430,27 +431,33 @@ def _check_format(kind: ResultFormat, fields: Sequence[pa.Field], options: JobOp
     vectors = next((field.type for field in fields if field.name == COLUMN), None)
     if vectors is None and (kind.is_matrix or not options.vectors.is_default):
         asked = f"A {kind.value} file is" if kind.is_matrix else "--output-dtype, --normalize and --truncate-dim are"
-        raise InputError(f"{asked} for embeddings, which the bundle's task does not have.\nWrite .jsonl or .parquet.")
+        raise InputError(
+            f"{asked} for embeddings, which the bundle's task does not have.", hint="Write .jsonl or .parquet."
+        )
     if kind is ResultFormat.NPY and options.late_chunking is not None:
         raise InputError(
-            "A .npy file holds vectors alone, and with --late-chunking nothing would tell which text each is of.\n"
-            "Write .npz, .parquet or .jsonl."
+            "A .npy file holds vectors alone, and with --late-chunking nothing would tell which text each is of.",
+            hint="Write .npz, .parquet or .jsonl.",
         )
     if not kind.is_matrix:
         return
     if any(is_of_tokens(field) for field in fields if field.name == COLUMN):
         raise InputError(
-            f"A {kind.value} file holds one vector per text, and a text of this bundle has one per token.\n"
-            "Write .parquet or .jsonl."
+            f"A {kind.value} file holds one vector per text, and a text of this bundle has one per token.",
+            hint="Write .parquet or .jsonl.",
         )
     if vectors is None or not pa.types.is_fixed_size_list(vectors):
-        raise InputError("The bundle does not state the width of its vectors; a matrix needs it.\nWrite .parquet.")
+        raise InputError(
+            "The bundle does not state the width of its vectors; a matrix needs it.", hint="Write .parquet."
+        )
     if options.columns.keep:
-        raise InputError(f"A {kind.value} file has no place for --keep-columns.\nWrite .parquet, or leave it out.")
+        raise InputError(
+            f"A {kind.value} file has no place for --keep-columns.", hint="Write .parquet, or leave it out."
+        )
     if not (options.skip_failed or pa.types.is_floating(vectors.value_type)):
         raise InputError(
-            f"In a {kind.value} file, failed rows are NaN, which {options.vectors.output_dtype.value} lacks.\n"
-            "Leave them out: --skip-failed"
+            f"In a {kind.value} file, failed rows are NaN, which {options.vectors.output_dtype.value} lacks.",
+            hint="Leave them out: --skip-failed",
         )
 
 

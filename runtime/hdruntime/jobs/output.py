@@ -101,7 +101,7 @@ def output_at(name: str | Path) -> StandardOutput | LocalOutput:
         return LocalOutput(Path(key))
     if not PurePosixPath(key).name:
         raise InputError(
-            f"{url} is no place for an output.\nName a file or a directory of a store: s3://bucket/vectors/"
+            f"{url} is no place for an output.", hint="Name a file or a directory of a store: s3://bucket/vectors/"
         )
     return StoredOutput(url, filesystem, key)
 
@@ -120,8 +120,8 @@ class LocalOutput:
             return ResultFormat(self.path.suffix.lower())
         except ValueError:
             raise InputError(
-                f"{self.path} has no known format: its name ends in {self.path.suffix!r}.\n"
-                f"Outputs end in {_ENDINGS}; a name without an ending is a directory of Parquet files."
+                f"{self.path} has no known format: its name ends in {self.path.suffix!r}.",
+                hint=f"Outputs end in {_ENDINGS}; a name without an ending is a directory of Parquet files.",
             ) from None
 
     @property
@@ -174,7 +174,8 @@ class LocalOutput:
         path = self.ranges_path
         if path is not None and path.exists() and not (force or job_folder_path(self.path).exists()):
             raise OutputExistsError(
-                f"{path}, the place of the ranges, exists.\nReplace it with --force, or choose another place with -o."
+                f"{path}, the place of the ranges, exists.",
+                hint="Replace it with --force, or choose another place with -o.",
             )
 
     def kept(self) -> str:
@@ -232,8 +233,8 @@ class LocalOutput:
             return what is None and self._has_output_of(folder)
         if what is not None:
             raise InputError(
-                f"{self.path} has an unfinished job with {rows} rows in {folder.path}; this is another job: {what}.\n"
-                "Continue that job by its own command, or discard it and start this one with --restart."
+                f"{self.path} has an unfinished job with {rows} rows in {folder.path}; this is another job: {what}.",
+                hint="Continue that job by its own command, or discard it and start this one with --restart.",
             )
         return True
 
@@ -249,8 +250,8 @@ class LocalOutput:
         kind = special_kind(output.stat()) if output.exists() else None
         if kind is not None:
             raise InputError(
-                f"{output} is {kind}; an output is a file, which appears when it is complete.\n"
-                f"Name a file that ends in {_ENDINGS} with -o, or - for the standard output."
+                f"{output} is {kind}; an output is a file, which appears when it is complete.",
+                hint=f"Name a file that ends in {_ENDINGS} with -o, or - for the standard output.",
             )
         is_of_parts = self.format is ResultFormat.PARTS
         if output.is_dir():
@@ -263,10 +264,12 @@ class LocalOutput:
             if not any(output.iterdir()):
                 return
         if os.path.lexists(output) and not force:
-            raise OutputExistsError(f"{output} exists.\nReplace it with --force, or choose another place with -o.")
+            raise OutputExistsError(
+                f"{output} exists.", hint="Replace it with --force, or choose another place with -o."
+            )
         if not output.parent.is_dir():
             make = f"mkdir -p {shlex.quote(str(output.parent))}"
-            raise InputError(f"There is no directory {output.parent} for the output.\nMake it: {make}")
+            raise InputError(f"There is no directory {output.parent} for the output.", hint=f"Make it: {make}")
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -300,8 +303,8 @@ class StoredOutput(LocalOutput):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise HdexportError(
-                f"{self.path.parent}, where the job writes {self.name} first, cannot be made: {error.strerror}.\n"
-                "Set XDG_STATE_HOME to a directory that can be written."
+                f"{self.path.parent}, where the job writes {self.name} first, cannot be made: {error.strerror}.",
+                hint="Set XDG_STATE_HOME to a directory that can be written.",
             ) from error
         super().check(force=True)
 
@@ -314,8 +317,8 @@ class StoredOutput(LocalOutput):
             self._check_store(force=force)
         elif checksum_at(self.path) != done.output:
             raise DamagedJobError(
-                f"{self.path}, which is to be uploaded to {self.name}, has changed since the job wrote it.\n"
-                "Start over with --restart."
+                f"{self.path}, which is to be uploaded to {self.name}, has changed since the job wrote it.",
+                hint="Start over with --restart.",
             )
         return done
 
@@ -378,11 +381,13 @@ class StoredOutput(LocalOutput):
         others = [] if is_file else [name for name in found if not _is_ours(name)]
         if others or (found and not is_file and self.path.suffix):
             raise OutputExistsError(
-                f"{self.name} is a directory that holds {', '.join((others or found)[:3])}.\n"
-                "Choose another place with -o; a job replaces nothing but the output of a job."
+                f"{self.name} is a directory that holds {', '.join((others or found)[:3])}.",
+                hint="Choose another place with -o; a job replaces nothing but the output of a job.",
             )
         if (is_file or found) and not force:
-            raise OutputExistsError(f"{self.name} exists.\nReplace it with --force, or choose another place with -o.")
+            raise OutputExistsError(
+                f"{self.name} exists.", hint="Replace it with --force, or choose another place with -o."
+            )
 
     def _is_free_or_of(self, identity: Identity) -> bool:
         """Whether the place on this machine is free, or holds the output or the unfinished rows of that job."""
@@ -678,19 +683,19 @@ class JobFolder(Results):
         """Refuse to rely on files that were removed or replaced since they were opened."""
         if not self._files.is_in_place():
             raise DamagedJobError(
-                f"{self.path}, where the job keeps its rows, was removed or replaced while it ran.\n"
-                "Put it back and run the same command again, or start over with --restart."
+                f"{self.path}, where the job keeps its rows, was removed or replaced while it ran.",
+                hint="Put it back and run the same command again, or start over with --restart.",
             )
         opened = {RESULTS_FILE: self._results, PART_FILE: self._part}
         for name in (name for name, file in opened.items() if file is not None and not self._files.holds(name, file)):
             raise DamagedJobError(
-                f"{self.path / name}, which the job writes, was removed or replaced while it ran.\n"
-                "Put it back and run the same command again, or start over with --restart."
+                f"{self.path / name}, which the job writes, was removed or replaced while it ran.",
+                hint="Put it back and run the same command again, or start over with --restart.",
             )
         if not self._files.holds(LOCK_FILE, self._lock):
             raise HdexportError(
-                f"{self.path / LOCK_FILE} was removed while the job ran: another job may be writing there.\n"
-                "Make sure that no other job is, and run the same command again."
+                f"{self.path / LOCK_FILE} was removed while the job ran: another job may be writing there.",
+                hint="Make sure that no other job is, and run the same command again.",
             )
 
 

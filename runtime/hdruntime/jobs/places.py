@@ -140,7 +140,9 @@ class RemoteFile:
         self.filesystem.invalidate_cache()
         info = self.filesystem.info(self.key)
         if info.get("size") is None:
-            raise InputError(f"The server of {self.name} does not report its size.\nDownload it, and name the file.")
+            raise InputError(
+                f"The server of {self.name} does not report its size.", hint="Download it, and name the file."
+            )
         facts = repr(sorted((key, str(value)) for key, value in info.items()))
         return Version(size_bytes=info["size"], modified=hashlib.sha256(facts.encode()).hexdigest())
 
@@ -157,7 +159,9 @@ class StandardInput:
 
     def __init__(self, directory: Path | None) -> None:
         if sys.stdin is None or sys.stdin.isatty():
-            raise InputError("The input - is closed, or a terminal.\nPipe rows into the command, or name a file.")
+            raise InputError(
+                "The input - is closed, or a terminal.", hint="Pipe rows into the command, or name a file."
+            )
         digest = hashlib.sha256()
         try:
             self._copy = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 open as long as the job
@@ -170,9 +174,9 @@ class StandardInput:
             place = directory or tempfile.tempdir or "a temporary directory"
             other = "" if directory else " name another directory in TMPDIR,"
             raise InputError(
-                f"The input - could not be copied to {place}: {error.strerror}.\n"
-                f"Free some space or check the permissions there,{other} or write the rows to a file elsewhere, and "
-                "name that."
+                f"The input - could not be copied to {place}: {error.strerror}.",
+                hint=f"Free some space or check the permissions there,{other} or write the rows to a file elsewhere, "
+                "and name that.",
             ) from error
         self._version = Version(size_bytes=self._copy.tell(), modified=digest.hexdigest())
 
@@ -219,8 +223,8 @@ def _is_of_rows(place: LocalFile | RemoteFile, known: Known) -> bool:
     stem, dot, ending = place.path.lower().rpartition(".")
     if dot + ending in _OTHER_COMPRESSIONS and known(stem):
         raise InputError(
-            f"{place.name} holds rows in a compression that a job does not read.\n"
-            "Decompress it; files of lines may have .gz or .zst."
+            f"{place.name} holds rows in a compression that a job does not read.",
+            hint="Decompress it; files of lines may have .gz or .zst.",
         )
     logger.warning("%s is skipped: its format is unknown", place.name)
     return False
@@ -251,8 +255,8 @@ def _require_file(path: Path, status: os.stat_result) -> None:
     kind = special_kind(status)
     if kind is not None:
         raise InputError(
-            f"{path} is {kind}; a job reads files, which it can read again when it continues.\n"
-            "Write the rows to a file first, and name that."
+            f"{path} is {kind}; a job reads files, which it can read again when it continues.",
+            hint="Write the rows to a file first, and name that.",
         )
 
 
@@ -288,8 +292,8 @@ def _files_below(root: Path, known: Known) -> list[Path]:
             continue
         if folder != root and folder.is_symlink() and root.resolve().is_relative_to(folder.resolve()):
             raise InputError(
-                f"{folder} is a link to {folder.resolve()}, in which the input {root} is.\n"
-                "Remove the link, or name the files and directories beside it."
+                f"{folder} is a link to {folder.resolve()}, in which the input {root} is.",
+                hint="Remove the link, or name the files and directories beside it.",
             )
         read.add((status.st_dev, status.st_ino))
         for entry in _entries(folder):
@@ -311,7 +315,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(
-            f"{folder} cannot be read: {error.strerror}.\nMake it readable, or name the inputs that can be read."
+            f"{folder} cannot be read: {error.strerror}.", hint="Make it readable, or name the inputs that can be read."
         ) from error
 
 
@@ -323,8 +327,8 @@ def _status(path: Path) -> os.stat_result:
         if not path.is_symlink():
             raise
         raise InputError(
-            f"{path} is a link to {os.readlink(path)}, which cannot be read: {error.strerror}.\n"
-            "Remove the link, or put back what it leads to."
+            f"{path} is a link to {os.readlink(path)}, which cannot be read: {error.strerror}.",
+            hint="Remove the link, or put back what it leads to.",
         ) from error
 
 
@@ -418,7 +422,8 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         if package is None:
             raise
         raise MissingDependencyError(
-            f"{url} needs the package {package!r}, which is not installed.\nInstall it with: pip install {package}"
+            f"{url} needs the package {package!r}, which is not installed.",
+            hint=f"Install it with: pip install {package}",
         ) from None
     except ValueError as error:
         raise InputError(f"{url} is not understood: {error}.") from None

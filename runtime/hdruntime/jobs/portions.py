@@ -61,37 +61,41 @@ class RowOptions(TaskOptions, Reading):
         """
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise InputError(
-                f"--batch-tokens {self.batch_tokens} is too small.\n"
-                "Use 1 or more, or leave it out for the backend's default."
+                f"--batch-tokens {self.batch_tokens} is too small.",
+                hint="Use 1 or more, or leave it out for the backend's default.",
             )
         if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"--batch-size {self.batch_size} is too small.\nUse 1 or more texts, or leave it out.")
+            raise InputError(
+                f"--batch-size {self.batch_size} is too small.", hint="Use 1 or more texts, or leave it out."
+            )
         if self.stride < 0:
-            raise InputError(f"--stride {self.stride} is negative.\nUse 0 or more tokens.")
+            raise InputError(f"--stride {self.stride} is negative.", hint="Use 0 or more tokens.")
         if self.stride and self.overflow is not Overflow.SPLIT:
-            raise InputError("--stride is for texts that are split.\nAdd --overflow split, or leave it out.")
+            raise InputError("--stride is for texts that are split.", hint="Add --overflow split, or leave it out.")
         if self.segment is not None and self.overflow is not Overflow.RECUR:
-            raise InputError("--segment is for texts that are streamed.\nAdd --overflow recur, or leave it out.")
+            raise InputError("--segment is for texts that are streamed.", hint="Add --overflow recur, or leave it out.")
         if self.prompt is not None and self.prompt_name is not None:
-            raise InputError("--prompt and --prompt-name both define the prompt.\nLeave one of them out.")
+            raise InputError("--prompt and --prompt-name both define the prompt.", hint="Leave one of them out.")
         if self.late_chunking is not None and self.overflow is not Overflow.ERROR:
             raise InputError(
                 f"--overflow {self.overflow.value} and --late-chunking contradict each other: late chunking reads long "
-                "texts whole, in macro chunks.\nLeave out --overflow; set what macro chunks share with --overlap."
+                "texts whole, in macro chunks.",
+                hint="Leave out --overflow; set what macro chunks share with --overlap.",
             )
         if self.answers is not None:
             self.answers.check()
         if self.max_active_dims is not None and self.max_active_dims < 1:
             raise InputError(
-                f"--max-active-dims {self.max_active_dims} keeps nothing of a vector.\n"
-                "Use 1 or more, or leave it out for all values above 0."
+                f"--max-active-dims {self.max_active_dims} keeps nothing of a vector.",
+                hint="Use 1 or more, or leave it out for all values above 0.",
             )
         if self.overlap is not None and self.late_chunking is None:
             raise InputError(
-                "--overlap is for late chunking.\nAdd --late-chunking tokens:256, or type --overflow split --stride N."
+                "--overlap is for late chunking.",
+                hint="Add --late-chunking tokens:256, or type --overflow split --stride N.",
             )
         if self.overlap is not None and self.overlap < 0:
-            raise InputError(f"--overlap {self.overlap} is negative.\nUse 0 or more tokens.")
+            raise InputError(f"--overlap {self.overlap} is negative.", hint="Use 0 or more tokens.")
 
     def chosen_prompt(self, task: TextTask) -> str:
         """The prompt before every text.
@@ -101,7 +105,7 @@ class RowOptions(TaskOptions, Reading):
         """
         if (self.prompt or self.prompt_name) and not task.prompts:
             raise InputError(
-                "Prompts are for texts that are embedded or classified; these rows are not.\nLeave it out."
+                "Prompts are for texts that are embedded or classified; these rows are not.", hint="Leave it out."
             )
         name = task.default_prompt_name if self.prompt_name is None else self.prompt_name
         return chosen_prompt(*prompts_of(task.manifest), name=name, prompt=self.prompt)

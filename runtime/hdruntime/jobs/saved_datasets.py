@@ -46,8 +46,8 @@ def without_notes(found: Sequence[Place]) -> list[Place]:
                 files += _data_files(folder, states[folder], places)
             elif root is not None and folder not in states:
                 raise InputError(
-                    f"{place.name} belongs to a DatasetDict, whose split {folder.name!r} is missing.\n"
-                    "Copy the whole folder, or name the folders of the splits that are there."
+                    f"{place.name} belongs to a DatasetDict, whose split {folder.name!r} is missing.",
+                    hint="Copy the whole folder, or name the folders of the splits that are there.",
                 )
         is_note = path.name in _NOTES and (path.parent in states or path.parent in splits)
         if path.parent not in states and not is_note:
@@ -76,14 +76,14 @@ def _data_files(folder: Folder, state: Mapping[str, Any], places: Places) -> lis
     note = places[folder / _STATE].name
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise InputError(
-            f"{note} chooses the dataset's rows by a file of indices, which a job does not read.\n"
-            "Save it without one: ds.flatten_indices().save_to_disk(...), or ds.to_parquet('rows.parquet')"
+            f"{note} chooses the dataset's rows by a file of indices, which a job does not read.",
+            hint="Save it without one: ds.flatten_indices().save_to_disk(...), or ds.to_parquet('rows.parquet')",
         )
     names = [str(each.get("filename") if isinstance(each, dict) else each) for each in state["_data_files"]]
     missing = [name for name in names if folder / name not in places]
     if missing:
         raise InputError(
-            f"{note} lists the file {missing[0]}, which is not among the inputs.\n"
-            f"Name the whole folder, or save the dataset again: ds.save_to_disk(...)"
+            f"{note} lists the file {missing[0]}, which is not among the inputs.",
+            hint="Name the whole folder, or save the dataset again: ds.save_to_disk(...)",
         )
     return [places[folder / name] for name in names]

@@ -116,8 +116,9 @@ class Vectors:
             if len(matrix) < 2:
                 raise InputError(
                     f"--output-dtype {self._options.output_dtype.value} takes each dimension's range from the job's "
-                    "first portion of rows, which has a single vector.\nGive the ranges of other vectors of the model "
-                    "(--ranges FILE), or use --output-dtype float16 or binary."
+                    "first portion of rows, which has a single vector.",
+                    hint="Give the ranges of other vectors of the model "
+                    "(--ranges FILE), or use --output-dtype float16 or binary.",
                 )
             self.ranges = np.stack([matrix.min(axis=0), matrix.max(axis=0)]).astype(np.float32)
         return self.ranges

@@ -357,8 +357,8 @@ def _array(parts: Sequence[Any], field: pa.Field) -> pa.AnyArray:
         arrays = [_array_of_part(part, field) for part in parts]
     except (pa.ArrowInvalid, OverflowError) as error:
         raise InputError(
-            f"The column {field.name!r} is {field.type} for all inputs together, and a value does not fit: {error}.\n"
-            "Give the inputs one type, or write .jsonl."
+            f"The column {field.name!r} is {field.type} for all inputs together, and a value does not fit: {error}.",
+            hint="Give the inputs one type, or write .jsonl.",
         ) from error
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 

@@ -46,7 +46,7 @@ def connected(address: str | None) -> Iterator[Any]:
     ray = require("ray")
     if ray.is_initialized():
         if address:
-            raise InputError(f"This process is connected to Ray already.\nLeave out the address {address}.")
+            raise InputError("This process is connected to Ray already.", hint=f"Leave out the address {address}.")
         yield ray
         return
     with _quiet(ray):
@@ -72,13 +72,13 @@ def places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str
         return Places(workers=workers, cpus=cpus, gpus=int(wants_gpu))
     if wants_gpu and not any(node.get("GPU", 0) for node in nodes):
         raise BackendUnavailableError(
-            f"The backend {backend} needs a GPU, and the Ray cluster has none.\n"
-            "Use --backend onnxruntime, or add nodes with GPUs: ray start --address HOST:PORT"
+            f"The backend {backend} needs a GPU, and the Ray cluster has none.",
+            hint="Use --backend onnxruntime, or add nodes with GPUs: ray start --address HOST:PORT",
         )
     most = int(max((node.get("CPU", 0) for node in nodes), default=0))
     raise InputError(
-        f"A worker of {cpus} threads needs a node with {cpus} cores; the largest node of the Ray cluster has {most}.\n"
-        "Reduce --threads."
+        f"A worker of {cpus} threads needs a node with {cpus} cores; the largest node of the Ray cluster has {most}.",
+        hint="Reduce --threads.",
     )
 
 
@@ -91,11 +91,11 @@ def _connect(ray: Any, address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         if address == _LOCAL:
             raise BackendUnavailableError(
-                f"Ray cannot start on this machine: {error}\nRun without it: leave out --ray."
+                f"Ray cannot start on this machine: {error}", hint="Run without it: leave out --ray."
             ) from error
         raise BackendUnavailableError(
-            f"There is no Ray cluster to join at {address}: {error}\n"
-            "Start one: ray start --head; or leave the address out for a cluster of this machine alone."
+            f"There is no Ray cluster to join at {address}: {error}",
+            hint="Start one: ray start --head; or leave the address out for a cluster of this machine alone.",
         ) from error
 
 

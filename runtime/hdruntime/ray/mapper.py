@@ -79,8 +79,8 @@ class BundleMapper:
         options.check()
         if options.late_chunking is not None:
             raise InputError(
-                "BundleMapper adds columns to rows, and late chunking makes several rows of one.\n"
-                "Run a job: hdexport run --ray --late-chunking ...; or call session.embed_chunks in flat_map."
+                "BundleMapper adds columns to rows, and late chunking makes several rows of one.",
+                hint="Run a job: hdexport run --ray --late-chunking ...; or call session.embed_chunks in flat_map.",
             )
         session, opened, _ = session_in_worker(Path(bundle), backend=backend, threads=threads, precision=precision)
         task = task_of_bundle(opened, options, tokenized=input_ids_column is not None)
@@ -88,7 +88,7 @@ class BundleMapper:
         check_pairs(task, has_pair=has_pair, has_ids=has_ids, pair_option="text_pair_column")
         if options.overflow is Overflow.SPLIT and not (task.splits and input_ids_column is None):
             raise InputError(
-                "Rows of ids, or of this task, are not split.\nCut them: RowOptions(overflow=Overflow.TRUNCATE)"
+                "Rows of ids, or of this task, are not split.", hint="Cut them: RowOptions(overflow=Overflow.TRUNCATE)"
             )
         results = (*task.fields(), pa.field("tokens", pa.int32()), pa.field("error", pa.string()))
         self._fields = [parquet_field(field) for field in results]
@@ -107,8 +107,8 @@ class BundleMapper:
         """
         if not isinstance(batch, pa.Table):
             raise InputError(
-                f"BundleMapper was given a {type(batch).__name__}; it needs Arrow tables.\n"
-                'Call map_batches(..., batch_format="pyarrow").'
+                f"BundleMapper was given a {type(batch).__name__}; it needs Arrow tables.",
+                hint='Call map_batches(..., batch_format="pyarrow").',
             )
         self._check_names(batch)
         portions = cut_portions(self._rows(batch), characters=self._pool.portion_characters)
@@ -127,14 +127,14 @@ class BundleMapper:
         for name in self._columns.content:
             if name not in batch.column_names:
                 raise InputError(
-                    f"The dataset has no column {name!r}; its columns are {found}.\n"
-                    'Name the texts\' column: fn_constructor_kwargs={"text_column": ...}'
+                    f"The dataset has no column {name!r}; its columns are {found}.",
+                    hint='Name the texts\' column: fn_constructor_kwargs={"text_column": ...}',
                 )
         taken = [field.name for field in self._fields if field.name in batch.column_names]
         if taken:
             raise InputError(
-                f"The dataset already has columns {', '.join(map(repr, taken))}, which are names of results.\n"
-                "Rename them: dataset.rename_columns({...})"
+                f"The dataset already has columns {', '.join(map(repr, taken))}, which are names of results.",
+                hint="Rename them: dataset.rename_columns({...})",
             )
 
     def _rows(self, batch: pa.Table) -> list[Row]:

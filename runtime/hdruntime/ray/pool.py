@@ -236,6 +236,6 @@ class RayPool:
 
 def _dying(doing: str, reason: str) -> BackendError:
     return BackendError(
-        f"{_MOST_DEATHS} workers of the Ray cluster died {doing}. Ray says about the last one: {reason}\n"
-        "If memory was short, use smaller batches (--batch-tokens) or fewer workers (more --threads each)."
+        f"{_MOST_DEATHS} workers of the Ray cluster died {doing}. Ray says about the last one: {reason}",
+        hint="If memory was short, use smaller batches (--batch-tokens) or fewer workers (more --threads each).",
     )

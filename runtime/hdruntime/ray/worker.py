@@ -42,20 +42,21 @@ def session_in_worker(
     given = ray.get_runtime_context().get_assigned_resources()
     if not given.get("GPU") and needs_gpu(backend):
         raise BackendUnavailableError(
-            f"The backend {backend} needs a GPU, and Ray gave this worker none.\n"
-            "Ask for one: map_batches(..., num_gpus=1)"
+            f"The backend {backend} needs a GPU, and Ray gave this worker none.",
+            hint="Ask for one: map_batches(..., num_gpus=1)",
         )
     try:
         bundle = open_bundle(path)
     except BundleNotFoundError as error:
         raise BundleNotFoundError(
-            f"Node {ray.util.get_node_ip_address()} of the Ray cluster: {error}\n"
-            "Every node needs the bundle at the same path: put it on a shared file system, or copy it there."
+            f"Node {ray.util.get_node_ip_address()} of the Ray cluster: {error}",
+            hint="Every node needs the bundle at the same path: put it on a shared file system, or copy it there.",
         ) from None
     if identity is not None and identity_of_bundle(bundle.manifest) != identity:
         raise BundleError(
             f"Node {ray.util.get_node_ip_address()} of the Ray cluster has another bundle at {path} than the machine "
-            "that runs the job.\nCopy the bundle there again, or put it on a shared file system."
+            "that runs the job.",
+            hint="Copy the bundle there again, or put it on a shared file system.",
         )
     threads = threads or max(1, int(given.get("CPU", 1)))
     if backend != _AUTO or given.get("GPU"):

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from hdruntime.errors import HdexportError, InputError
+from hdruntime.errors import HdexportError, InputError, Message, Setting
 from hdruntime.serve.turns import Request, length_class
 
 _FILLED, _LATE = 0.6, 0.8
@@ -42,8 +42,8 @@ class OverloadedError(HdexportError):
         retry_after: seconds until it has, as far as is known.
     """
 
-    def __init__(self, message: str, *, retry_after: int) -> None:
-        super().__init__(message)
+    def __init__(self, *problem: str | Setting, retry_after: int = 1, hint: Message = "") -> None:
+        super().__init__(*problem, hint=hint)
         self.retry_after = retry_after
 
 

@@ -177,7 +177,9 @@ class _Server:
         """Run a text, on which readiness waits; a BackendError where no request could be answered in this process."""
         fault = self._fault()
         if fault:
-            raise BackendError(f"{fault}\nLoad the bundle in each process that serves; leave out gunicorn --preload.")
+            raise BackendError(
+                f"{fault}", hint="Load the bundle in each process that serves; leave out gunicorn --preload."
+            )
         self._probe()
 
     def close(self) -> None:

@@ -66,26 +66,29 @@ class ServeOptions:
         for name, least in (*limits, ("timeout_s", 0.1)):
             if getattr(self, name) is not None and not getattr(self, name) >= least:
                 option = name.removesuffix("_s").replace("_", "-")
-                raise InputError(f"--{option} is {getattr(self, name)}.\nGive {least} or more.")
+                raise InputError(f"--{option} is {getattr(self, name)}.", hint=f"Give {least} or more.")
         if not self.max_wait_ms >= 0:
-            raise InputError(f"--max-wait-ms is {self.max_wait_ms:g}.\nGive 0 or more.")
+            raise InputError(f"--max-wait-ms is {self.max_wait_ms:g}.", hint="Give 0 or more.")
         if self.truncate not in (None, *get_args(LongTexts)):
-            raise InputError(f"--truncate is {self.truncate}.\nGive one of {', '.join(get_args(LongTexts))}.")
+            raise InputError(f"--truncate is {self.truncate}.", hint=f"Give one of {', '.join(get_args(LongTexts))}.")
         key = self.api_key
         if key is not None and not (key == key.strip() != "" and key.isascii() and key.isprintable()):
             raise InputError(
-                "The API key is empty, or no header carries it.\nGive one line of ASCII without spaces around it, or "
-                "leave it out for a server that takes all requests."
+                "The API key is empty, or no header carries it.",
+                hint="Give one line of ASCII without spaces around it, or "
+                "leave it out for a server that takes all requests.",
             )
         for origin in self.cors_origins:
             if origin != "*" and not _is_origin(origin):
                 raise InputError(
-                    f"--cors-origin is {origin!r}, which no browser sends.\n"
-                    "Give the page's scheme, host and port in small letters, such as https://example.com, or '*'."
+                    f"--cors-origin is {origin!r}, which no browser sends.",
+                    hint="Give the page's scheme, host and port in small letters, such as https://example.com, or '*'.",
                 )
         path = self.root_path
         if path and not (path.startswith("/") and not path.endswith("/") and path.isascii() and path.isprintable()):
-            raise InputError(f"--root-path is {path!r}.\nGive the path that the proxy passes on, such as /embeddings.")
+            raise InputError(
+                f"--root-path is {path!r}.", hint="Give the path that the proxy passes on, such as /embeddings."
+            )
 
 
 def _is_origin(text: str) -> bool:

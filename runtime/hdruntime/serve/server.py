@@ -91,14 +91,15 @@ def _settings(keep_alive_s: float, forwarded_allow_ips: str | None) -> dict[str,
     from hdruntime.serve.http_protocols import http_protocol
 
     if not 0 < keep_alive_s < float("inf"):
-        raise InputError(f"--keep-alive is {keep_alive_s:g}.\nGive seconds, more than those of the proxy.")
+        raise InputError(f"--keep-alive is {keep_alive_s:g}.", hint="Give seconds, more than those of the proxy.")
     for address in ("*" if forwarded_allow_ips is None else forwarded_allow_ips).split(","):
         if address.strip() != "*":
             try:
                 ipaddress.ip_network(address.strip())
             except ValueError as error:
                 raise InputError(
-                    f"--forwarded-allow-ips: {error}.\nGive addresses or networks of proxies, such as 10.0.0.0/8,::1."
+                    f"--forwarded-allow-ips: {error}.",
+                    hint="Give addresses or networks of proxies, such as 10.0.0.0/8,::1.",
                 ) from None
     return {
         "access_log": False,
@@ -139,6 +140,6 @@ def _refusal(host: str, port: int) -> Iterator[None]:
     # A name that no host can have is an error of its encoding.
     except (OSError, UnicodeError) as error:
         raise HdexportError(
-            f"The server cannot listen on {host}, port {port}: {getattr(error, 'strerror', error)}.\n"
-            "Choose another port with --port, or an address of this machine with --host."
+            f"The server cannot listen on {host}, port {port}: {getattr(error, 'strerror', error)}.",
+            hint="Choose another port with --port, or an address of this machine with --host.",
         ) from error

@@ -33,8 +33,8 @@ def tensors_of(bundle: Bundle) -> RowTensor:
     found = served_task(bundle).row_tensor()
     if found is None:
         raise InputError(
-            f"The bundle's task is {bundle.manifest.task}, whose answers differ in length; Triton batches equal ones.\n"
-            f"Serve it with: hdexport serve {shlex.quote(str(bundle.path))}"
+            f"The bundle's task is {bundle.manifest.task}, whose answers differ in length; Triton batches equal ones.",
+            hint=f"Serve it with: hdexport serve {shlex.quote(str(bundle.path))}",
         )
     return found
 

@@ -74,14 +74,16 @@ class ChunkEmbeddings(TextTask):
         spans = [] if text.spans is None and self._some else text.spans
         begun = self._chunking.begin(split, text.text, spans if self._rule is None else self._rule, prompt=prompt)
         if self._some and not len(begun):
-            raise InputError("The text has no chunk: it has no token, or no chunk is given for it.\nLeave it out.")
+            raise InputError(
+                "The text has no chunk: it has no token, or no chunk is given for it.", hint="Leave it out."
+            )
         return begun
 
 
 def column_of_spans(late_chunking: str) -> str | None:
     """The column that an option of late chunking names; None if it is a rule."""
     if not late_chunking:
-        raise InputError("--late-chunking is empty.\nType tokens:256, sentences, or the name of a column.")
+        raise InputError("--late-chunking is empty.", hint="Type tokens:256, sentences, or the name of a column.")
     is_rule = late_chunking == SENTENCES or tokens_per_chunk(late_chunking) is not None
     return None if is_rule else late_chunking
 
@@ -150,7 +152,7 @@ class Embedding(TextTask):
         texts = await asyncio.to_thread(_texts_or_ids, call, body) if has_many else _texts_or_ids(call, body)
         if body.late_chunking:
             if body.truncate_prompt_tokens is not None:
-                raise InputError("late_chunking reads whole texts.\nLeave out truncate_prompt_tokens.")
+                raise InputError("late_chunking reads whole texts.", hint="Leave out truncate_prompt_tokens.")
             found = await self._chunks_of(call, [text.text for text in texts], body)
             vectors = found.answers[0].vectors
         else:

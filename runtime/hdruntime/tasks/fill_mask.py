@@ -42,8 +42,8 @@ class MaskFillings(TextTask, FillMaskFormat):
         info = bundle.manifest.tokenizer
         if info is None or info.mask_token_id is None:
             raise InputError(
-                f"The tokenizer of {bundle.path} has no mask token, so there is nothing to fill.\n"
-                "Use a bundle of a checkpoint whose tokenizer has one."
+                f"The tokenizer of {bundle.path} has no mask token, so there is nothing to fill.",
+                hint="Use a bundle of a checkpoint whose tokenizer has one.",
             )
         self._mask_token_id, self._tokenizer = info.mask_token_id, read_tokenizer(bundle.file(info.file))
 
@@ -81,7 +81,7 @@ def fillings(
     """
     masks = np.flatnonzero(encoding.ids == mask_token_id)
     if not len(masks):
-        raise InputError(f"The text has no mask to fill.\nWrite {spelling(mask_token_id)} in place of a word.")
+        raise InputError("The text has no mask to fill.", hint=f"Write {spelling(mask_token_id)} in place of a word.")
     return [_best_tokens(softmax(logits[mask]), spelling) for mask in masks]
 
 

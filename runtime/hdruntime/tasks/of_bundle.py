@@ -26,23 +26,25 @@ def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokeni
     name, options = bundle.manifest.task, options or TaskOptions()
     kind = class_of(name)
     if tokenized and kind.needs_text:
-        raise InputError(f"The bundle's task is {name}, whose results are places in a text.\nGive it text columns.")
+        raise InputError(
+            f"The bundle's task is {name}, whose results are places in a text.", hint="Give it text columns."
+        )
     if not tokenized and bundle.manifest.tokenizer is None:
         raise InputError(
-            f"The bundle {bundle.path} has no tokenizer, so it cannot read text.\n"
-            "Rebuild it from a checkpoint with a tokenizer.json, or give ids: --input-ids-column."
+            f"The bundle {bundle.path} has no tokenizer, so it cannot read text.",
+            hint="Rebuild it from a checkpoint with a tokenizer.json, or give ids: --input-ids-column.",
         )
     for other in Task:
         for option, described in class_of(other).job_options.items():
             if getattr(options, option) is not None and name != other:
                 raise InputError(
-                    f"{described} for {other}, and the bundle's task is {name}.\n"
-                    f"Leave {'it' if described.endswith(' is') else 'them'} out."
+                    f"{described} for {other}, and the bundle's task is {name}.",
+                    hint=f"Leave {'it' if described.endswith(' is') else 'them'} out.",
                 )
     if options.late_chunking is not None:
         if tokenized:
             raise InputError(
-                "--late-chunking needs texts, not ids: a chunk has characters.\nLeave out --input-ids-column."
+                "--late-chunking needs texts, not ids: a chunk has characters.", hint="Leave out --input-ids-column."
             )
         rule = options.late_chunking if column_of_spans(options.late_chunking) is None else None
         return ChunkEmbeddings(bundle.manifest, rule, some=True)
@@ -55,12 +57,13 @@ def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokeni
 def served_task(bundle: Bundle) -> TextTask:
     """The task of a bundle as a server runs it; bundles without a tokenizer or of tasks without routes are refused."""
     if bundle.manifest.tokenizer is None:
-        raise InputError(f"The bundle {bundle.path} has no tokenizer.\nServe one that reads texts.")
+        raise InputError(f"The bundle {bundle.path} has no tokenizer.", hint="Serve one that reads texts.")
     kind = class_of(bundle.manifest.task)
     if kind.routes is TextTask.routes:
         raise InputError(
-            f"The bundle's task is {kind.name}, which is not served.\n"
-            "Serve embeddings, sparse vectors, or text-classification; or call hdruntime.load in a server of yours."
+            f"The bundle's task is {kind.name}, which is not served.",
+            hint="Serve embeddings, sparse vectors, or text-classification; or call hdruntime.load in a server "
+            "of yours.",
         )
     return kind.of_job(bundle, TaskOptions())
 
@@ -72,11 +75,11 @@ def check_pairs(task: TextTask, *, has_pair: bool, has_ids: bool, pair_option: s
     """
     text_option, name = pair_option.replace("-pair", "").replace("_pair", ""), task.manifest.task
     if has_pair and has_ids:
-        raise InputError(f"A row has texts or ids, not both.\nLeave out {pair_option}.")
+        raise InputError("A row has texts or ids, not both.", hint=f"Leave out {pair_option}.")
     if task.pairs is Pairs.REQUIRED and not has_pair and not has_ids:
         raise InputError(
-            f"The bundle's task is {name}: a row needs two texts, {task.texts}.\n"
-            f"Name the columns of both, e.g.: {text_option} {task.columns[0]} {pair_option} {task.columns[1]}"
+            f"The bundle's task is {name}: a row needs two texts, {task.texts}.",
+            hint=f"Name the columns of both, e.g.: {text_option} {task.columns[0]} {pair_option} {task.columns[1]}",
         )
     if task.pairs is Pairs.REFUSED and has_pair:
-        raise InputError(f"The bundle's task is {name}, which reads one text.\nLeave out {pair_option}.")
+        raise InputError(f"The bundle's task is {name}, which reads one text.", hint=f"Leave out {pair_option}.")

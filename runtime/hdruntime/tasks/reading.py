@@ -55,9 +55,9 @@ class Reading:
         if split_pooling is not None:
             split_pooling = checked_choice(SplitPooling, split_pooling, option="split_pooling")
         if stride and overflow is not Overflow.SPLIT:
-            raise InputError(f"stride is {stride}, but only overflow='split' has a stride.\nLeave it out.")
+            raise InputError(f"stride is {stride}, but only overflow='split' has a stride.", hint="Leave it out.")
         if segment is not None and overflow is not Overflow.RECUR:
-            raise InputError(f"segment is {segment}, but only overflow='recur' has segments.\nLeave it out.")
+            raise InputError(f"segment is {segment}, but only overflow='recur' has segments.", hint="Leave it out.")
         return cls(
             overflow=overflow,
             stride=stride,

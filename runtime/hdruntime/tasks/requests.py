@@ -84,7 +84,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         given = {OVERFLOWS[each] for each in (self.truncate, self.truncation, is_cut) if each is not None}
         if len(given) > 1:
             raise InputError(
-                "truncate, truncation and truncate_prompt_tokens contradict each other.\nGive one of them."
+                "truncate, truncation and truncate_prompt_tokens contradict each other.", hint="Give one of them."
             )
         return given.pop() if given else self.overflow_by_default
 
@@ -96,8 +96,8 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         special = tokenizer.whole.num_special_tokens_to_add(is_pair)
         if asked <= special:
             raise InputError(
-                f"truncate_prompt_tokens is {asked}, of which the special tokens are {special}.\n"
-                f"Give {special + 1} or more, or -1 for as many as fit."
+                f"truncate_prompt_tokens is {asked}, of which the special tokens are {special}.",
+                hint=f"Give {special + 1} or more, or -1 for as many as fit.",
             )
         return min(asked, tokenizer.max_len)
 
@@ -139,11 +139,11 @@ def _read(kind: type[Content], values: Callable[[], dict[str, Any]]) -> Content:
                 continue
             if is_idle:
                 fits = " or ".join(msgspec.json.encode(each).decode() for each in WITHOUT_EFFECT[key] or ())
-                raise InputError(f"{key} has a value that is not supported.\nSend {fits}, or no {key}.")
+                raise InputError(f"{key} has a value that is not supported.", hint=f"Send {fits}, or no {key}.")
             name = OTHER_NAMES.get(key, key)
             name = name if name in keys else key
             if name in body and body[name] != value:
-                raise InputError(f"{key} and another name of it contradict each other.\nGive one of them.")
+                raise InputError(f"{key} and another name of it contradict each other.", hint="Give one of them.")
             body[name] = value
         return msgspec.convert(body, kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -106,7 +106,8 @@ def most_active_dims(manifest: Manifest, asked: int | None) -> int | None:
     """How many values of a vector are kept: as many as are asked for, else the model's number; None for all."""
     if asked is not None and asked < 1:
         raise InputError(
-            f"max_active_dims is {asked}, which keeps nothing of a vector.\nUse 1 or more, or None for all but zeros."
+            f"max_active_dims is {asked}, which keeps nothing of a vector.",
+            hint="Use 1 or more, or None for all but zeros.",
         )
     own = manifest.sentence
     return own.max_active_dims if own is not None and asked is None else asked
@@ -131,7 +132,7 @@ def stacked(vectors: Sequence[SparseVector]) -> FloatArray:
     sizes = sorted({vector.dimensions for vector in vectors})
     if len(sizes) > 1:
         raise InputError(
-            f"The sparse vectors have {' and '.join(map(str, sizes))} dimensions, so they are of several models.\n"
-            "Give vectors of one model."
+            f"The sparse vectors have {' and '.join(map(str, sizes))} dimensions, so they are of several models.",
+            hint="Give vectors of one model.",
         )
     return np.stack([vector.dense() for vector in vectors]) if vectors else np.zeros((0, 0), np.float32)

@@ -155,10 +155,10 @@ class TextClassification(TextTask, TextClassificationFormat):
 
     async def _rerank(self, call: Call, body: RerankBody) -> object:
         if body.texts is not None and body.documents is not None:
-            raise InputError("texts and documents are both there.\nSend the list as one of them.")
+            raise InputError("texts and documents are both there.", hint="Send the list as one of them.")
         documents = [_document(each) for each in (body.texts if body.documents is None else body.documents) or ()]
         if not documents:
-            raise InputError("There are no documents.\nGive a list of them: documents (or texts).")
+            raise InputError("There are no documents.", hint="Give a list of them: documents (or texts).")
         if body.top_n is not None and body.top_n < 1:
             raise InputError(f"top_n is {body.top_n}; it must be 1 or more.")
         pairs = [Text(text=body.query, text_pair=document) for document in documents]
@@ -229,8 +229,8 @@ def check_classifier(manifest: Manifest) -> None:
     """Refuse bundles that do not score texts."""
     if manifest.task != TextClassification.name:
         raise InputError(
-            f"This bundle's task is {manifest.task}, which gives no scores of pairs.\n"
-            "Build a checkpoint with a head for them: --task text-classification"
+            f"This bundle's task is {manifest.task}, which gives no scores of pairs.",
+            hint="Build a checkpoint with a head for them: --task text-classification",
         )
 
 
@@ -240,8 +240,8 @@ def check_reranker(manifest: Manifest) -> None:
     labels = labels_of(manifest)
     if len(labels) != 1:
         raise InputError(
-            f"Ranking needs one score per pair, and this bundle has {len(labels)} classes: {', '.join(labels)}.\n"
-            "Use CrossEncoder.predict, and rank by the class that you want."
+            f"Ranking needs one score per pair, and this bundle has {len(labels)} classes: {', '.join(labels)}.",
+            hint="Use CrossEncoder.predict, and rank by the class that you want.",
         )
 
 
@@ -256,8 +256,8 @@ def _check_query(query: str, tokenizer: TextTokenizer, reading: Reading, *, prom
         raise InputError(
             f"The query has {len(encoded)} tokens, special tokens, prompt and chat template included where there are "
             f"any; every piece of a document has the whole query and at most {tokenizer.max_len} tokens, so that 1 to "
-            f"{tokenizer.max_len - 1} fit.\n"
-            "Shorten the query, or cut both texts: overflow='truncate'"
+            f"{tokenizer.max_len - 1} fit.",
+            hint="Shorten the query, or cut both texts: overflow='truncate'",
         )
 
 

@@ -439,13 +439,13 @@ def checked_streaming(manifest: Manifest, task: TextTask) -> StreamedOutputs:
     checked_segment(None, manifest, max_len=manifest.max_len)
     if not task.streams and task.splits:
         raise InputError(
-            f"The bundle's task is {manifest.task}, whose results are not made segment by segment.\n"
-            "Run texts in pieces: --overflow split"
+            f"The bundle's task is {manifest.task}, whose results are not made segment by segment.",
+            hint="Run texts in pieces: --overflow split",
         )
     if not task.streams:
         raise InputError(
-            f"The bundle's task is {manifest.task}, whose outputs for all tokens of a document would fill the memory.\n"
-            "Cut the texts: --overflow truncate"
+            f"The bundle's task is {manifest.task}, whose outputs for all tokens of a document would fill the memory.",
+            hint="Cut the texts: --overflow truncate",
         )
     return StreamedOutputs(manifest, task.outputs, pools=task.pools_streams)
 

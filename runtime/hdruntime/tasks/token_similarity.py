@@ -150,7 +150,7 @@ def settings_of(manifest: Manifest) -> SentenceSettings:
     settings = manifest.sentence
     if manifest.task != TokenVectors.name or settings is None or settings.multi_vector is None:
         raise InputError(
-            f"Vectors of tokens are given by bundles of token-similarity, and this bundle's task is {manifest.task}.\n"
-            "Build it again from a ColBERT, PyLate or MultiVectorEncoder checkpoint with --task token-similarity."
+            f"Vectors of tokens are given by bundles of token-similarity, and this bundle's task is {manifest.task}.",
+            hint="Build it again from a ColBERT, PyLate or MultiVectorEncoder checkpoint with --task token-similarity.",
         )
     return settings

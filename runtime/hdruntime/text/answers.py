@@ -90,8 +90,8 @@ def best_answers(
     has_null = split.whole.sequence_ids[0] is None
     if options.handle_impossible_answer and not has_null:
         raise InputError(
-            "The tokenizer puts no special token before the question, whose score would say that there is no answer.\n"
-            "Leave out handle_impossible_answer (--handle-impossible-answer)."
+            "The tokenizer puts no special token before the question, whose score would say that there is no answer.",
+            hint="Leave out handle_impossible_answer (--handle-impossible-answer).",
         )
     spans: dict[tuple[int, int], _Span] = {}
     null_score = 0.0

@@ -8,11 +8,18 @@ from collections.abc import Set as AnySet
 from enum import Enum
 from typing import Any, TypeVar
 
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Message, Setting, joined
 
 Choice = TypeVar("Choice", bound=Enum)
 
-_REMEDY = "Cut it (--overflow truncate), run it in pieces (--overflow split)"
+_SHORTER: Message = (
+    "Truncate it (",
+    Setting("overflow", "truncate"),
+    "), run it in chunks (",
+    Setting("overflow", "split"),
+    ")",
+)
+"""Hint for a text that is too long: what to do with it."""
 
 
 class RefusedTextsError(InputError):
@@ -22,8 +29,8 @@ class RefusedTextsError(InputError):
         texts: their indices.
     """
 
-    def __init__(self, message: str, texts: Sequence[int] = (0,)) -> None:
-        super().__init__(message)
+    def __init__(self, *problem: str | Setting, hint: Message = "", texts: Sequence[int] = (0,)) -> None:
+        super().__init__(*problem, hint=hint)
         self.texts = texts
 
 
@@ -35,9 +42,8 @@ def check_text_lengths(lengths: Sequence[int], max_len: int, *, longest: int | N
     if lengths and (min(lengths) < 1 or max(lengths) > max_len):
         refused = [index for index, tokens in enumerate(lengths) if not 1 <= tokens <= max_len]
         what = "The text" if len(lengths) == 1 else f"Text {refused[0]}"
-        raise RefusedTextsError(
-            str(length_error(what, lengths[refused[0]], max_len, _REMEDY, longest=longest)), refused
-        )
+        error = length_error(what, lengths[refused[0]], max_len, _SHORTER, longest=longest)
+        raise RefusedTextsError(*error.args, hint=error.hint, texts=refused)
 
 
 def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> list[str]:
@@ -54,8 +60,8 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(
-                f"{name}[{index}] is {text!r:.60}, of type {type(text).__name__}; it must be a string.\n"
-                "Leave it out, or put a string in its place."
+                f"{name}[{index}] is {text!r:.60}, of type {type(text).__name__}; it must be a string.",
+                hint="Leave it out, or put a string in its place.",
             )
     return [str(text) for text in texts]
 
@@ -76,13 +82,13 @@ def several(inputs: object, *, name: str, of: str, example: str) -> Iterable[Any
         raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a list of {of}. Decode it: .decode()")
     if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):
         raise InputError(
-            f"{name} is of type {type(inputs).__name__}, which has keys or columns; it must be a list of {of}.\n"
-            "Choose the part that holds them: list(data['text'])"
+            f"{name} is of type {type(inputs).__name__}, which has keys or columns; it must be a list of {of}.",
+            hint="Choose the part that holds them: list(data['text'])",
         )
     if isinstance(inputs, AnySet):
         raise InputError(
-            f"{name} is of type {type(inputs).__name__}, which has no order; it must be a list of {of}.\n"
-            "Sort it: sorted(texts)"
+            f"{name} is of type {type(inputs).__name__}, which has no order; it must be a list of {of}.",
+            hint="Sort it: sorted(texts)",
         )
     if hasattr(inputs, "to_pylist"):  # a column of Arrow's, whose items are no strings of Python's
         return list(inputs.to_pylist())
@@ -107,27 +113,30 @@ def checked_choice(choices: type[Choice], value: Enum | str, *, option: str) -> 
         raise InputError(f"{option} is {value!r}; it must be one of {valid}.") from None
 
 
-def length_error(what: str, tokens: int, max_len: int, remedy: str, *, longest: int | None = None) -> InputError:
-    """The error for a text of that length, with its remedy; `longest` is as of `check_text_lengths`."""
+def length_error(what: str, tokens: int, max_len: int, hint: Message, *, longest: int | None = None) -> InputError:
+    """The error for a text of that length, with a hint; `longest` is as of `check_text_lengths`."""
     if max_len < tokens and max_len < (longest or max_len):
-        return InputError(f"{what} has {tokens} tokens; max_seq_length is {max_len}.\n{remedy}{_longer(longest)}")
-    advice = f"\n{remedy}, or build the bundle again with --max-len {tokens}." if tokens > max_len else ""
+        return InputError(
+            f"{what} has {tokens} tokens; max_seq_length is {max_len}.", hint=joined(hint, *_longer(longest))
+        )
     fits = "1 or more" if max_len == sys.maxsize else f"1 to {max_len}"
-    return InputError(f"{what} has {tokens} tokens; this bundle accepts {fits}.{advice}")
+    rebuild = (", or build the bundle again with ", Setting("max_len", tokens, command="build"), ".")
+    return InputError(
+        f"{what} has {tokens} tokens; this bundle accepts {fits}.",
+        hint=joined(hint, *rebuild) if tokens > max_len else "",
+    )
 
 
-def _longer(longest: int | None) -> str:
-    return f", or run up to {longest} tokens of it (--max-seq-length bundle)."
+def _longer(longest: int | None) -> tuple[str | Setting, ...]:
+    return (f", or run up to {longest} tokens of it (", Setting("max_seq_length", "bundle"), ").")
 
 
 def unread_length_error(what: str, characters: int, max_len: int, *, longest: int) -> InputError:
     """The error for a long text whose tokens were not counted to its end; `longest` is as of `check_text_lengths`."""
+    read = f"{what} has {characters} characters and more than {max_len} tokens"
     if max_len < longest:
-        return InputError(
-            f"{what} has {characters} characters and more than {max_len} tokens; max_seq_length is {max_len}.\n"
-            f"{_REMEDY}{_longer(longest)}"
-        )
+        return InputError(f"{read}; max_seq_length is {max_len}.", hint=joined(_SHORTER, *_longer(longest)))
     return InputError(
-        f"{what} has {characters} characters and more than {max_len} tokens; this bundle accepts 1 to {max_len}.\n"
-        f"{_REMEDY}, or build the bundle again with a larger --max-len."
+        f"{read}; this bundle accepts 1 to {max_len}.",
+        hint=joined(_SHORTER, ", or build the bundle again with a larger ", Setting("max_len", command="build"), "."),
     )

@@ -60,7 +60,7 @@ def tokens_per_chunk(rule: str) -> int | None:
         return None
     number = rule.removeprefix("tokens:")
     if not re.fullmatch("0*[1-9][0-9]{0,8}", number):
-        raise InputError(f"{rule!r} has no valid number of tokens per chunk.\nWrite, for example, tokens:256.")
+        raise InputError(f"{rule!r} has no valid number of tokens per chunk.", hint="Write, for example, tokens:256.")
     return int(number)
 
 
@@ -106,7 +106,9 @@ class LateChunking:
             first, last = own.inside(spans)
             if (first >= last).any():
                 start, end = spans[int((first >= last).argmax())]
-                raise InputError(f"The chunk [{start}, {end}] has no token: {text[start:end]!r:.40}.\nLeave it out.")
+                raise InputError(
+                    f"The chunk [{start}, {end}] has no token: {text[start:end]!r:.40}.", hint="Leave it out."
+                )
         elif chunks == SENTENCES:
             spans = np.array(sentence_spans(text), np.int64).reshape(-1, 2)
             first, last = own.inside(spans)
@@ -117,8 +119,8 @@ class LateChunking:
             spans = np.stack([own.spans[first, 0], own.spans[last - 1, 1]], axis=1)
         else:
             raise InputError(
-                f"There is no rule {chunks!r} for chunks.\n"
-                f"Use 'tokens:256' (any number), '{SENTENCES}', or (start, end) of each chunk, in characters."
+                f"There is no rule {chunks!r} for chunks.",
+                hint=f"Use 'tokens:256' (any number), '{SENTENCES}', or (start, end) of each chunk, in characters.",
             )
         before = 0 if self._pools_prompt else min(split.whole.prompt_tokens, own.start)
         pooled_first = np.where(first == 0, before, own.start + first)
@@ -235,8 +237,8 @@ def _checked_spans(spans: Spans | None, text: str) -> IntArray:
             ) from None
         if not 0 <= start < end <= len(text):
             raise InputError(
-                f"Chunk {number} is [{start}, {end}]; the text has {len(text)} characters.\n"
-                f"Give 0 <= start < end <= {len(text)}, the end exclusive; characters are counted, not bytes."
+                f"Chunk {number} is [{start}, {end}]; the text has {len(text)} characters.",
+                hint=f"Give 0 <= start < end <= {len(text)}, the end exclusive; characters are counted, not bytes.",
             )
         found[number] = start, end
     return found
@@ -248,6 +250,6 @@ def _unfit(reason: str, advice: str = "") -> InputError:
         "--task feature-extraction"
     )
     return InputError(
-        "Late chunking needs a model whose vectors are the mean of their tokens' states, and this bundle "
-        f"{reason}.\n{advice}"
+        f"Late chunking needs a model whose vectors are the mean of their tokens' states, and this bundle {reason}.",
+        hint=advice,
     )

@@ -42,8 +42,8 @@ def truncated(embeddings: FloatingArray, dimensions: int | None) -> FloatingArra
         return embeddings
     if not 1 <= dimensions <= embeddings.shape[-1]:
         raise InputError(
-            f"Embeddings cannot be truncated to {dimensions} dimensions; these have {embeddings.shape[-1]}.\n"
-            f"Choose 1 to {embeddings.shape[-1]}."
+            f"Embeddings cannot be truncated to {dimensions} dimensions; these have {embeddings.shape[-1]}.",
+            hint=f"Choose 1 to {embeddings.shape[-1]}.",
         )
     return embeddings[..., :dimensions]
 
@@ -83,8 +83,8 @@ def quantized(
         largest, limit = np.abs(embeddings).max(initial=0), np.finfo(np.float16).max
         if largest > limit:
             raise InputError(
-                f"An embedding has a value of magnitude {largest:g}; float16 holds at most {limit:g}.\n"
-                "Normalise the embeddings, or leave them in float32."
+                f"An embedding has a value of magnitude {largest:g}; float16 holds at most {limit:g}.",
+                hint="Normalise the embeddings, or leave them in float32.",
             )
     return embeddings.astype(precision.value)
 
@@ -100,15 +100,15 @@ def _ranges(embeddings: FloatingArray, precision: EmbeddingPrecision, ranges: Fl
             )
         if not (np.isfinite(ranges).all() and (ranges[0] <= ranges[1]).all()):
             raise InputError(
-                "ranges are not finite, or a minimum is larger than its maximum.\n"
-                "The first row has each dimension's minimum, the second row its maximum."
+                "ranges are not finite, or a minimum is larger than its maximum.",
+                hint="The first row has each dimension's minimum, the second row its maximum.",
             )
         return ranges.astype(np.float32, copy=False)
     rows = embeddings.reshape(-1, dimensions)
     if len(rows) == 1:
         raise InputError(
-            f"A single embedding has no ranges to quantise to {precision.value}.\n"
-            "Quantise several at a time, or give `ranges`: each dimension's least and greatest value."
+            f"A single embedding has no ranges to quantise to {precision.value}.",
+            hint="Quantise several at a time, or give `ranges`: each dimension's least and greatest value.",
         )
     if not len(rows):
         return np.zeros((2, dimensions), np.float32)

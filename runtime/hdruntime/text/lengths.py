@@ -73,5 +73,5 @@ def checked_length(
         raise InputError(f"{name} is {asked!r}; it must be a number of tokens, 'model' or 'bundle'.")
     if not fewest <= asked <= most:
         hint = f"Build the bundle again with --max-len {asked}." if asked > most else "Give more, or leave it out."
-        raise InputError(f"{name} is {asked}; this bundle takes {fewest} to {most} tokens.\n{hint}")
+        raise InputError(f"{name} is {asked}; this bundle takes {fewest} to {most} tokens.", hint=hint)
     return int(asked)

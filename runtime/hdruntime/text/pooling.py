@@ -34,7 +34,7 @@ def embedding_output(manifest: Manifest) -> TensorSpec:
         if name in outputs:
             return outputs[name]
     advice = format_of(manifest.task).instead_of_embeddings
-    raise InputError(f"This bundle's task is {manifest.task}, which gives no embeddings.\n{advice}")
+    raise InputError(f"This bundle's task is {manifest.task}, which gives no embeddings.", hint=advice)
 
 
 def embedding_size(manifest: Manifest) -> int:

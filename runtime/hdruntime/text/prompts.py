@@ -31,7 +31,7 @@ def chosen_prompt(prompts: Mapping[str, str], default_name: str | None, *, name:
         return prompt or ""
     if name not in prompts:
         raise InputError(
-            f"There is no prompt {name!r}; this bundle has {', '.join(prompts)}.\n"
-            "Name one of them, or give hdruntime or hdexport run the prompt itself (prompt, --prompt)."
+            f"There is no prompt {name!r}; this bundle has {', '.join(prompts)}.",
+            hint="Name one of them, or give hdruntime or hdexport run the prompt itself (prompt, --prompt).",
         )
     return prompts[name]

@@ -43,29 +43,29 @@ def read_ranges(path: str | Path, *, bundle: str | None = None, normalized: str 
     file = Path(path)
     try:
         if not file.exists():
-            raise InputError(f"There is no file {file} with ranges.\n{_FILES}.")
+            raise InputError(f"There is no file {file} with ranges.", hint=f"{_FILES}.")
         ranges, metadata = _found(file)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"{file} cannot be read as ranges: {error}.\n{_FILES}.") from error
+        raise InputError(f"{file} cannot be read as ranges: {error}.", hint=f"{_FILES}.") from error
     if ranges.ndim != 2 or len(ranges) != 2 or not ranges.size:
         raise InputError(f"The ranges of {file} have the shape {list(ranges.shape)}; it must be [2, dimensions].")
     if not (np.isfinite(ranges).all() and (ranges[0] <= ranges[1]).all()):
         raise InputError(
-            f"The ranges of {file} are not finite, or a minimum is larger than its maximum.\n"
-            "The first row has each dimension's minimum, the second row its maximum."
+            f"The ranges of {file} are not finite, or a minimum is larger than its maximum.",
+            hint="The first row has each dimension's minimum, the second row its maximum.",
         )
     origin = metadata.get(BUNDLE_KEY)
     if None not in (origin, bundle) and origin != bundle:
         raise InputError(
-            f"The ranges of {file} are of another bundle's vectors.\n"
-            "Run that bundle, or, if both bundles give the same vectors, save the ranges alone: "
-            f"numpy.save('ranges.npy', hdruntime.text.ranges.read_ranges({str(file)!r}))"
+            f"The ranges of {file} are of another bundle's vectors.",
+            hint="Run that bundle, or, if both bundles give the same vectors, save the ranges alone: "
+            f"numpy.save('ranges.npy', hdruntime.text.ranges.read_ranges({str(file)!r}))",
         )
     if {metadata.get(NORMALIZED_KEY), normalized} == {"true", "false"}:
         these, those = ("are", "are not") if normalized == "true" else ("are not", "are")
         raise InputError(
-            f"The ranges of {file} are of vectors that {those} normalized, and the vectors to quantise {these}.\n"
-            "Normalize both or neither: --normalize of hdexport run, normalize_embeddings of encode"
+            f"The ranges of {file} are of vectors that {those} normalized, and the vectors to quantise {these}.",
+            hint="Normalize both or neither: --normalize of hdexport run, normalize_embeddings of encode",
         )
     return ranges
 

@@ -142,8 +142,8 @@ def _check_dimensions(texts: Sequence[FloatArray]) -> None:
     found = sorted({text.shape[1] for text in texts if len(text)})
     if len(found) > 1:
         raise InputError(
-            f"Vectors have {' and '.join(map(str, found))} dimensions; MaxSim compares vectors of one length.\n"
-            "Encode all texts with one model and with the same truncate_dim."
+            f"Vectors have {' and '.join(map(str, found))} dimensions; MaxSim compares vectors of one length.",
+            hint="Encode all texts with one model and with the same truncate_dim.",
         )
 
 

@@ -191,13 +191,13 @@ def _room_error(name: str, max_len: int, stride: int, room: int) -> InputError:
     if room < 1:
         return InputError(
             f"{name} cannot be split: a piece has {max_len} tokens, and what every piece repeats (the special "
-            "tokens, the prompt and, of a pair, the first text) has as many or more.\n"
-            "Shorten the prompt or the first text, or truncate: --overflow truncate"
+            "tokens, the prompt and, of a pair, the first text) has as many or more.",
+            hint="Shorten the prompt or the first text, or truncate: --overflow truncate",
         )
     return InputError(
         f"{name} cannot be split with a stride or overlap of {stride}: it must be 0 to {room - 1}, the tokens that a "
-        f"piece shares with the previous one.\n"
-        f"A piece has {max_len} tokens, and all pieces repeat {max_len - room} of them."
+        f"piece shares with the previous one.",
+        hint=f"A piece has {max_len} tokens, and all pieces repeat {max_len - room} of them.",
     )
 
 

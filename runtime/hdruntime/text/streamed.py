@@ -123,6 +123,6 @@ class _Vector:
 
 def _unfit(why: str) -> InputError:
     return InputError(
-        f"Streamed documents have no vectors, because {why}.\n"
-        "Embed them in pieces (--overflow split), or build the bundle with --task feature-extraction."
+        f"Streamed documents have no vectors, because {why}.",
+        hint="Embed them in pieces (--overflow split), or build the bundle with --task feature-extraction.",
     )

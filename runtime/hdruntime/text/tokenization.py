@@ -412,7 +412,7 @@ class TextTokenizer:
                 what = "The text" if len(texts) == 1 else f"Text {refused[0]}"
                 characters = sum(map(len, given[refused[0]]))
                 error = unread_length_error(what, characters, self.max_len, longest=self.longest)
-                raise RefusedTextsError(str(error), refused)
+                raise RefusedTextsError(*error.args, hint=error.hint, texts=refused) from None
         return [parts[0] for parts in kept], None if pairs is None else [parts[-1] for parts in kept]
 
     def _kept_part(self, text: str, tokens: int, *, in_pair: bool = False) -> str:
@@ -463,14 +463,14 @@ class TextTokenizer:
         if isinstance(template, TextTemplate):
             if pairs is not None:
                 raise InputError(
-                    "This bundle reads texts, and no pairs: its chat template has a place for one text.\n"
-                    "Leave out the second texts."
+                    "This bundle reads texts, and no pairs: its chat template has a place for one text.",
+                    hint="Leave out the second texts.",
                 )
             written = [template.write(text, prompt=prompt) for text in texts]
         elif pairs is None:
             raise InputError(
-                "This bundle reads pairs: its chat template has places for a query and a document.\n"
-                "Give both: session.rank(query, documents), CrossEncoder, or hdexport run --text-pair-column"
+                "This bundle reads pairs: its chat template has places for a query and a document.",
+                hint="Give both: session.rank(query, documents), CrossEncoder, or hdexport run --text-pair-column",
             )
         else:
             written = [template.write(text, pair, prompt=prompt) for text, pair in zip(texts, pairs, strict=True)]
@@ -505,8 +505,8 @@ class TextTokenizer:
         if choice is Overflow.TRUNCATE and max(lengths, default=0) > self.max_len:
             special = tokenizer.num_special_tokens_to_add(isinstance(batch[0], tuple))
             raise InputError(
-                f"No text can be cut to {self.max_len} tokens: its special tokens are {special}.\n"
-                f"Build the bundle again with --max-len {special + 1} or more, or give ids."
+                f"No text can be cut to {self.max_len} tokens: its special tokens are {special}.",
+                hint=f"Build the bundle again with --max-len {special + 1} or more, or give ids.",
             )
         check_text_lengths(lengths, sys.maxsize if any_length else self.max_len, longest=self.longest)
         return encoded
@@ -560,14 +560,14 @@ def read_tokenizer(path: Path) -> Any:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises nothing more specific
         raise BundleCorruptError(
-            f"The tokenizer {path} cannot be read: {error}.\n"
-            "If the bundle was built with a newer `tokenizers`: pip install -U tokenizers"
+            f"The tokenizer {path} cannot be read: {error}.",
+            hint="If the bundle was built with a newer `tokenizers`: pip install -U tokenizers",
         ) from error
     random = random_ids_of(tokenizer)
     if random is not None:
         raise BundleCorruptError(
-            f"The tokenizer {path} gives a text random ids: {random.reason}.\n"
-            "Build the bundle again from its checkpoint: the build says what to change there."
+            f"The tokenizer {path} gives a text random ids: {random.reason}.",
+            hint="Build the bundle again from its checkpoint: the build says what to change there.",
         )
     return tokenizer
 
@@ -672,9 +672,9 @@ def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputErr
     first = next(iter(errors), None)
     what = "The batch" if first is None else "The text" if len(batch) == 1 else f"Text {first}"
     return RefusedTextsError(
-        f"{what} cannot be encoded by the bundle's tokenizer: {error if first is None else errors[first]}.\n"
-        "Leave it out, or build the bundle again of a checkpoint whose tokenizer knows an unknown token.",
-        list(errors) or range(len(batch)),
+        f"{what} cannot be encoded by the bundle's tokenizer: {error if first is None else errors[first]}.",
+        hint="Leave it out, or build the bundle again of a checkpoint whose tokenizer knows an unknown token.",
+        texts=list(errors) or range(len(batch)),
     )
 
 
@@ -685,6 +685,6 @@ def _unicode_texts(inputs: object, name: str) -> list[str]:
             _ = text.isascii() or text.encode()
         except UnicodeEncodeError as error:
             raise InputError(
-                f"{name}[{index}] is not valid Unicode: {error}.\nLeave out its lone surrogates."
+                f"{name}[{index}] is not valid Unicode: {error}.", hint="Leave out its lone surrogates."
             ) from None
     return texts

@@ -242,7 +242,7 @@ def test_of_a_text_that_is_cut_or_refused_a_part_is_tokenized(folder: Path, over
     tokenizer.whole, vars(tokenizer)["_truncating"] = recorders
     text = "the river flows " * 100_000
     if overflow == "error":
-        message = r"The text has 1600000 characters and more than 64 tokens; this bundle accepts 1 to 64\.\nCut it"
+        message = r"The text has 1600000 characters and more than 64 tokens; this bundle accepts 1 to 64\.\nTruncate it"
         with pytest.raises(InputError, match=message):
             tokenizer.encode([text])
         with pytest.raises(InputError, match="Text 1 has 1600000 characters"):

@@ -180,12 +180,12 @@ def _bigbird(reader: SpecReader) -> BlockRequest:
         raise NotUnderstoodError(f"mode={asked}")
     if mode is Mode.HF_EVAL and ("table" in given or "seed" in given):
         raise InputError(
-            f"--attention {reader.spec} gives a table of random blocks; mode=hf_eval takes none.\n"
-            "Leave out mode, or set mode=table."
+            f"--attention {reader.spec} gives a table of random blocks; mode=hf_eval takes none.",
+            hint="Leave out mode, or set mode=table.",
         )
     if "table" in given and "seed" in given:
         raise InputError(
-            f"--attention {reader.spec} gives a table and a seed to draw one with.\nLeave one of them out."
+            f"--attention {reader.spec} gives a table and a seed to draw one with.", hint="Leave one of them out."
         )
     return BlockRequest(
         pattern=Pattern.BIGBIRD,
@@ -203,8 +203,8 @@ def _etc(reader: SpecReader) -> BlockRequest:
     ids = () if listed is None else tuple(reader.number("tokens", text, least=0) for text in listed.split("/"))
     if len(ids) not in (0, 1, tokens):
         raise InputError(
-            f"--attention {reader.spec} gives {len(ids)} ids for {tokens} global tokens.\n"
-            f"Give one for all, tokens={ids[0]}, or {tokens}, separated by slashes."
+            f"--attention {reader.spec} gives {len(ids)} ids for {tokens} global tokens.",
+            hint=f"Give one for all, tokens={ids[0]}, or {tokens}, separated by slashes.",
         )
     block_size = reader.optional("block", least=1)
     return BlockRequest(pattern=Pattern.ETC, block_size=block_size, global_tokens=tokens, global_ids=ids)

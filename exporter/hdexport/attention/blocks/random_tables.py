@@ -47,7 +47,7 @@ def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
         reason = (
             "it is not a file of NumPy arrays, or it holds Python objects" if "allow_pickle" in str(error) else error
         )
-        raise InputError(f"{option}{path} cannot be read: {reason}\nWrite it with {remedy}.") from error
+        raise InputError(f"{option}{path} cannot be read: {reason}", hint=f"Write it with {remedy}.") from error
 
 
 def random_table(*, heads: int, max_tokens: int, block_size: int, random_blocks: int, seed: int) -> Blocks:
@@ -74,7 +74,7 @@ def read_table(path: Path, *, heads: int, max_tokens: int, block_size: int, laye
     with reading(path, _SAVE_TABLE):
         table = load_arrays(path)
     if not isinstance(table, np.ndarray):
-        raise InputError(f"{path} holds several arrays; a table is one.\nWrite it with {_SAVE_TABLE}.")
+        raise InputError(f"{path} holds several arrays; a table is one.", hint=f"Write it with {_SAVE_TABLE}.")
     _check_type(path, "the table", table)
     blocks = _blocks_of(max_tokens, block_size)
     shape = (heads, blocks - 2)
@@ -83,7 +83,8 @@ def read_table(path: Path, *, heads: int, max_tokens: int, block_size: int, laye
         raise InputError(
             f"{path}: the table has the shape {list(table.shape)}; it must be [{of_layer}, or [{layers}, {of_layer}: "
             f"{layers} layers, {heads} heads, and {_sizes(max_tokens, block_size)}, of which the first and the last "
-            f"have no row.\nMake it for a text of {max_tokens} tokens, or build for the --max-len that it is of."
+            f"have no row.",
+            hint=f"Make it for a text of {max_tokens} tokens, or build for the --max-len that it is of.",
         )
     _check_entries(path, "the table", table, (table < 0) | (table >= blocks), blocks)
     return list(np.broadcast_to(table, (layers, *shape, table.shape[-1])).astype(np.int32))
@@ -106,7 +107,8 @@ def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int
     if counts.min() < 0 or counts.max() > indices.shape[2]:
         raise InputError(
             f"{path}: {_COUNTS} holds {counts.min()} to {counts.max()}, and a row of {_INDICES} has room for 0 to "
-            f"{indices.shape[2]} blocks.\nWrite both from the same mask: {_SAVE_LISTS}."
+            f"{indices.shape[2]} blocks.",
+            hint=f"Write both from the same mask: {_SAVE_LISTS}.",
         )
     is_listed = np.arange(indices.shape[2]) < counts[..., None]
     _check_entries(path, _INDICES, indices, is_listed & ((indices < 0) | (indices >= blocks)), blocks)
@@ -134,7 +136,8 @@ def _check_count(random_blocks: int, most: int, max_tokens: int, block_size: int
     advice = f"random={most} or fewer" if most else "a smaller block, a larger --max-len"
     raise InputError(
         f"A table of {random_blocks} random blocks per row cannot be drawn: {_sizes(max_tokens, block_size)}, and "
-        f"some rows have only {most} to draw from.\nChoose {advice}, or mode=hf_eval, which draws none."
+        f"some rows have only {most} to draw from.",
+        hint=f"Choose {advice}, or mode=hf_eval, which draws none.",
     )
 
 
@@ -148,14 +151,14 @@ def _read_arrays(path: Path) -> dict[str, AnyArray]:
                 arrays = {name: archive[name] for name in (_COUNTS, _INDICES, _PARTIAL_COUNTS) if name in archive}
     missing = [name for name in (_COUNTS, _INDICES) if name not in arrays]
     if missing:
-        raise InputError(f"{path} holds no {' and no '.join(missing)}.\nWrite it with {_SAVE_LISTS}.")
+        raise InputError(f"{path} holds no {' and no '.join(missing)}.", hint=f"Write it with {_SAVE_LISTS}.")
     for name, array in arrays.items():
         _check_type(path, name, array)
     if _PARTIAL_COUNTS in arrays and arrays[_PARTIAL_COUNTS].any():
         raise InputError(
             f"{path}: {_PARTIAL_COUNTS} is not 0, so some blocks are partial: a function decides which of their "
-            "pairs of tokens are attended to, and a list cannot.\n"
-            f"Choose a pattern of whole blocks, all listed in {_INDICES}."
+            "pairs of tokens are attended to, and a list cannot.",
+            hint=f"Choose a pattern of whole blocks, all listed in {_INDICES}.",
         )
     return arrays
 
@@ -169,16 +172,16 @@ def _check_shapes(path: Path, counts: AnyArray, indices: AnyArray, *, heads: int
     if indices.ndim != 3 or not indices.size or rows not in ((1, blocks), (heads, blocks)) or counts.shape != rows:
         raise InputError(
             f"{path}: {_COUNTS} and {_INDICES} have the shapes {list(counts.shape)} and {list(indices.shape)}; they "
-            f"must be [H, {blocks}] and [H, {blocks}, most], with 1 or {heads} for H: {sizes}.\n"
-            "Make the mask for a text of --max-len tokens, and for the requested block=."
+            f"must be [H, {blocks}] and [H, {blocks}, most], with 1 or {heads} for H: {sizes}.",
+            hint="Make the mask for a text of --max-len tokens, and for the requested block=.",
         )
 
 
 def _check_type(path: Path, name: str, array: AnyArray) -> None:
     if array.dtype.kind not in "iu":
         raise InputError(
-            f"{path}: {name} is of type {array.dtype}; indices of blocks are integers.\n"
-            "Write it as integers: array.astype(numpy.int32)."
+            f"{path}: {name} is of type {array.dtype}; indices of blocks are integers.",
+            hint="Write it as integers: array.astype(numpy.int32).",
         )
 
 
@@ -187,7 +190,8 @@ def _check_entries(path: Path, name: str, array: AnyArray, is_wrong: npt.NDArray
         place = tuple(map(int, np.argwhere(is_wrong)[0]))
         raise InputError(
             f"{path}: {name} lists block {array[place]} at {list(place)}; the longest text has the blocks 0 to "
-            f"{blocks - 1}.\nCount blocks from 0, of the size given by block=."
+            f"{blocks - 1}.",
+            hint="Count blocks from 0, of the size given by block=.",
         )
 
 

@@ -79,8 +79,8 @@ class BlockSetup(Setup):
             return [None] * layers
         if len(self.listed_blocks) != layers:
             raise BundleCorruptError(
-                f"{LISTED_BLOCKS_FILE} has tables of {len(self.listed_blocks)} layers, and the model has {layers}.\n"
-                "Rebuild or copy the bundle again."
+                f"{LISTED_BLOCKS_FILE} has tables of {len(self.listed_blocks)} layers, and the model has {layers}.",
+                hint="Rebuild or copy the bundle again.",
             )
         return [torch.from_numpy(table) for table in self.listed_blocks]
 
@@ -127,8 +127,8 @@ def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | 
     if spec.pattern is Pattern.ETC:
         if spec.global_tokens > max_len:
             raise InputError(
-                f"--attention asks for {spec.global_tokens} global tokens; there are {max_len} positions for them.\n"
-                f"Ask for {max_len} or fewer, or build with a larger --max-len."
+                f"--attention asks for {spec.global_tokens} global tokens; there are {max_len} positions for them.",
+                hint=f"Ask for {max_len} or fewer, or build with a larger --max-len.",
             )
         embeddings = _global_embeddings(request, model, subject.first_special_id)
     setup = dataclasses.replace(_setup(spec, tables, embeddings), query_scale=subject.query_scale)
@@ -240,7 +240,8 @@ def _array_of_bundle(bundle: Bundle, name: str, dtype: str, *, axes: int) -> Any
         values = np.array(load_arrays(path))
     except Exception as error:  # NumPy's errors for damaged files have no class in common
         raise BundleCorruptError(
-            f"The file {name} of the bundle {bundle.path} cannot be read: {error}.\nRebuild or copy the bundle again."
+            f"The file {name} of the bundle {bundle.path} cannot be read: {error}.",
+            hint="Rebuild or copy the bundle again.",
         ) from error
     if values.dtype != dtype or values.ndim != axes or not values.size:
         raise _contradicts(bundle, name, f"{values.dtype} {list(values.shape)}", f"{dtype} of {axes} axes")
@@ -249,8 +250,8 @@ def _array_of_bundle(bundle: Bundle, name: str, dtype: str, *, axes: int) -> Any
 
 def _contradicts(bundle: Bundle, name: str, found: str, expected: str) -> BundleCorruptError:
     return BundleCorruptError(
-        f"The file {name} of the bundle {bundle.path} holds {found}; its manifest wants {expected}.\n"
-        "Rebuild or copy the bundle again."
+        f"The file {name} of the bundle {bundle.path} holds {found}; its manifest wants {expected}.",
+        hint="Rebuild or copy the bundle again.",
     )
 
 
@@ -258,18 +259,20 @@ def _check_own(request: BlockRequest, own: BlockSparse | None, model_type: str) 
     """Refuse a pattern that a BigBird's own attention cannot get; `own` is None where this checkpoint is dense."""
     if own is None:
         raise ModelError(
-            f"The checkpoint's attention_type is original_full: {model_type} trained densely.\n"
-            'Leave out --attention, or set "attention_type": "block_sparse" in config.json.'
+            f"The checkpoint's attention_type is original_full: {model_type} trained densely.",
+            hint='Leave out --attention, or set "attention_type": "block_sparse" in config.json.',
         )
     if request.pattern is not Pattern.BIGBIRD:
         raise ModelError(
-            f"{model_type} has block-sparse attention of its own.\n"
-            "Leave out --attention, or choose its random blocks: --attention bigbird:mode=table"
+            f"{model_type} has block-sparse attention of its own.",
+            hint="Leave out --attention, or choose its random blocks: --attention bigbird:mode=table",
         )
     asked_for = {"block": (request.block_size, own.block_size), "random": (request.random_blocks, own.random_blocks)}
     for name, (asked, has) in asked_for.items():
         if asked not in (None, has):
-            raise InputError(f"--attention asks for {name}={asked}, and the checkpoint has {has}.\nLeave it out.")
+            raise InputError(
+                f"--attention asks for {name}={asked}, and the checkpoint has {has}.", hint="Leave it out."
+            )
 
 
 def _spec(request: BlockRequest, own: BlockSparse | None) -> BlockSparse | None:
@@ -303,13 +306,13 @@ def _spec(request: BlockRequest, own: BlockSparse | None) -> BlockSparse | None:
 def _check_options(spec: BlockSparse | None, request: BlockRequest) -> None:
     if request.last_block is not None and (spec is None or spec.pattern is not Pattern.BIGBIRD):
         raise InputError(
-            f"--bigbird-last-block {request.last_block.value} is for BigBird's attention, and this model has another.\n"
-            "Leave it out."
+            f"--bigbird-last-block {request.last_block.value} is for BigBird's attention, and this model has another.",
+            hint="Leave it out.",
         )
     if request.global_embeddings is not None and (spec is None or spec.pattern is not Pattern.ETC):
         raise InputError(
-            f"--global-embeddings {request.global_embeddings} is for the global tokens of --attention etc:global=G.\n"
-            "Leave it out, or add that."
+            f"--global-embeddings {request.global_embeddings} is for the global tokens of --attention etc:global=G.",
+            hint="Leave it out, or add that.",
         )
 
 
@@ -318,8 +321,8 @@ def _check_positions(request: BlockRequest, subject: Subject) -> None:
     if request.pattern is Pattern.ETC and not subject.family.learned_positions:
         raise ModelError(
             f"--attention etc puts global tokens in front of a text, and {subject.model.config.model_type} computes "
-            "positions (rotary ones, or by distance) instead of learning them: such tokens have no position there.\n"
-            "Use --attention window:256,global:1, or bigbird:block=64,random=3."
+            "positions (rotary ones, or by distance) instead of learning them: such tokens have no position there.",
+            hint="Use --attention window:256,global:1, or bigbird:block=64,random=3.",
         )
 
 
@@ -343,8 +346,8 @@ def _tables(
         tables = np.stack(read_table(request.file, **sizes, layers=layers))
         if tables.shape[-1] != spec.random_blocks:
             raise InputError(
-                f"{request.file} lists {tables.shape[-1]} random blocks per row; {spec.random_blocks} were requested.\n"
-                f"Set random={tables.shape[-1]}, or give a table of {spec.random_blocks}."
+                f"{request.file} lists {tables.shape[-1]} random blocks per row; {spec.random_blocks} were requested.",
+                hint=f"Set random={tables.shape[-1]}, or give a table of {spec.random_blocks}.",
             )
         return tables
     seed = request.seed or 0
@@ -368,20 +371,20 @@ def _global_embeddings(
     given = request.global_ids if special is None else (special,)
     if not given:
         raise InputError(
-            "The checkpoint does not say which token begins a text, so its global tokens have no embedding.\n"
-            "Name an id: --attention etc:global=G,tokens=101, or give --global-embeddings FILE.npy."
+            "The checkpoint does not say which token begins a text, so its global tokens have no embedding.",
+            hint="Name an id: --attention etc:global=G,tokens=101, or give --global-embeddings FILE.npy.",
         )
     if max(given) >= model.config.vocab_size:
         raise InputError(
-            f"--attention has the id {max(given)}; the vocabulary has {model.config.vocab_size} ids, from 0.\n"
-            "Name ids of the model's own tokenizer."
+            f"--attention has the id {max(given)}; the vocabulary has {model.config.vocab_size} ids, from 0.",
+            hint="Name ids of the model's own tokenizer.",
         )
     embedded: FloatArray = states_before_layers(model, torch.tensor(given * (count // len(given)))).numpy()
     if not np.isfinite(embedded).all():
         # An ESM divides by the tokens that are no masks.
         raise InputError(
-            f"The model's embeddings of a text of the ids {', '.join(map(str, given))} alone are NaN or infinite.\n"
-            "Name another id: --attention etc:global=G,tokens=ID, or give --global-embeddings FILE.npy."
+            f"The model's embeddings of a text of the ids {', '.join(map(str, given))} alone are NaN or infinite.",
+            hint="Name another id: --attention etc:global=G,tokens=ID, or give --global-embeddings FILE.npy.",
         )
     return embedded
 
@@ -393,9 +396,9 @@ def _read_embeddings(file: Path, shape: tuple[int, ...]) -> FloatArray:
         found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "an archive"
         raise InputError(
             f"--global-embeddings {file} holds {found}; this model takes float32 {list(shape)}: "
-            "[global tokens, width], the input of its layers for each global token.\n"
-            "Write such an array: numpy.save(file, rows)."
+            "[global tokens, width], the input of its layers for each global token.",
+            hint="Write such an array: numpy.save(file, rows).",
         )
     if not np.isfinite(values).all():
-        raise InputError(f"--global-embeddings {file} holds NaN or infinity.\nTrain, or write, it again.")
+        raise InputError(f"--global-embeddings {file} holds NaN or infinity.", hint="Train, or write, it again.")
     return values.astype(np.float32)

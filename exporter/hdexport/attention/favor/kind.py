@@ -96,7 +96,8 @@ class FavorKind(AttentionKind):
             if request and request.keys() & _RANGES.keys():
                 raise InputError(
                     f"A {config.model_type} has its features, by its checkpoint: --attention favor takes compat for "
-                    "it.\nFor example: --attention favor:compat"
+                    "it.",
+                    hint="For example: --attention favor:compat",
                 )
             return _setup(dataclasses.replace(own, compat=bool(request and _COMPAT in request)), is_own=True)
         if request is None:

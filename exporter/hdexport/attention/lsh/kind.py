@@ -189,7 +189,8 @@ def _request(spec: str) -> dict[str, Any]:
         if any(factor % 2 for factor in buckets):
             raise InputError(
                 f"--attention {spec} asks for {' x '.join(map(str, buckets))} buckets; each must be even: half of "
-                "the buckets are directions, and half their opposites.\nFor example: --attention lsh:buckets=32"
+                "the buckets are directions, and half their opposites.",
+                hint="For example: --attention lsh:buckets=32",
             )
         request["buckets"] = buckets
     return request
@@ -223,12 +224,13 @@ def _frozen(
     if request.keys() & {"chunk", "before", "after"}:
         raise InputError(
             f"A {config.model_type} has its chunks, by config.json: --attention lsh takes rounds, buckets and seed for "
-            "it.\nFor example: --attention lsh:rounds=8,seed=0"
+            "it.",
+            hint="For example: --attention lsh:rounds=8,seed=0",
         )
     if own.hashed is None:
         if request:
             raise InputError(
-                f"This {config.model_type} has local layers only, and hashes nothing.\nLeave out --attention."
+                f"This {config.model_type} has local layers only, and hashes nothing.", hint="Leave out --attention."
             )
         return own, None
     said = []

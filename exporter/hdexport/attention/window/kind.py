@@ -130,7 +130,8 @@ class WindowKind(AttentionKind):
         if request.max_global is not None:
             raise InputError(
                 f"--max-global {request.max_global} is for models with an input global_attention_mask, and "
-                f"{config.model_type} has none.\nLeave it out."
+                f"{config.model_type} has none.",
+                hint="Leave it out.",
             )
         if request.window is None:
             return None
@@ -246,30 +247,31 @@ def _carried(window: Window, tokens: int, subject: Subject) -> CallStates:
     if not family.learned_positions:
         raise InputError(
             f"--recurrence {tokens} does not fit this {config.model_type}, which turns keys by their place in a "
-            "segment before they are carried.\n"
-            "Leave it out: without a table of positions, --max-len may be a whole document's."
+            "segment before they are carried.",
+            hint="Leave it out: without a table of positions, --max-len may be a whole document's.",
         )
     if window.global_tokens:
         raise InputError(
             f"--recurrence {tokens} does not fit {window.global_tokens} global tokens: they are in a document's first "
-            "segment, and later ones cannot see them.\n"
-            f"Leave them out: --attention window:{window.tokens},right:{window.after},global:0"
+            "segment, and later ones cannot see them.",
+            hint=f"Leave them out: --attention window:{window.tokens},right:{window.after},global:0",
         )
     if subject.task is Task.TEXT_CLASSIFICATION:
         raise InputError(
             f"--recurrence {tokens} does not fit {subject.task}: a {config.model_type} classifies by a text's "
-            "first token, which sees nothing of later segments.\n"
-            "Build for answers to every token: --task feature-extraction"
+            "first token, which sees nothing of later segments.",
+            hint="Build for answers to every token: --task feature-extraction",
         )
     if isinstance(family.embeddings(subject.model).position_embeddings, PositionsByLength):
         raise InputError(
             f"--recurrence {tokens} does not fit --positions interpolate and group, which spread positions over the "
-            "length of a text: a segment does not tell the document's.\nUse --positions hierarchical, tile or none."
+            "length of a text: a segment does not tell the document's.",
+            hint="Use --positions hierarchical, tile or none.",
         )
     if subject.query_scale is not None and subject.query_scale.changes(window.most_keys):
         raise InputError(
-            f"--recurrence {tokens} does not fit --attention-scale logn, which counts the tokens of a whole text.\n"
-            "Use --attention-scale none."
+            f"--recurrence {tokens} does not fit --attention-scale logn, which counts the tokens of a whole text.",
+            hint="Use --attention-scale none.",
         )
     reach = window.tokens * max(window.dilation)
     if tokens > reach:
@@ -299,8 +301,8 @@ def _marks(subject: Subject, max_global: int | None) -> InputSpec:
     if subject.task is Task.QUESTION_ANSWERING:
         if config.sep_token_id is None:
             raise ModelError(
-                "config.json has no sep_token_id, so where a question ends is unknown.\n"
-                'Add it: the id of the token after the question, e.g. "sep_token_id": 2.'
+                "config.json has no sep_token_id, so where a question ends is unknown.",
+                hint='Add it: the id of the token after the question, e.g. "sep_token_id": 2.',
             )
         default, bound = Default(fill=Fill.UNTIL_TOKEN, token_id=int(config.sep_token_id)), _DEFAULT_BOUND_OF_QUESTIONS
     return InputSpec(
@@ -329,8 +331,8 @@ def _check(window: Window, *, heads: int, max_len: int) -> None:
     """Refuse dilations that do not fit the heads, and warn of a window that changes nothing."""
     if len(window.dilation) not in (1, heads):
         raise InputError(
-            f"--attention has {len(window.dilation)} dilations, and the model has {heads} heads in each layer.\n"
-            f"Give one for all heads, dilation:2, or {heads}, separated by slashes."
+            f"--attention has {len(window.dilation)} dilations, and the model has {heads} heads in each layer.",
+            hint=f"Give one for all heads, dilation:2, or {heads}, separated by slashes.",
         )
     # However wide the window, a dilated head does not see all of a text.
     if max(window.dilation) == 1 and min(window.tokens, window.after) >= max_len - 1:

@@ -35,19 +35,19 @@ def read_result(path: Path) -> BenchResult:
         version = from_json(text, _AnySchema, name="bench").schema_version
     except ValueError as error:
         raise InputError(
-            f"{path} is not a result of hdexport bench: {error}.\n"
-            f"Give a {JSON_FILE} or its directory, or {_MEASURE_AGAIN}"
+            f"{path} is not a result of hdexport bench: {error}.",
+            hint=f"Give a {JSON_FILE} or its directory, or {_MEASURE_AGAIN}",
         ) from None
     if version != SCHEMA_VERSION:
         hint = "update hdexport" if version > SCHEMA_VERSION else _MEASURE_AGAIN
         raise InputError(
-            f"{path} has schema version {version}; this hdexport reads version {SCHEMA_VERSION}.\n"
-            f"{hint[0].upper()}{hint[1:]}."
+            f"{path} has schema version {version}; this hdexport reads version {SCHEMA_VERSION}.",
+            hint=f"{hint[0].upper()}{hint[1:]}.",
         )
     try:
         result = from_json(text, BenchResult, name="bench")
     except JsonMismatchError as error:
-        raise InputError(f"{path}: {error}.\nCopy the file again, or {_MEASURE_AGAIN}") from None
+        raise InputError(f"{path}: {error}.", hint=f"Copy the file again, or {_MEASURE_AGAIN}") from None
     _require_known_series(path, result)
     return result
 
@@ -64,7 +64,9 @@ def _text(path: Path) -> bytes:
     try:
         return read_bounded(path, most_bytes=_MOST_BYTES)
     except FileNotFoundError:
-        raise InputError(f"There is no {path}.\nGive a {JSON_FILE} or its directory, or {_MEASURE_AGAIN}") from None
+        raise InputError(
+            f"There is no {path}.", hint=f"Give a {JSON_FILE} or its directory, or {_MEASURE_AGAIN}"
+        ) from None
     except OSError as error:
         other = f"Give a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}"
         raise InputError(f"{path} cannot be read: {explained(error, otherwise=other)}") from error
@@ -75,6 +77,6 @@ def _require_known_series(path: Path, result: BenchResult) -> None:
     for index, case in enumerate(result.cases):
         if case.series not in names:
             raise InputError(
-                f"{path}: bench.cases[{index}].series is {case.series!r}, which bench.series does not list.\n"
-                f"Copy the file again, or {_MEASURE_AGAIN}"
+                f"{path}: bench.cases[{index}].series is {case.series!r}, which bench.series does not list.",
+                hint=f"Copy the file again, or {_MEASURE_AGAIN}",
             )

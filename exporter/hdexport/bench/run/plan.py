@@ -157,8 +157,8 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     # Longer numbers are no lengths, and Python reads no number of thousands of digits.
     if any(len(digits) > _MOST_DIGITS for digits in re.findall(r"\d+", text)):
         raise InputError(
-            f"--lengths {text:.60} has a number of more than {_MOST_DIGITS} digits; no bundle takes so many tokens.\n"
-            f"{_LENGTHS}"
+            f"--lengths {text:.60} has a number of more than {_MOST_DIGITS} digits; no bundle takes so many tokens.",
+            hint=_LENGTHS,
         )
     for part in text.split(","):
         lengths.update(_lengths_of(part.strip(), text))
@@ -175,8 +175,8 @@ def _valid(names: Sequence[str] | None, valid: list[str], option: str, noun: str
     for name in names or ():
         if name not in valid:
             raise InputError(
-                f"{option}: {name!r:.60} is not a {noun}; valid: {', '.join(valid)}.\n"
-                f"Name some of them, with commas, or leave {option} out."
+                f"{option}: {name!r:.60} is not a {noun}; valid: {', '.join(valid)}.",
+                hint=f"Name some of them, with commas, or leave {option} out.",
             )
     return valid if names is None else [name for name in valid if name in names]
 
@@ -185,8 +185,8 @@ def _check_lengths(lengths: Sequence[int], bundles: Sequence[Bundle]) -> None:
     longest = max(bundle.manifest.max_len for bundle in bundles)
     if lengths[-1] > longest:
         raise InputError(
-            f"--lengths contains {lengths[-1]}; the bundles accept 1 to {longest} tokens.\n"
-            f"Leave --lengths out, or build a bundle with: hdexport build --max-len {lengths[-1]}"
+            f"--lengths contains {lengths[-1]}; the bundles accept 1 to {longest} tokens.",
+            hint=f"Leave --lengths out, or build a bundle with: hdexport build --max-len {lengths[-1]}",
         )
 
 
@@ -324,11 +324,11 @@ def _lengths_of(part: str, text: str) -> tuple[int, ...]:
         if 0 < first <= last and step > (match[3] == "x"):
             if match[3] == "+" and (last - first) // step > _MOST_LENGTHS:
                 raise InputError(
-                    f"--lengths {text:.60}: {part!r:.60} is more than {_MOST_LENGTHS} lengths.\n"
-                    f"Give a larger step. {_LENGTHS}"
+                    f"--lengths {text:.60}: {part!r:.60} is more than {_MOST_LENGTHS} lengths.",
+                    hint=f"Give a larger step. {_LENGTHS}",
                 )
             return _multiplied(first, last, step) if match[3] == "x" else (*range(first, last, step), last)
-    raise InputError(f"--lengths {text:.60}: {part!r:.60} is not a length in tokens.\n{_LENGTHS}")
+    raise InputError(f"--lengths {text:.60}: {part!r:.60} is not a length in tokens.", hint=_LENGTHS)
 
 
 def _multiplied(first: int, last: int, factor: int) -> tuple[int, ...]:

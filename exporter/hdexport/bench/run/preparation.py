@@ -107,8 +107,8 @@ class Preparation:
         outcome, _ = run_function(call, time_limit_s=_TIME_LIMIT_S)
         if outcome.status is not Status.OK:
             raise BackendError(
-                f"The inputs for {model.bundle} could not be made: {outcome.reason}\n"
-                f"Look at the bundle: hdexport inspect {shlex.quote(str(model.bundle))}"
+                f"The inputs for {model.bundle} could not be made: {outcome.reason}",
+                hint=f"Look at the bundle: hdexport inspect {shlex.quote(str(model.bundle))}",
             )
 
     def _make_expected(self, model: MeasuredModel) -> None:

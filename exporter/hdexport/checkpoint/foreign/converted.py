@@ -139,8 +139,8 @@ def _chosen(layout: Variables, stored: _Stored) -> tuple[list[Variable], str]:
     missing = [variable.google for variable in chosen if variable.google not in stored.shapes and not variable.identity]
     if missing:
         raise ModelError(
-            f"{stored.file} lacks {several([*map(shown, missing)])}, which a {layout.class_prefix}{ending} needs.\n"
-            "Check that the configuration belongs to it, or save the checkpoint again with all variables."
+            f"{stored.file} lacks {several([*map(shown, missing)])}, which a {layout.class_prefix}{ending} needs.",
+            hint="Check that the configuration belongs to it, or save the checkpoint again with all variables.",
         )
     return chosen, f"{layout.class_prefix}{ending}"
 
@@ -152,8 +152,8 @@ def _check_layers(layout: Variables, stored: _Stored, config: Mapping[str, Any],
     numbers = {int(match[1]) for match in map(pattern.fullmatch, stored.shapes) if match is not None}
     if numbers and max(numbers) >= config[key]:
         raise ModelError(
-            f"{found.config} has {key} {config[key]}, and {stored.file} has {max(numbers) + 1}.\n"
-            "Set it to that, or use the configuration of this checkpoint."
+            f"{found.config} has {key} {config[key]}, and {stored.file} has {max(numbers) + 1}.",
+            hint="Set it to that, or use the configuration of this checkpoint.",
         )
 
 
@@ -164,15 +164,16 @@ def _check_shape(variable: Variable, stored: _Stored, config: Mapping[str, Any],
         return
     if variable.google not in stored.floating:
         raise ModelError(
-            f"{stored.file} stores {variable.google} as something else than floating-point numbers.\n"
-            "Save the checkpoint again in float32 or float16."
+            f"{stored.file} stores {variable.google} as something else than floating-point numbers.",
+            hint="Save the checkpoint again in float32 or float16.",
         )
     if shape == expected:
         return
     said = ", ".join(f"{axis} {config[axis]}" for axis in dict.fromkeys(variable.axes) if isinstance(axis, str))
     raise ModelError(
         f"{stored.file} has {variable.google} of shape {list(shape)}, and {found.config.name} makes it "
-        f"{list(expected)} ({said}).\nUse the configuration of this checkpoint."
+        f"{list(expected)} ({said}).",
+        hint="Use the configuration of this checkpoint.",
     )
 
 
@@ -206,8 +207,8 @@ def _with_weights(
         # safetensors, written in Rust, has its own error for a full disk.
         if f"os error {errno.ENOSPC}" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
             raise ModelError(
-                f"{tempfile.gettempdir()} has no space for the checkpoint {directory}, which is converted there.\n"
-                "Free some, or set TMPDIR to a directory on a larger disk."
+                f"{tempfile.gettempdir()} has no space for the checkpoint {directory}, which is converted there.",
+                hint="Free some, or set TMPDIR to a directory on a larger disk.",
             ) from error
         raise
     return converted

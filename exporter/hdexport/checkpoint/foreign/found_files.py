@@ -123,7 +123,8 @@ def model_type_of(
         if named not in MODEL_TYPES:
             raise ModelError(
                 f"{file} has model_type {shown(named)}; checkpoints of TensorFlow and bert4keras are read of "
-                f"{', '.join(MODEL_TYPES)}.\nBuild a Hugging Face checkpoint of the model instead."
+                f"{', '.join(MODEL_TYPES)}.",
+                hint="Build a Hugging Face checkpoint of the model instead.",
             )
         return str(named)
     if layers:
@@ -139,12 +140,14 @@ def model_type_of(
     if any(name.startswith("bert/") for name in variables):
         raise ModelError(
             f"The checkpoint beside {file} has no bert/embeddings/position_embeddings: it is a NEZHA or a RoFormer, "
-            'which its names do not tell.\nAdd to that file "model_type": "nezha" or "model_type": "roformer".'
+            "which its names do not tell.",
+            hint='Add to that file "model_type": "nezha" or "model_type": "roformer".',
         )
     some = ", ".join(sorted(variables)[:3]) or "nothing"
     raise ModelError(
         f"The checkpoint beside {file} is of no family that is known by its names ({shown(some)}); names begin with "
-        f"bert/ or electra/ in those of {', '.join(MODEL_TYPES)}.\nConvert it to a Hugging Face checkpoint first."
+        f"bert/ or electra/ in those of {', '.join(MODEL_TYPES)}.",
+        hint="Convert it to a Hugging Face checkpoint first.",
     )
 
 
@@ -157,8 +160,8 @@ def hugging_face_config(
     for key, what in _UNSUPPORTED.items():
         if config.get(key):
             raise ModelError(
-                f"{file} has {key}: {what}, which Hugging Face's {model_type} does not compute.\n"
-                "Train or build a checkpoint without it."
+                f"{file} has {key}: {what}, which Hugging Face's {model_type} does not compute.",
+                hint="Train or build a checkpoint without it.",
             )
     config = _DEFAULTS | {"embedding_size": config.get("hidden_size")} | config
     for key in (*_SIZES, "embedding_size", *_DEFAULTS):
@@ -166,15 +169,16 @@ def hugging_face_config(
     if model_type in ("bert", "nezha") and config["embedding_size"] != config["hidden_size"]:
         raise ModelError(
             f"{file} has embedding_size {config['embedding_size']} and hidden_size {config['hidden_size']}; a "
-            f"{model_type} of Hugging Face has embeddings as wide as its layers.\n"
-            "Build a checkpoint of ALBERT, ELECTRA or RoFormer, which project them."
+            f"{model_type} of Hugging Face has embeddings as wide as its layers.",
+            hint="Build a checkpoint of ALBERT, ELECTRA or RoFormer, which project them.",
         )
     head_size = config["hidden_size"] // config["num_attention_heads"]
     for key in ("attention_head_size", "attention_key_size"):
         if config.get(key) not in (None, head_size):
             raise ModelError(
                 f"{file} has {key} {shown(config[key])}; a {model_type} of Hugging Face has hidden_size / "
-                f"num_attention_heads = {head_size}.\nBuild a checkpoint without that key."
+                f"num_attention_heads = {head_size}.",
+                hint="Build a checkpoint without that key.",
             )
     hierarchical_alpha(config, file)
     config.setdefault("hidden_act", "gelu")
@@ -203,23 +207,25 @@ def _weights(directory: Path) -> Path:
         if (directory / _CLASS_OF_TRANSFORMERS).is_file():
             raise ModelError(
                 f"{directory / _CLASS_OF_TRANSFORMERS} holds the weights of a TensorFlow class of transformers, which "
-                "is not read.\nConvert it with transformers 4: AutoModel.from_pretrained(DIRECTORY, from_tf=True), "
-                "then save_pretrained()."
+                "is not read.",
+                hint="Convert it with transformers 4: AutoModel.from_pretrained(DIRECTORY, from_tf=True), "
+                "then save_pretrained().",
             )
         configs = ", ".join(name for name in _CONFIGS if (directory / name).is_file())
         raise ModelError(
-            f"{directory} holds {configs} and no weights.\n"
-            "It needs a TensorFlow checkpoint (NAME.ckpt.index and NAME.ckpt.data-00000-of-00001) or a Keras file "
-            "(NAME.h5)."
+            f"{directory} holds {configs} and no weights.",
+            hint="It needs a TensorFlow checkpoint (NAME.ckpt.index and NAME.ckpt.data-00000-of-00001) or a Keras file "
+            "(NAME.h5).",
         )
     if tensorflow and keras:
         raise ModelError(
             f"{directory} holds weights of TensorFlow ({_listed(tensorflow)}) and of Keras ({_listed(keras)}), and "
-            "which of them are meant is open.\nLeave one of them in the directory."
+            "which of them are meant is open.",
+            hint="Leave one of them in the directory.",
         )
     if len(keras) > 1:
         raise ModelError(
-            f"{directory} holds several Keras files: {_listed(keras)}.\nLeave one of them in the directory."
+            f"{directory} holds several Keras files: {_listed(keras)}.", hint="Leave one of them in the directory."
         )
     return keras[0] if keras else _one_checkpoint(directory, tensorflow)
 
@@ -231,7 +237,7 @@ def _one_checkpoint(directory: Path, files: list[Path]) -> Path:
     record = directory / "checkpoint"
     advice = f'Leave one in the directory, or write into {record}: model_checkpoint_path: "{files[-1].stem}"'
     if not record.is_file():
-        raise ModelError(f"{directory} holds several checkpoints: {_listed(files)}.\n{advice}")
+        raise ModelError(f"{directory} holds several checkpoints: {_listed(files)}.", hint=advice)
     try:
         match = _NAMED_CHECKPOINT.search(record.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -242,7 +248,7 @@ def _one_checkpoint(directory: Path, files: list[Path]) -> Path:
         if file.stem == name:
             return file
     named = "names none" if name is None else f"names {shown(name)}"
-    raise ModelError(f"{record} {named}, and {directory} holds {_listed(files)}.\n{advice}")
+    raise ModelError(f"{record} {named}, and {directory} holds {_listed(files)}.", hint=advice)
 
 
 def _config(directory: Path, weights: Path) -> tuple[Path, dict[str, Any]]:
@@ -256,14 +262,14 @@ def _config(directory: Path, weights: Path) -> tuple[Path, dict[str, Any]]:
             found[file] = values
     if not found:
         raise ModelError(
-            f"{directory} holds {weights.name} and no configuration of the model.\n"
-            "Copy bert_config.json (or albert_config.json) beside it, as the checkpoint was published with it."
+            f"{directory} holds {weights.name} and no configuration of the model.",
+            hint="Copy bert_config.json (or albert_config.json) beside it, as the checkpoint was published with it.",
         )
     (first, values), *others = found.items()
     if any(other != values for _, other in others):
         raise ModelError(
-            f"{directory} holds several configurations, and they differ: {_listed(list(found))}.\n"
-            "Leave the one in the directory that belongs to the weights."
+            f"{directory} holds several configurations, and they differ: {_listed(list(found))}.",
+            hint="Leave the one in the directory that belongs to the weights.",
         )
     return first, values
 
@@ -275,6 +281,8 @@ def _listed(files: list[Path]) -> str:
 def _check_size(value: object, key: str, file: Path) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         found = "no " + key if value is None else f"{key} {shown(value)}"
-        raise ModelError(f"{file} has {found}; it must be a whole number, 1 or more.\nSet it to the checkpoint's.")
+        raise ModelError(
+            f"{file} has {found}; it must be a whole number, 1 or more.", hint="Set it to the checkpoint's."
+        )
     if key in _COUNTS and value > MOST_LAYERS:
-        raise ModelError(f"{file} has {key} {value}; the most is {MOST_LAYERS}.\nSet it to the checkpoint's.")
+        raise ModelError(f"{file} has {key} {value}; the most is {MOST_LAYERS}.", hint="Set it to the checkpoint's.")

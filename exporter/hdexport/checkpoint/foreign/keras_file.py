@@ -85,11 +85,11 @@ def read_keras_file(file: Path) -> KerasLayers:
     except (OSError, KeyError, RuntimeError, UnicodeDecodeError) as error:
         # h5py raises each of these for files that are cut off or changed.
         raise ModelError(
-            f"{file} cannot be read as a Keras file of weights: {shown(error)}\nCopy or download it again."
+            f"{file} cannot be read as a Keras file of weights: {shown(error)}", hint="Copy or download it again."
         ) from error
     raise ModelError(
-        f"{file} is HDF5 that Keras' save_weights() did not write: it holds {held}.\n"
-        "Save the weights again: model.save_weights('model.h5')"
+        f"{file} is HDF5 that Keras' save_weights() did not write: it holds {held}.",
+        hint="Save the weights again: model.save_weights('model.h5')",
     )
 
 

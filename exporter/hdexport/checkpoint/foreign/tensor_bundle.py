@@ -76,17 +76,18 @@ class TensorBundle:
             }
             self.tensors = {name: _stored(table[key]) for key, name in names.items()}
         except OSError as error:
-            raise ModelError(f"{index} cannot be read: {error.strerror}.\nCopy the checkpoint again.") from error
+            raise ModelError(f"{index} cannot be read: {error.strerror}.", hint="Copy the checkpoint again.") from error
         except ValueError as error:
             reason = str(error) if isinstance(error, DamagedError) else "a name in it is not UTF-8"
             raise ModelError(
-                f"{index} cannot be read as the index of a TensorFlow checkpoint: {reason}.\n"
-                "Copy or download the checkpoint again."
+                f"{index} cannot be read as the index of a TensorFlow checkpoint: {reason}.",
+                hint="Copy or download the checkpoint again.",
             ) from error
         if _OBJECT_GRAPH in self.tensors:
             raise ModelError(
                 f"{index} is a checkpoint of objects, as Keras writes it for a name without .h5: its tensors have no "
-                "names of variables.\nSave the weights again, as HDF5: model.save_weights('model.h5')"
+                "names of variables.",
+                hint="Save the weights again, as HDF5: model.save_weights('model.h5')",
             )
         self._shards = self._checked_shards(_number(header, 1))
 
@@ -96,20 +97,22 @@ class TensorBundle:
         if tensor.slices:
             raise ModelError(
                 f"{self._index} stores {shown(name)} in {tensor.slices} slices: it was a partitioned variable, and "
-                "whole ones are read.\nSave the checkpoint again without a partitioner."
+                "whole ones are read.",
+                hint="Save the checkpoint again without a partitioner.",
             )
         dtype = _TYPES.get(tensor.type_number)
         if dtype is None:
             kind = _NAMES.get(tensor.type_number, f"the type of number {tensor.type_number}")
             raise ModelError(
-                f"{self._index} stores {shown(name)} as {kind}; float32, float16, bfloat16 and float64 are read.\n"
-                "Save the checkpoint again in one of these."
+                f"{self._index} stores {shown(name)} as {kind}; float32, float16, bfloat16 and float64 are read.",
+                hint="Save the checkpoint again in one of these.",
             )
         count = int(np.prod(tensor.shape, dtype=np.int64))
         if tensor.size != count * np.dtype(dtype).itemsize:
             raise ModelError(
                 f"{self._index} gives {shown(name)} {tensor.size} bytes, which is not what its shape "
-                f"{list(tensor.shape)} has.\nCopy or download the checkpoint again."
+                f"{list(tensor.shape)} has.",
+                hint="Copy or download the checkpoint again.",
             )
         if not count:
             return np.empty(tensor.shape, np.float32 if tensor.type_number == _BFLOAT16 else dtype)
@@ -117,12 +120,13 @@ class TensorBundle:
             content = np.memmap(self._shards[tensor.shard], np.uint8, "r", tensor.offset, (tensor.size,))
         except OSError as error:
             raise ModelError(
-                f"{self._shards[tensor.shard]} cannot be read: {error.strerror}.\nCopy the checkpoint again."
+                f"{self._shards[tensor.shard]} cannot be read: {error.strerror}.", hint="Copy the checkpoint again."
             ) from error
         if masked_crc32c(content.data) != tensor.checksum:
             raise ModelError(
                 f"The checksum of {shown(name)} in {self._shards[tensor.shard]} is wrong: the file was changed after "
-                "it was written.\nCopy or download the checkpoint again."
+                "it was written.",
+                hint="Copy or download the checkpoint again.",
             )
         values = content.view(dtype).reshape(tensor.shape)
         return (values.astype("<u4") << 16).view("<f4") if tensor.type_number == _BFLOAT16 else values
@@ -131,7 +135,7 @@ class TensorBundle:
         stem = self._index.name.removesuffix(".index")
         if not 1 <= count <= 99999:
             raise ModelError(
-                f"{self._index} says that there are {count} data files.\nCopy or download the checkpoint again."
+                f"{self._index} says that there are {count} data files.", hint="Copy or download the checkpoint again."
             )
         shards = [self._index.with_name(f"{stem}.data-{shard:05}-of-{count:05}") for shard in range(count)]
         needed = dict.fromkeys(range(count), 0)
@@ -140,22 +144,23 @@ class TensorBundle:
                 continue
             if tensor.shard not in needed:
                 raise ModelError(
-                    f"{self._index} has {shown(name)} in data file {tensor.shard}, of {count}.\n"
-                    "Copy or download the checkpoint again."
+                    f"{self._index} has {shown(name)} in data file {tensor.shard}, of {count}.",
+                    hint="Copy or download the checkpoint again.",
                 )
             needed[tensor.shard] = max(needed[tensor.shard], tensor.offset + tensor.size)
         missing = [shard.name for shard in shards if not shard.is_file()]
         if missing:
             raise ModelError(
                 f"{self._index.parent} lacks {', '.join(missing[:3])}, of the {count} data files that "
-                f"{self._index.name} names.\nCopy the missing files beside it, under these names."
+                f"{self._index.name} names.",
+                hint="Copy the missing files beside it, under these names.",
             )
         for number, shard in enumerate(shards):
             size = shard.stat().st_size
             if size < needed[number]:
                 raise ModelError(
-                    f"{shard} has {size} bytes, and {self._index.name} says at least {needed[number]}: it is cut off."
-                    "\nCopy or download the checkpoint again."
+                    f"{shard} has {size} bytes, and {self._index.name} says at least {needed[number]}: it is cut off.",
+                    hint="Copy or download the checkpoint again.",
                 )
         return shards
 

@@ -55,8 +55,8 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
     words = [directory / _USUAL] if (directory / _USUAL).is_file() else sorted(directory.glob("vocab*.txt"))
     if len(words) > 1:
         raise ModelError(
-            f"{directory} holds several vocabularies: {', '.join(word.name for word in words)}.\n"
-            f"Name the checkpoint's {_USUAL}."
+            f"{directory} holds several vocabularies: {', '.join(word.name for word in words)}.",
+            hint=f"Name the checkpoint's {_USUAL}.",
         )
     settings = {"model_max_length": config["max_position_embeddings"]}
     if words:
@@ -66,8 +66,8 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
         return Vocabulary()
     if len(models) > 1:
         raise ModelError(
-            f"{directory} holds several SentencePiece models: {', '.join(model.name for model in models)}.\n"
-            "Leave one of them in the directory."
+            f"{directory} holds several SentencePiece models: {', '.join(model.name for model in models)}.",
+            hint="Leave one of them in the directory.",
         )
     lowers = given.get("do_lower_case", config.get("do_lower_case"))
     remarks: tuple[str, ...] = ()
@@ -104,15 +104,15 @@ def _tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, d
         raise _unreadable(file, error) from error
     if algorithm != _UNIGRAM:
         raise ModelError(
-            f"{file} is a SentencePiece model of the algorithm {algorithm}; ALBERT's are unigram models (1).\n"
-            "Use the model that was published with the checkpoint."
+            f"{file} is a SentencePiece model of the algorithm {algorithm}; ALBERT's are unigram models (1).",
+            hint="Use the model that was published with the checkpoint.",
         )
     ids = {text: index for index, (text, _, _) in enumerate(pieces)}
     missing = [token for token in (_CLS, _SEP, _MASK, _PAD) if token not in ids]
     if missing:
         raise ModelError(
-            f"{file} has no {', '.join(missing)}, which ALBERT's texts are framed with.\n"
-            "Use the model that was published with the checkpoint."
+            f"{file} has no {', '.join(missing)}, which ALBERT's texts are framed with.",
+            hint="Use the model that was published with the checkpoint.",
         )
     try:
         text = _tokenizer(pieces, unknown[0], characters, ids, lowercase=lowercase).to_str()
@@ -146,8 +146,8 @@ def _word_pieces(
     missing = [token for token in (*_SPECIAL_TOKENS.values(), _MASK) if token not in tokens]
     if missing and not any(key in given for key in _SPECIAL_TOKENS):
         raise ModelError(
-            f"{file} has no {', '.join(missing)}, which BERT's texts are framed with.\n"
-            f"Use the vocabulary of the checkpoint, or name its tokens in {file.with_name(_CONFIG)}."
+            f"{file} has no {', '.join(missing)}, which BERT's texts are framed with.",
+            hint=f"Use the vocabulary of the checkpoint, or name its tokens in {file.with_name(_CONFIG)}.",
         )
     remarks = []
     lowers = given.get("do_lower_case", config.get("do_lower_case"))
@@ -177,7 +177,7 @@ def _tokens(file: Path) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} cannot be read: {shown(error)}\nCopy or download it again.") from error
+        raise ModelError(f"{file} cannot be read: {shown(error)}", hint="Copy or download it again.") from error
     tokens = [line.strip() for line in lines]
     while tokens and not tokens[-1]:
         tokens.pop()
@@ -217,7 +217,9 @@ def _tokenizer(
 
 
 def _unreadable(file: Path, error: Exception) -> ModelError:
-    return ModelError(f"{file} cannot be read as a SentencePiece model: {shown(error)}.\nCopy or download it again.")
+    return ModelError(
+        f"{file} cannot be read as a SentencePiece model: {shown(error)}.", hint="Copy or download it again."
+    )
 
 
 def _piece(record: int | bytes) -> tuple[str, float, int]:

@@ -98,8 +98,8 @@ def _check_padding(model: PreTrainedModel, texts: list[torch.Tensor], alone: lis
 def _check_numbers(model_type: str, answer: torch.Tensor, given: str) -> None:
     if not bool(answer.isfinite().all()):
         raise ModelError(
-            f"The code of this {model_type} fails: the answer to {given} has values that are no numbers.\n"
-            "Choose a model whose code answers every text."
+            f"The code of this {model_type} fails: the answer to {given} has values that are no numbers.",
+            hint="Choose a model whose code answers every text.",
         )
 
 
@@ -135,8 +135,8 @@ def _run(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         tokens = "1 token" if ids.shape[1] == 1 else f"{ids.shape[1]} tokens"
         raise ModelError(
             f"The code of this {model.config.model_type} does not run with ids and a mask alone, on {texts} of "
-            f"{tokens}: {shown(error)}\n"
-            "A bundle has no other inputs, and takes texts of any length; choose a model whose code runs so."
+            f"{tokens}: {shown(error)}",
+            hint="A bundle has no other inputs, and takes texts of any length; choose a model whose code runs so.",
         ) from error
     return found.float()
 
@@ -150,6 +150,6 @@ def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def _refusal(model_type: str, how: str) -> ModelError:
     return ModelError(
-        f"The answers of this {model_type} by its own code depend on more than the text: {how}.\n"
-        "A bundle's answer to a text must be the same in every batch; choose a model whose code sees to that."
+        f"The answers of this {model_type} by its own code depend on more than the text: {how}.",
+        hint="A bundle's answer to a text must be the same in every batch; choose a model whose code sees to that.",
     )

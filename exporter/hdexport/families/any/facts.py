@@ -83,16 +83,16 @@ def facts_of(config: Mapping[str, Any], family: Family) -> Facts:
             skeleton = kind._from_config(copy.deepcopy(settings), dtype=torch.float32)
     except KeyError:
         raise ModelError(
-            f"There is no AutoModel of a {model_type}, so there are no vectors of tokens to build.\n"
-            "Choose a model of another type."
+            f"There is no AutoModel of a {model_type}, so there are no vectors of tokens to build.",
+            hint="Choose a model of another type.",
         ) from None
     except MemoryError:
         raise
     except Exception as error:
         # Configurations and classes have checks of their own, and where they lack one, their code fails somewhere.
         raise ModelError(
-            f"config.json does not describe a {model_type}: {shown(error)}\n"
-            "Correct that value, or download the model's config.json again."
+            f"config.json does not describe a {model_type}: {shown(error)}",
+            hint="Correct that value, or download the model's config.json again.",
         ) from error
     _check_position_kind(kind, config)
     is_half = bool(settings.is_encoder_decoder)
@@ -175,13 +175,13 @@ def _check_inputs_and_outputs(model: torch.nn.Module, model_type: str) -> None:
     name, inputs = type(model).__name__, list(inspect.signature(model.forward).parameters)
     if "input_ids" not in inputs:
         raise ModelError(
-            f"The code of a {model_type} reads no ids of texts: {name} takes {', '.join(inputs)}.\n"
-            "Choose a model that reads texts alone."
+            f"The code of a {model_type} reads no ids of texts: {name} takes {', '.join(inputs)}.",
+            hint="Choose a model that reads texts alone.",
         )
     if isinstance(model, GenerationMixin):
         raise ModelError(
-            f"The AutoModel of a {model_type} is {name}, which gives scores of the next token, and no vectors.\n"
-            "Choose a checkpoint of its text model alone, which has a model_type of its own."
+            f"The AutoModel of a {model_type} is {name}, which gives scores of the next token, and no vectors.",
+            hint="Choose a checkpoint of its text model alone, which has a model_type of its own.",
         )
 
 
@@ -191,6 +191,6 @@ def _check_position_kind(kind: type, config: Mapping[str, Any]) -> None:
     asked = config.get(key)
     if asked not in (None, "absolute") and key not in inspect.getsource(sys.modules[kind.__module__]):
         raise ModelError(
-            f"config.json asks for {shown(asked)} positions, and {kind.__name__} has no code for them.\n"
-            f"Choose a model whose {key} its code reads."
+            f"config.json asks for {shown(asked)} positions, and {kind.__name__} has no code for them.",
+            hint=f"Choose a model whose {key} its code reads.",
         )

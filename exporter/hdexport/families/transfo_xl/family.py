@@ -55,8 +55,8 @@ def _attention(config: Any) -> RelativeAttention:
     memory = max(0, config.mem_len)
     if config.same_length and not memory:
         raise ModelError(
-            f"config.json has mem_len {config.mem_len} and same_length, by which a token sees mem_len tokens.\n"
-            "Give it a memory: --recurrence 512"
+            f"config.json has mem_len {config.mem_len} and same_length, by which a token sees mem_len tokens.",
+            hint="Give it a memory: --recurrence 512",
         )
     return RelativeAttention(
         layers=config.n_layer,

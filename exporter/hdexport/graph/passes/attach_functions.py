@@ -23,8 +23,8 @@ def attach_functions(model: onnx_ir.Model) -> int:
         if bodies.setdefault(body.name, body) != body:
             raise ExportError(
                 f"The nodes {body.name} have {len(bodies[body.name].input)} and {len(body.input)} inputs, "
-                "for which one body cannot serve.\n"
-                "Please report the model and the versions that `hdexport doctor` prints."
+                "for which one body cannot serve.",
+                hint="Please report the model and the versions that `hdexport doctor` prints.",
             )
         node.op_type = body.name
     for body in bodies.values():

@@ -70,8 +70,9 @@ def feed_forward_networks(graph: onnx_ir.Graph, *, layers: int) -> list[FeedForw
         raise ExportError(
             f"--ffn-chunk found {len(networks)} feed-forward networks in {layers} layers. It takes two linear layers, "
             "[batch, tokens, hidden] to [batch, tokens, width] and back, with an activation and elementwise operators "
-            f"between them. The nearest miss: {nearest}.\n"
-            "Build without --ffn-chunk, and please report the model and the versions that `hdexport doctor` prints."
+            f"between them. The nearest miss: {nearest}.",
+            hint="Build without --ffn-chunk, and please report the model and the versions that "
+            "`hdexport doctor` prints.",
         )
     return networks
 

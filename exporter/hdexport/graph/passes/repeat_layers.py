@@ -52,8 +52,8 @@ def _copy_layer(repeat: onnx_ir.Node, start: onnx_ir.Node, body: Sequence[onnx_i
     replaced = (*start.outputs, *weights)
     if len(repeat.inputs) != len(replaced) or len(repeat.outputs) != len(results):
         raise ExportError(
-            "A layer has other inputs, outputs or weights than the one that it repeats.\n"
-            "Please report the model and the versions that `hdexport doctor` prints."
+            "A layer has other inputs, outputs or weights than the one that it repeats.",
+            hint="Please report the model and the versions that `hdexport doctor` prints.",
         )
     values = dict(zip(replaced, repeat.inputs, strict=True))
     for node in body:

@@ -91,7 +91,7 @@ class Target:
         """Refuse a target that was named and cannot be built on this machine, or not verified."""
         if not self.entry.is_installed():
             raise MissingDependencyError(
-                f"{self.entry.library} is not installed here.\nInstall it with: {self.entry.install}"
+                f"{self.entry.library} is not installed here.", hint=f"Install it with: {self.entry.install}"
             )
 
     def is_possible(self) -> bool:

@@ -203,6 +203,6 @@ def _check_provider(session: Any) -> None:
 
         raise BackendUnavailableError(
             f"ONNX Runtime {onnxruntime.__version__} could not start its CUDA provider and would run on {found[0]}: "
-            "CUDA or cuDNN is missing, or of another version; the line above from ONNX Runtime says which.\n"
-            "Install those it was built for with: pip install 'onnxruntime-gpu[cuda,cudnn]'"
+            "CUDA or cuDNN is missing, or of another version; the line above from ONNX Runtime says which.",
+            hint="Install those it was built for with: pip install 'onnxruntime-gpu[cuda,cudnn]'",
         )

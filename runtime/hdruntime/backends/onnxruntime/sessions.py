@@ -79,10 +79,10 @@ def open_session(
         )
     except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
         if _is_out_of_memory(error):
-            raise OutOfMemoryError(f"ONNX Runtime got no memory for {path}: {error}\nFree memory.") from error
+            raise OutOfMemoryError(f"ONNX Runtime got no memory for {path}: {error}", hint="Free memory.") from error
         raise BackendError(
-            f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {error}\n"
-            "Try a newer one: pip install -U onnxruntime"
+            f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {error}",
+            hint="Try a newer one: pip install -U onnxruntime",
         ) from error
     inputs, outputs = _interface(session.get_inputs()), _interface(session.get_outputs())
     check_interface(bundle, graph, inputs=inputs, outputs=outputs)

@@ -43,8 +43,8 @@ def chosen_device(core: Any, name: str | None) -> OpenVinoDevice:
     found = core.available_devices
     if name not in (*found, *(listed.partition(".")[0] for listed in found)):
         raise BackendUnavailableError(
-            f"OpenVINO finds no device {name!r} here; it has {', '.join(found)}.\n"
-            "Name one of these, or leave the device out for the CPU. GPUs and NPUs need their drivers."
+            f"OpenVINO finds no device {name!r} here; it has {', '.join(found)}.",
+            hint="Name one of these, or leave the device out for the CPU. GPUs and NPUs need their drivers.",
         )
     return OpenVinoDevice(
         name=name,
@@ -61,13 +61,15 @@ def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Man
     if precision is Precision.BFLOAT16 and not device.has_bfloat16:
         raise BackendUnavailableError(
             f"{device.model} ({device.name}) does not compute in {precision.value}; OpenVINO says that it has "
-            f"{', '.join(device.capabilities)}.\nLeave out the precision, or use auto, which is float32 here."
+            f"{', '.join(device.capabilities)}.",
+            hint="Leave out the precision, or use auto, which is float32 here.",
         )
     if needs_float32(manifest):
         if precision is Precision.BFLOAT16:
             raise BackendUnavailableError(
                 f"This bundle sorts tokens by hashes, whose counts {precision.value} rounds: its answers would be "
-                "wrong.\nLeave out the precision, or use auto, which is float32 here."
+                "wrong.",
+                hint="Leave out the precision, or use auto, which is float32 here.",
             )
         return Precision.FLOAT32 if precision is Precision.AUTO else precision
     if precision is not Precision.AUTO or device.name != CPU:

@@ -162,7 +162,9 @@ class _Model:
             yield path
         except (RuntimeError, MemoryError) as error:  # OpenVINO's exceptions are RuntimeErrors
             if _is_out_of_memory(error):
-                raise OutOfMemoryError(f"OpenVINO got no memory for {path}: {_said(error)}\nFree memory.") from error
+                raise OutOfMemoryError(
+                    f"OpenVINO got no memory for {path}: {_said(error)}", hint="Free memory."
+                ) from error
             remedy = "Try a newer one: pip install -U openvino; or another backend."
             if "outside the base directory" in str(error):
                 copying = shlex.join(["cp", "-rL", str(self._bundle.path), "BUNDLE"])
@@ -172,7 +174,7 @@ class _Model:
                 )
             version = metadata.version("openvino")
             raise BackendError(
-                f"OpenVINO {version} cannot load {path} on {self._device}: {_said(error)}\n{remedy}"
+                f"OpenVINO {version} cannot load {path} on {self._device}: {_said(error)}", hint=remedy
             ) from error
 
     def run(self, inputs: Inputs, outputs: Sequence[str], *, shape: tuple[int, int]) -> Outputs:

@@ -55,7 +55,8 @@ class EngineBackend(BackendEntry):
         if limit_bytes is not None:
             raise BackendUnavailableError(
                 f"{self.name.value} holds no memory_limit_bytes ({limit_bytes}): an engine's memory was planned when "
-                "it was built.\nLeave it out, or use the backend onnxruntime_cuda."
+                "it was built.",
+                hint="Leave it out, or use the backend onnxruntime_cuda.",
             )
         from hdruntime.backends.tensorrt import runner
         from hdruntime.backends.tensorrt.passport import older_driver, read_passport

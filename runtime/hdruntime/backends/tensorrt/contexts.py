@@ -83,7 +83,8 @@ class ExecutionContext:
             if found != place.shape:
                 raise BackendError(
                     f"The engine's output {name} has shape {list(found)} for a batch of {_named(choice)}; by the "
-                    f"manifest it is {list(place.shape)}.\nRebuild the bundle."
+                    f"manifest it is {list(place.shape)}.",
+                    hint="Rebuild the bundle.",
                 )
 
 

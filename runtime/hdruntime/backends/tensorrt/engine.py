@@ -174,8 +174,8 @@ def error_of(log: TensorRtLog, doing: str) -> BackendError:
 def _error(doing: str, messages: tuple[str, ...]) -> BackendError:
     text = "\n".join(messages) or "it gives no reason; its log may (logging, level INFO)."
     if _OUT_OF_MEMORY.search(text):
-        return OutOfMemoryError(f"{doing}, out of memory: {text}\nUse smaller batches, or free GPU memory.")
-    return BackendError(f"{doing}: {text}\nRebuild the engine for this machine, or use the backend onnxruntime.")
+        return OutOfMemoryError(f"{doing}, out of memory: {text}", hint="Use smaller batches, or free GPU memory.")
+    return BackendError(f"{doing}: {text}", hint="Rebuild the engine for this machine, or use the backend onnxruntime.")
 
 
 def _load_flavour(backend: Backend) -> ModuleType:
@@ -187,7 +187,7 @@ def _load_flavour(backend: Backend) -> ModuleType:
         raise
     except (ImportError, OSError) as error:
         raise BackendUnavailableError(
-            f"The package {backend.value} is installed but does not load: {error}\nSee: hdexport doctor"
+            f"The package {backend.value} is installed but does not load: {error}", hint="See: hdexport doctor"
         ) from error
 
 
@@ -240,5 +240,5 @@ def _shapes(spec: TensorSpec, profile: ProfileShape) -> tuple[tuple[int, ...], .
 
 def _differs(bundle: Bundle, found: str, listed: str) -> BundleCorruptError:
     return BundleCorruptError(
-        f"The engine has {found}, but the manifest of {bundle.path} lists {listed}.\nRebuild the bundle."
+        f"The engine has {found}, but the manifest of {bundle.path} lists {listed}.", hint="Rebuild the bundle."
     )

@@ -50,4 +50,4 @@ def read_passport(bundle: Bundle, engine: EngineFile) -> Passport:
     try:
         return from_json(path.read_bytes(), Passport, name="passport")
     except (OSError, ValueError) as error:
-        raise BundleCorruptError(f"The passport {path} cannot be read: {error}.\nRebuild the bundle.") from None
+        raise BundleCorruptError(f"The passport {path} cannot be read: {error}.", hint="Rebuild the bundle.") from None

@@ -82,8 +82,8 @@ def _checked_options(backend: Backend, gpu: GpuOptions) -> tuple[GraphMode, Kern
         return mode, wanted
     if mode is GraphMode.ON:
         raise InputError(
-            "graphs='on' needs kernel_specialization='eager' or 'none': lazy replaces kernels between runs.\n"
-            "Give one of them, or graphs='auto'."
+            "graphs='on' needs kernel_specialization='eager' or 'none': lazy replaces kernels between runs.",
+            hint="Give one of them, or graphs='auto'.",
         )
     logger.info(
         "no CUDA graphs: TensorRT-RTX specialises kernels lazily; kernel_specialization eager or none allows them"

@@ -81,9 +81,9 @@ def check_limits(profiles: Sequence[ProfileShape], limit_of: Callable[[int], int
         if not most_rows(profiles, tokens, limit=limit):
             raise BackendUnavailableError(
                 f"The engine runs {tokens} tokens only with padding to more than {limit}, which changes answers: in "
-                "this bundle the last block is that of the padded batch.\n"
-                "Rebuild the engine with profiles from 1 token on (--profiles), or the bundle with "
-                "--bigbird-last-block row."
+                "this bundle the last block is that of the padded batch.",
+                hint="Rebuild the engine with profiles from 1 token on (--profiles), or the bundle with "
+                "--bigbird-last-block row.",
             )
 
 
@@ -109,13 +109,13 @@ def _too_large(profiles: Sequence[ProfileShape], batch: int, tokens: int, limit:
     most = longest(profiles)
     if tokens > most:
         return InputError(
-            f"The batch has {tokens} tokens; this engine accepts 1 to {most}.\n"
-            f"Truncate it, rebuild with longer --profiles, or build the bundle again with --max-len {tokens}."
+            f"The batch has {tokens} tokens; this engine accepts 1 to {most}.",
+            hint=f"Truncate it, rebuild with longer --profiles, or build the bundle again with --max-len {tokens}.",
         )
     rows = most_rows(profiles, tokens, limit=limit)
     return InputError(
-        f"The batch has {batch} rows of {tokens} tokens; this engine accepts up to {rows} of that length.\n"
-        f"Split it, or rebuild with --batch 1:1:{batch}."
+        f"The batch has {batch} rows of {tokens} tokens; this engine accepts up to {rows} of that length.",
+        hint=f"Split it, or rebuild with --batch 1:1:{batch}.",
     )
 
 
@@ -124,6 +124,6 @@ def _no_such_memory(profiles: Sequence[ProfileShape], memory: int) -> InputError
         sorted({f"{profile.memory[0]} to {profile.memory[2]}" for profile in profiles if profile.memory})
     )
     return InputError(
-        f"The memories have {memory} tokens; this engine accepts {accepted}.\n"
-        "Give it other memories, or rebuild the engine with a profile for these."
+        f"The memories have {memory} tokens; this engine accepts {accepted}.",
+        hint="Give it other memories, or rebuild the engine with a profile for these.",
     )

@@ -205,8 +205,8 @@ def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, i
         return shape.tokens
     if shape.memory is None:
         raise EngineError(
-            f"The input {tensor.name} has an axis memory, and the profile has no size for it.\n"
-            "Give shapes of that input with --minShapes, --optShapes and --maxShapes, or use --profiles."
+            f"The input {tensor.name} has an axis memory, and the profile has no size for it.",
+            hint="Give shapes of that input with --minShapes, --optShapes and --maxShapes, or use --profiles.",
         )
     return shape.memory
 
@@ -260,15 +260,15 @@ def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[Pr
         memory = "" if profile.memory is None else f", with memories of {_range(profile.memory)} tokens"
         return EngineError(
             f"The graph cannot take the profile for {_range(profile.batch)} sequences of "
-            f"{_range(profile.tokens)} tokens{memory}: {complaint[2].strip()}\n"
-            f"Build with --max-len {profile.tokens[2]} or more, or give shorter --profiles."
+            f"{_range(profile.tokens)} tokens{memory}: {complaint[2].strip()}",
+            hint=f"Build with --max-len {profile.tokens[2]} or more, or give shorter --profiles.",
         )
     if _NO_FUSED_ATTENTION in text:
         return EngineError(
-            "TensorRT has no fused attention for this precision and head size.\n"
-            "Build with --fp16 or --bf16, or without an engine: --target onnx"
+            "TensorRT has no fused attention for this precision and head size.",
+            hint="Build with --fp16 or --bf16, or without an engine: --target onnx",
         )
-    return EngineError(f"TensorRT did not build the engine: {text}\nBuild without it: --target onnx")
+    return EngineError(f"TensorRT did not build the engine: {text}", hint="Build without it: --target onnx")
 
 
 def _range(values: tuple[int, int, int]) -> str:

@@ -48,8 +48,8 @@ def write_kernels(
         return ()
     if not is_installed("triton"):
         raise MissingDependencyError(
-            "Our attention kernels are compiled by the package 'triton', which is not installed.\n"
-            f"Install it with: pip install triton (on Linux). {_OTHERWISE}"
+            "Our attention kernels are compiled by the package 'triton', which is not installed.",
+            hint=f"Install it with: pip install triton (on Linux). {_OTHERWISE}",
         )
     if progress is not None:
         compiled_for = sorted({source.architecture for _, source in wanted})
@@ -57,7 +57,7 @@ def write_kernels(
     try:
         compiled = compile_kernels([source for _, source in wanted], processes=chosen_threads()[0])
     except KernelError as error:
-        raise ExportError(f"{error}\n{_OTHERWISE}") from error
+        raise ExportError(f"{error}", hint=_OTHERWISE) from error
     folder = bundle / KERNELS_FOLDER
     folder.mkdir(exist_ok=True)
     files = []
@@ -84,6 +84,6 @@ def _sources(
                 node.shapes, node.operator_attributes, dtype=dtype, architectures=numbers
             )
         except ValueError as error:
-            raise InputError(f"{error}\nLeave that GPU out of --sm. {_OTHERWISE}") from error
+            raise InputError(f"{error}", hint=f"Leave that GPU out of --sm. {_OTHERWISE}") from error
         wanted += [(operator, source) for source in sources if (operator, source) not in wanted]
     return wanted

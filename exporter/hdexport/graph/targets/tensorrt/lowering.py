@@ -199,7 +199,8 @@ def _raise_opset(model: onnx_ir.Model) -> None:
     if changed:
         raise ExportError(
             f"The graph uses {', '.join(changed)}, whose meaning changed before opset {_ATTENTION_OPSET}, "
-            "which attention needs.\nBuild without an engine: --target onnx"
+            "which attention needs.",
+            hint="Build without an engine: --target onnx",
         )
     opset = model.graph.opset_imports.get("", 0)
     model.graph.opset_imports[""] = max(opset, _ATTENTION_OPSET)
@@ -248,6 +249,7 @@ def _check_selections(model: onnx_ir.Model) -> None:
             if count is not None and int(count.numpy().item()) > _MOST_TOP_VALUES:
                 raise ExportError(
                     f"The graph selects up to {int(count.numpy().item())} global tokens of a text; TensorRT selects "
-                    f"{_MOST_TOP_VALUES} at most.\nBuild with fewer global tokens (--max-global {_MOST_TOP_VALUES} or "
-                    "less, or --attention window:W,global:G), or without an engine: --target onnx"
+                    f"{_MOST_TOP_VALUES} at most.",
+                    hint=f"Build with fewer global tokens (--max-global {_MOST_TOP_VALUES} or "
+                    "less, or --attention window:W,global:G), or without an engine: --target onnx",
                 )

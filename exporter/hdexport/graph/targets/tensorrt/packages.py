@@ -40,14 +40,14 @@ def load_flavour(flavour: Backend) -> ModuleType:
         raise
     except (ImportError, OSError) as error:
         raise EngineError(
-            f"The package {flavour.value} is installed but does not load: {error}\nSee: hdexport doctor"
+            f"The package {flavour.value} is installed but does not load: {error}", hint="See: hdexport doctor"
         ) from error
     if flavour is Backend.TENSORRT and not gpus():
         driver = driver_version()
         raise EngineError(
             "TensorRT times its kernels on the GPU it builds for, and CUDA sees no GPU here "
-            f"({'no NVIDIA driver' if driver is None else f'driver {driver}'}).\n"
-            "Build on the GPU machine, or build a TensorRT-RTX engine here: --target tensorrt-rtx"
+            f"({'no NVIDIA driver' if driver is None else f'driver {driver}'}).",
+            hint="Build on the GPU machine, or build a TensorRT-RTX engine here: --target tensorrt-rtx",
         )
     return trt
 
@@ -74,7 +74,9 @@ def architectures_from_option(text: str | None) -> tuple[str, ...]:
     for item in [] if text is None else text.split(","):
         number = item.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)
         if not (number.isascii() and number.isdecimal() and len(number) in (2, 3)):
-            raise InputError(f"--sm holds {item!r}, which is not a GPU architecture.\nGive for example --sm 86,89.")
+            raise InputError(
+                f"--sm holds {item!r}, which is not a GPU architecture.", hint="Give for example --sm 86,89."
+            )
         names.append(f"sm{number}")
     return tuple(dict.fromkeys(names))
 
@@ -99,8 +101,8 @@ class EngineTarget:
     def _of_this_gpu(self) -> tuple[str, ...]:
         if self.restricted_to:
             raise InputError(
-                "--sm is for TensorRT-RTX; TensorRT builds for the GPU of this machine.\n"
-                f"Leave --sm out, or use --target tensorrt-rtx. {_KERNELS_ALONE}"
+                "--sm is for TensorRT-RTX; TensorRT builds for the GPU of this machine.",
+                hint=f"Leave --sm out, or use --target tensorrt-rtx. {_KERNELS_ALONE}",
             )
         return (gpus()[0].architecture,)
 
@@ -110,7 +112,8 @@ class EngineTarget:
         unknown = [name for name in self.restricted_to if name not in supported]
         if unknown:
             raise InputError(
-                f"TensorRT-RTX {self.trt.__version__} does not build for {', '.join(unknown)}.\n"
-                f"Give --sm with some of {', '.join(name.removeprefix('sm') for name in supported)}. {_KERNELS_ALONE}"
+                f"TensorRT-RTX {self.trt.__version__} does not build for {', '.join(unknown)}.",
+                hint=f"Give --sm with some of {', '.join(name.removeprefix('sm') for name in supported)}. "
+                f"{_KERNELS_ALONE}",
             )
         return self.restricted_to or tuple(name for name in supported if name not in RTX_ON_REQUEST)

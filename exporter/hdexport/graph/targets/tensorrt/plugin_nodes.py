@@ -79,6 +79,6 @@ def _check(node: onnx_ir.Node, dtype: str) -> None:
         spec.check(own_shapes(node), attributes)
     except ValueError as error:
         raise ExportError(
-            f"TensorRT cannot run {operator.name} by our plugin here. {error}\n"
-            "Build with --attention-impl native, which leaves it to TensorRT's own layers."
+            f"TensorRT cannot run {operator.name} by our plugin here. {error}",
+            hint="Build with --attention-impl native, which leaves it to TensorRT's own layers.",
         ) from error

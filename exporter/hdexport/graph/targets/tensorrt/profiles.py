@@ -72,8 +72,8 @@ def profiles_from_options(
         return _checked_volumes(_profiles_of_buckets(max_len, profiles, batch))
     if profiles is not None or batch is not None:
         raise InputError(
-            "--minShapes, --optShapes and --maxShapes were given together with --profiles or --batch.\n"
-            "Describe the profiles in one of the two ways."
+            "--minShapes, --optShapes and --maxShapes were given together with --profiles or --batch.",
+            hint="Describe the profiles in one of the two ways.",
         )
     return _checked_volumes(_profiles_of_shapes(max_len, shapes))
 
@@ -91,7 +91,8 @@ def _checked_volumes(profiles: tuple[ProfileShape, ...]) -> tuple[ProfileShape, 
         if tokens > _MOST_TOKENS:
             raise InputError(
                 f"A batch of {profile.batch[2]} x {profile.tokens[2]} tokens has {tokens} elements, and a tensor of "
-                f"TensorRT holds at most {_MOST_TOKENS}.\nGive a smaller batch, for example --batch 1:1:8."
+                f"TensorRT holds at most {_MOST_TOKENS}.",
+                hint="Give a smaller batch, for example --batch 1:1:8.",
             )
     return profiles
 
@@ -107,7 +108,7 @@ def _lengths(text: str, max_len: int) -> list[int]:
     for length in lengths:
         _check_length(length, max_len, option="--profiles")
     if len(set(lengths)) != len(lengths):
-        raise InputError(f"--profiles {text} has a length twice.\nGive each length once.")
+        raise InputError(f"--profiles {text} has a length twice.", hint="Give each length once.")
     if max(lengths) < max_len:
         logger.warning("the engine serves up to %d of the bundle's %d tokens", max(lengths), max_len)
     return sorted(lengths)
@@ -118,7 +119,9 @@ def _batch(text: str) -> tuple[int, int, int]:
     if len(numbers) == 1:
         return 1, numbers[0], numbers[0]
     if len(numbers) != 3 or numbers != sorted(numbers):
-        raise InputError(f"--batch {text} is not MIN:OPT:MAX with MIN <= OPT <= MAX.\nGive for example --batch 1:1:8.")
+        raise InputError(
+            f"--batch {text} is not MIN:OPT:MAX with MIN <= OPT <= MAX.", hint="Give for example --batch 1:1:8."
+        )
     return numbers[0], numbers[1], numbers[2]
 
 
@@ -127,8 +130,8 @@ def _profiles_of_shapes(max_len: int, shapes: dict[str, Sequence[str]]) -> tuple
     if len(counts) != 1:
         given = ", ".join(f"{option} {len(texts)} times" for option, texts in shapes.items())
         raise InputError(
-            f"A profile needs its smallest, optimal and largest shape, but given were {given}.\n"
-            "Give all three options once for each profile."
+            f"A profile needs its smallest, optimal and largest shape, but given were {given}.",
+            hint="Give all three options once for each profile.",
         )
     profiles = []
     for texts in zip(*shapes.values(), strict=True):
@@ -137,7 +140,8 @@ def _profiles_of_shapes(max_len: int, shapes: dict[str, Sequence[str]]) -> tuple
             if list(values) != sorted(values):
                 raise InputError(
                     f"The {axis} sizes {values[0]}, {values[1]} and {values[2]} of --minShapes, --optShapes "
-                    "and --maxShapes are not in ascending order.\nGive min <= opt <= max."
+                    "and --maxShapes are not in ascending order.",
+                    hint="Give min <= opt <= max.",
                 )
         _check_length(largest[1], max_len, option="--maxShapes")
         profiles.append(
@@ -157,20 +161,20 @@ def _shape(text: str, *, option: str) -> _Shape:
         if name not in _INPUT_NAMES or not colon:
             raise InputError(
                 f"{option} names the input {name!r}; inputs are {', '.join(_INPUT_NAMES)}. Memories have the sizes of "
-                "the bundle.\n"
-                f"Give for example {option}=input_ids:1x128,attention_mask:1x128."
+                "the bundle.",
+                hint=f"Give for example {option}=input_ids:1x128,attention_mask:1x128.",
             )
         numbers = [_number(size, option=option, example="input_ids:1x128") for size in sizes.split("x")]
         if len(numbers) != 2:
             raise InputError(
-                f"{option} gives {name} the shape {sizes!r}, but it has two axes, batch and tokens.\n"
-                f"Give for example {option}={name}:1x128."
+                f"{option} gives {name} the shape {sizes!r}, but it has two axes, batch and tokens.",
+                hint=f"Give for example {option}={name}:1x128.",
             )
         shapes[name] = (numbers[0], numbers[1])
     if len(set(shapes.values())) != 1:
         raise InputError(
-            f"{option}={text} gives the inputs different shapes, but all of them are [batch, tokens].\n"
-            "Give all inputs the same shape."
+            f"{option}={text} gives the inputs different shapes, but all of them are [batch, tokens].",
+            hint="Give all inputs the same shape.",
         )
     return next(iter(shapes.values()))
 
@@ -179,7 +183,8 @@ def _number(text: str, *, option: str, example: str) -> int:
     # str.isdecimal() alone would take digits of other scripts, and int() alone would take "1_000" and " 5".
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise InputError(
-            f"{option} holds {text!r}, which is not a whole number above 0.\nGive for example {option} {example}."
+            f"{option} holds {text!r}, which is not a whole number above 0.",
+            hint=f"Give for example {option} {example}.",
         )
     return int(text)
 
@@ -187,6 +192,6 @@ def _number(text: str, *, option: str, example: str) -> int:
 def _check_length(length: int, max_len: int, *, option: str) -> None:
     if length > max_len:
         raise InputError(
-            f"{option} asks for {length} tokens, but the model is built for {max_len}.\n"
-            f"Take at most {max_len}, or build with --max-len {length}."
+            f"{option} asks for {length} tokens, but the model is built for {max_len}.",
+            hint=f"Take at most {max_len}, or build with --max-len {length}.",
         )
