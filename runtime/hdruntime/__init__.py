@@ -45,6 +45,7 @@ __all__ = [
     "Segment",
     "SentenceEncoder",
     "Session",
+    "Setting",
     "SparseEncoder",
     "SparseVector",
     "TextChunks",
@@ -76,6 +77,7 @@ from hdruntime.errors import (
     NonFiniteOutputError,
     OutOfMemoryError,
     OutputExistsError,
+    Setting,
     VerificationError,
 )
 

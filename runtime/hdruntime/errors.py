@@ -126,6 +126,10 @@ class HdexportError(Exception):
             return self.args
         return (Setting(self.parameter), f" is {self.value!r}; it must be {self.accepted}.")
 
+    def names(self, setting: str) -> bool:
+        """Whether the hint names a setting."""
+        return any(isinstance(part, Setting) and part.name == setting for part in joined(self.hint))
+
     def message(self, writer: Writer = str) -> str:
         """The problem and, on a line of its own, the hint."""
         return "\n".join(filter(None, (write(self.problem, writer), write(self.hint, writer))))

@@ -139,8 +139,8 @@ UNUSABLE = [
     (
         b'{"text": "' + b"long " * 15 + b'"}',
         r"The text has 17 tokens; this bundle accepts 1 to 16\.\n"
-        r"Cut it \(--overflow truncate\), run it in pieces \(--overflow split\), or build the bundle again with "
-        r"--max-len 17\.",
+        r"Truncate it \(overflow='truncate'\), run it in chunks \(overflow='split'\), or build the bundle again with "
+        r"max_len=17\.",
     ),
     (b'{"text": "' + b"x" * 17_000_000 + b'"}', r"Line 4 has more than 16777216 bytes, the maximum length of a line"),
     (b'{"text": "\xff"}', r"Line 6 is not valid UTF-8: its byte 11"),

@@ -158,7 +158,7 @@ def test_a_text_beyond_the_length_is_refused_with_a_hint_that_works(made: Path, 
     run(bundle, rows, out)
     (row,) = read(out)
     assert said in row["error"]
-    assert row["error"].endswith("or run up to 64 tokens of it (--max-seq-length bundle).")
+    assert row["error"].endswith("or run up to 64 tokens of it (max_seq_length='bundle').")
     run(bundle, rows, tmp_path / "whole.jsonl", max_seq_length="bundle")
     assert read(tmp_path / "whole.jsonl")[0]["tokens"] == 52
     answer = server_answers(bundle, "/v1/embeddings", {"input": TEXT})

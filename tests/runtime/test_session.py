@@ -115,7 +115,7 @@ def test_outputs_without_a_tokens_axis_come_back_in_order(new_bundle: BundleMake
 # Invalid inputs
 
 TOO_LONG = (
-    r"^Input has 17 tokens; this bundle accepts 1 to 16\.\nTruncate it, or build the bundle again with --max-len 17\.$"
+    r"^Input has 17 tokens; this bundle accepts 1 to 16\.\nTruncate it, or build the bundle again with max_len=17\.$"
 )
 IDS = {"input_ids": [[1, 2]]}
 
@@ -210,7 +210,7 @@ def test_the_graphs_own_sentence_embedding_is_preferred(new_bundle: BundleMaker)
 
 def test_a_text_that_is_too_long_is_refused_or_truncated(session: Session) -> None:
     text = "long " * 15
-    with pytest.raises(InputError, match=r"texts\[1\]: The text has 17 tokens.*\n.*--max-len 17"):
+    with pytest.raises(InputError, match=r"texts\[1\]: The text has 17 tokens.*\n.*max_len=17"):
         session.embed(["long", text])
     np.testing.assert_array_equal(session.embed([text], overflow="truncate"), session.embed(["long " * 14]))
 

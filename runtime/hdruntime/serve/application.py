@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
+from hdruntime.errors import BackendError, InputError, NonFiniteOutputError, write
 from hdruntime.optional import require
 from hdruntime.serve.admission import OverloadedError, RequestTooLargeError
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import TextQueue
+from hdruntime.serve.request_keys import request_key
 from hdruntime.serve.running import RunningRequests, seconds_left
 from hdruntime.serve.tei import TeiInterface
 from hdruntime.serve.turns import client_of
@@ -381,10 +382,10 @@ class _Server:
         )
         for number, item in enumerate(items):
             if isinstance(item.error, InputError):
-                # The first line: others have the remedy for a command line.
-                said, _, remedy = str(item.error).partition("\n")
+                # Without the hint, most of which is for whoever built the bundle.
+                said = write(item.error.problem, request_key)
                 is_text = item.text.input_ids is None
-                if (overflow is Overflow.ERROR or not is_text) and "--overflow" in remedy:
+                if (overflow is Overflow.ERROR or not is_text) and item.error.names("overflow"):
                     words = '"end" or "split"' if is_text else '"end"'
                     said += f" Longer texts: send truncate: {words}."
                 raise InputError(f"input[{number}]: {said}")

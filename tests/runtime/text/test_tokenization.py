@@ -59,7 +59,7 @@ def test_a_text_that_just_fits_is_kept_whole_and_so_is_one_to_be_split(tokenizer
 
 
 def test_too_long_a_text_is_refused_with_its_length(tokenizer: TextTokenizer) -> None:
-    with pytest.raises(InputError, match=r"Text 1 has 17 tokens; .* 1 to 16\.\n.*--max-len 17"):
+    with pytest.raises(InputError, match=r"Text 1 has 17 tokens; .* 1 to 16\.\n.*max_len=17"):
         tokenizer.encode(["long", words(15)])
 
 
