@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hdexport.support.published import published
+from hdexport.support.redaction import redact
 
 
 def now() -> str:
@@ -38,7 +38,7 @@ def append(output: Path | None, row: Mapping[str, Any]) -> None:
     """Add a JSON line to a file, without paths and identifiers of this machine; None for none."""
     if output is not None:
         with output.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(published(row)) + "\n")
+            file.write(json.dumps(redact(row)) + "\n")
 
 
 def show(output: Path | None, *, module: str, **figures: Any) -> None:

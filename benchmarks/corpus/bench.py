@@ -26,7 +26,7 @@ from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.plan import BenchOptions, Plan, PlannedSeries, plan
-from hdexport.support.published import published
+from hdexport.support.redaction import redact
 from hdexport.support.texts import read_texts
 from hdruntime.bundle.checked_json import json_from_dataclass
 from hdruntime.bundle.reader import Bundle
@@ -146,7 +146,7 @@ class CorpusResult:
 
 def write_corpus_result(folder: Path, result: CorpusResult) -> None:
     """Writes `CORPUS_FILE` into a folder, whole or not at all, without paths and identifiers of this machine."""
-    write_whole(folder / CORPUS_FILE, json_from_dataclass(published(result)))
+    write_whole(folder / CORPUS_FILE, json_from_dataclass(redact(result)))
 
 
 SAMPLES: dict[str, tuple[str, int, Callable[[random.Random], int]]] = {

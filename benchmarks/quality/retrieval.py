@@ -43,7 +43,7 @@ from hdexport.cli.progress import StatusLine
 from hdexport.quality.encoding import Way, similarities_of_ways, vectors_of
 from hdexport.quality.measurement import CUTOFF, ranks_of
 from hdexport.quality.queries import Collection, collection_of, unread_from
-from hdexport.support.published import published
+from hdexport.support.redaction import redact
 from hdruntime.arrays import FloatingArray
 from hdruntime.text.similarity import similarities
 from hdruntime.text.splitting import split_encodings
@@ -173,7 +173,7 @@ def _run_corpus(
     }
     done = {Variant(**line.build) for line in read_lines(options.output) if asdict(line.facts) == facts}
     # Results have no paths of a machine: a tuned checkpoint is known by the name of its folder.
-    missing = [each for each in chosen if Variant(**published(asdict(each))) not in done]
+    missing = [each for each in chosen if Variant(**redact(asdict(each))) not in done]
     print(
         f"{name}: {len(lengths)} documents, median {lengths[len(lengths) // 2]} tokens; {len(missing)} variants to run"
     )

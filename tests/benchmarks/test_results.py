@@ -11,7 +11,7 @@ import pytest
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.machine import describe
 from benchmarks.record import append
-from hdexport.support.published import published
+from hdexport.support.redaction import redact
 
 RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").iterdir())
 
@@ -27,7 +27,7 @@ def naming_lines(files: list[Path]) -> list[str]:
         f"{file.name}:{number}"
         for file in files
         for number, document in enumerate(documents(file), 1)
-        if published(document) != document
+        if redact(document) != document
     ]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hdexport.checkpoint.foreign.formats import masked_crc32c
-from hdexport.checkpoint.foreign.tensor_bundle import TensorBundle
+from hdexport.checkpoint.tensorflow.formats import masked_crc32c
+from hdexport.checkpoint.tensorflow.tensor_bundle import TensorBundle
 
 BERT4KERAS = Path(__file__).parents[1] / "data" / "bert4keras"
 """Checkpoints that TensorFlow and bert4keras wrote, and bert4keras' answers."""

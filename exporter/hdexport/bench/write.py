@@ -8,7 +8,7 @@ from pathlib import Path
 from hdexport.bench.page.html import PAGE_FILE, write_page
 from hdexport.bench.results.files import JSON_FILE, write_result
 from hdexport.bench.results.result import BenchResult
-from hdexport.support.published import published
+from hdexport.support.redaction import redact
 from hdruntime.bundle.staging import DirectoryKind
 from hdruntime.errors import HdexportError
 
@@ -18,7 +18,7 @@ def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
 
     The files contain no path and no identifier of this machine.
     """
-    result = published(result)
+    result = redact(result)
     try:
         write_result(folder / JSON_FILE, result)
         write_page(folder / PAGE_FILE, result)

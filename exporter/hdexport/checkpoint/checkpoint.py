@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.adapters import adapter_named, adapters_of, merge_adapter, saved_names
 from hdexport.checkpoint.config import check_labels, read_config, refuse_variants, settings_from
-from hdexport.checkpoint.foreign import convert, is_foreign
 from hdexport.checkpoint.hub import download
 from hdexport.checkpoint.layouts import arranged, is_checkpoint
 from hdexport.checkpoint.loading import load_model
@@ -26,6 +25,7 @@ from hdexport.checkpoint.sentence_modules import (
 )
 from hdexport.checkpoint.sentence_settings import sentence_class
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
+from hdexport.checkpoint.tensorflow import convert, is_tensorflow
 from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import weight_files
@@ -368,7 +368,7 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
     remarks: tuple[str, ...] = ()
     kept: object = None
     adapter: str | None = None
-    converted = convert(path) if is_foreign(path) else arranged(path)
+    converted = convert(path) if is_tensorflow(path) else arranged(path)
     while converted is not None:
         path, remarks, kept = converted.path, (*remarks, *converted.remarks), (kept, converted.kept)
         adapter, converted = converted.adapter or adapter, arranged(path)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hdexport.checkpoint.adapters import ADAPTER_CONFIG, is_adapter
-from hdexport.checkpoint.foreign import google_files, has_google_config
 from hdexport.checkpoint.hub import local_snapshot
 from hdexport.checkpoint.sentence_modules import encoder_folder
 from hdexport.checkpoint.temporary_directory import Converted, written
+from hdexport.checkpoint.tensorflow import google_files, has_google_config
 from hdexport.support.json_files import read_json, read_object, shown
 from hdruntime.errors import ModelError
 from hdruntime.hub import HubName

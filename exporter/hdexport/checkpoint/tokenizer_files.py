@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.multi_vector import register_markers
 from hdexport.checkpoint.sentence_settings import lowercases
-from hdexport.checkpoint.tokenizer_ids import FLAGS, backend_of, difference, gives_ids_of, unfollowed_settings
+from hdexport.checkpoint.tokenizer_ids import FLAGS, backend_of, difference, gives_ids_of, ignored_tokenizer_keys
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.support.json_files import read_object, refuse_pointer, shown
 from hdruntime.bundle.manifest import TokenizerInfo, TokenizerSource
@@ -134,8 +134,8 @@ def tokenizer_remarks(checkpoint: Checkpoint) -> list[str]:
     values = read_object(path / TOKENIZER_CONFIG, missing_ok=True)
     if lowercases(path):
         values.pop("do_lower_case", None)
-    unfollowed = unfollowed_settings(tokenizer, values, file=f"{checkpoint.name}/{TOKENIZER_CONFIG}")
-    return [*_difference_remark(checkpoint, tokenizer), *unfollowed]
+    ignored_keys = ignored_tokenizer_keys(tokenizer, values, file=f"{checkpoint.name}/{TOKENIZER_CONFIG}")
+    return [*_difference_remark(checkpoint, tokenizer), *ignored_keys]
 
 
 def _difference_remark(checkpoint: Checkpoint, tokenizer: Any) -> list[str]:

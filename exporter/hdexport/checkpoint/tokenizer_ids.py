@@ -224,7 +224,7 @@ FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized")
 """What decides where an added token is found."""
 
 
-def unfollowed_settings(tokenizer: Any, values: Mapping[str, Any], *, file: str) -> Iterator[str]:
+def ignored_tokenizer_keys(tokenizer: Any, values: Mapping[str, Any], *, file: str) -> Iterator[str]:
     """A line for each setting of a ``tokenizer_config.json`` whose ids are not the tokenizer's; `file` names it."""
     for key, setting in _SETTINGS.items():
         value = values.get(key)

@@ -61,9 +61,9 @@ class _ShowForms(argparse.Action):
 
 def command_line(arguments: Sequence[str]) -> str:
     """The command of these words for the record, as others may see it: bundles go to other machines."""
-    from hdexport.support.published import published_argument
+    from hdexport.support.redaction import redact_argument
 
-    return shlex.join(["hdexport", *map(published_argument, arguments)])
+    return shlex.join(["hdexport", *map(redact_argument, arguments)])
 
 
 def add_revision_argument(parser: argparse.ArgumentParser) -> None:

@@ -131,7 +131,7 @@ def _show(
 
 def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yields what a bundle is, name and value; an empty name continues the one before."""
-    from hdexport.cli.verification_table import range_text
+    from hdexport.cli.verification_table import overflow_text
     from hdruntime.tasks.of_bundle import class_of
 
     yield "model", f"{manifest.name} ({manifest.model_type})"
@@ -173,8 +173,8 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.sentence is not None:
         yield from _prompts(manifest.sentence)
     yield "verification", _verification(manifest.verification, unverified=manifest.unverified)
-    if manifest.half_range is not None:
-        yield "float16 range", range_text(manifest.half_range)
+    if manifest.fp16_overflow is not None:
+        yield "float16 range", overflow_text(manifest.fp16_overflow)
     yield from _made_by(manifest.made_by)
 
 

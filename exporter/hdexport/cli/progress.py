@@ -19,7 +19,7 @@ from hdruntime.bundle.verification import Status
 
 if TYPE_CHECKING:
     from hdexport.support.check import Check
-    from hdruntime.bundle.manifest import HalfRange
+    from hdruntime.bundle.manifest import Fp16Overflow
     from hdruntime.bundle.verification import Skip, VerificationRecord
 
 
@@ -126,9 +126,9 @@ class TerminalProgress(Progress):
         if outcome.status in self.listed:
             self.result(outcome_line(outcome))
 
-    def verified(self, record: VerificationRecord, half_range: HalfRange | None) -> None:
+    def verified(self, record: VerificationRecord, fp16_overflow: Fp16Overflow | None) -> None:
         if self.shows_table:
-            print_verification(record, half_range)
+            print_verification(record, fp16_overflow)
 
     def _finish_step(self, outcome: str) -> None:
         if self._title:

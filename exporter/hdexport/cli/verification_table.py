@@ -11,7 +11,7 @@ from hdruntime.bundle.verification import Case, Skip, SkipCause, Status, Verific
 
 if TYPE_CHECKING:
     from hdexport.support.check import Check
-    from hdruntime.bundle.manifest import HalfRange
+    from hdruntime.bundle.manifest import Fp16Overflow
 
 COLUMNS = ("graph", "precision", "status", "cases", "max abs error", "min cosine", "tolerance")
 
@@ -43,10 +43,10 @@ def print_table(
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
 
 
-def print_verification(record: VerificationRecord, half_range: HalfRange | None, *, title: str = "") -> None:
+def print_verification(record: VerificationRecord, fp16_overflow: Fp16Overflow | None, *, title: str = "") -> None:
     """Print the table of a verification and what is below it."""
     print_table(title, COLUMNS, rows(record))
-    for line in notes(record, half_range):
+    for line in notes(record, fp16_overflow):
         print(line, flush=True)
 
 
@@ -62,15 +62,15 @@ def rows(record: VerificationRecord) -> Iterator[tuple[str, ...]]:
             yield subject, "-", Status.SKIP.value, "0", "-", "-", "-"
 
 
-def notes(record: VerificationRecord, half_range: HalfRange | None) -> Iterator[str]:
+def notes(record: VerificationRecord, fp16_overflow: Fp16Overflow | None) -> Iterator[str]:
     """Yields a line for each reason to skip, for the float16 range, and for what was measured."""
     groups: dict[Skip, list[Skip]] = {}
     for skip in record.skipped:
         groups.setdefault(dataclasses.replace(skip, graph=None, case=None, needed=None), []).append(skip)
     for skips in groups.values():
         yield f"{Status.SKIP.value}  {_subject(skips)}: {_reason(max(skips, key=lambda skip: skip.needed or 0))}"
-    if half_range is not None:
-        yield f"float16 range: {range_text(half_range)}"
+    if fp16_overflow is not None:
+        yield f"float16 range: {overflow_text(fp16_overflow)}"
     yield from record.information
 
 
@@ -95,7 +95,7 @@ def outcome_line(outcome: Check | Skip) -> str:
     return "  ".join(parts)
 
 
-def range_text(found: HalfRange) -> str:
+def overflow_text(found: Fp16Overflow) -> str:
     """The largest activation of a float16 graph, in words."""
     largest = "infinity or NaN" if found.largest is None else f"{found.largest:,.5g}"
     where = f"{found.operator} {found.node}" + (f" of {found.module}" if found.module else "")

@@ -88,8 +88,8 @@ def run(options: argparse.Namespace) -> int:
         progress.step(f"Loading PyTorch's model from {model}")
         from hdexport.checkpoint import find_checkpoint
         from hdexport.verify import verify_bundle, with_code, with_texts
+        from hdexport.verify.fp16_overflow import check_fp16_overflow
         from hdexport.verify.grid import LONGEST_CHECKED, Grid
-        from hdexport.verify.half_range import check_half_range
         from hdexport.verify.pytorch_reference import reference_of
 
         grid = Grid(options.grid)
@@ -103,19 +103,19 @@ def run(options: argparse.Namespace) -> int:
         if backend is None:
             found = with_texts(found, bundle, reference, progress=progress)
             found = with_code(found, bundle.manifest, reference, progress=progress)
-        half_range = check_half_range(bundle)
-        record = dataclasses.replace(found.record(), passed=found.passed and half_range.problem is None)
-        progress.verified(record, half_range.record)
+        fp16_overflow = check_fp16_overflow(bundle)
+        record = dataclasses.replace(found.record(), passed=found.passed and fp16_overflow.problem is None)
+        progress.verified(record, fp16_overflow.record)
     if options.json:
         checks = [check.record() for check in found.all_checks]
-        print(json.dumps({**dataclasses.asdict(record), "problem": half_range.problem, "checks": checks}, indent=2))
+        print(json.dumps({**dataclasses.asdict(record), "problem": fp16_overflow.problem, "checks": checks}, indent=2))
     elif not options.quiet:
         print("".join(f"{hint}\n" for hint in found.hints), end="")
     # After the findings are printed: a bundle may be read-only.
-    manifest = dataclasses.replace(bundle.manifest, verification=record, half_range=half_range.record)
+    manifest = dataclasses.replace(bundle.manifest, verification=record, fp16_overflow=fp16_overflow.record)
     write_manifest(bundle.path, manifest)
-    if half_range.problem is not None:
-        raise VerificationError(half_range.problem)
+    if fp16_overflow.problem is not None:
+        raise VerificationError(fp16_overflow.problem)
     return 0 if found.passed else 1
 
 

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.checkpoint.declarations import unfollowed
+from hdexport.checkpoint.ignored_keys import ignored_keys
 from hdexport.checkpoint.library_files import write_library_files
 from hdexport.checkpoint.position_choice import choose_positions
 from hdexport.checkpoint.sentence_settings import sentence_settings
@@ -153,7 +153,7 @@ def _write_graphs(
             hint=f"Give {expansion.length} or more.",
         )
     sees_all = expansion is None or expansion.attend
-    for line in unfollowed(checkpoint, task):
+    for line in ignored_keys(checkpoint, task):
         logger.warning("%s", line)
     model = checkpoint.load(task, report=progress.result)
     positions = extended_positions(model, checkpoint, choice, options, progress)
@@ -189,20 +189,20 @@ def _write_graphs(
 
 def _verify(bundle: Bundle, checkpoint: Checkpoint, grid: Grid, progress: Progress) -> Manifest:
     from hdexport.verify import verify_bundle, with_texts
-    from hdexport.verify.half_range import check_half_range
+    from hdexport.verify.fp16_overflow import check_fp16_overflow
     from hdexport.verify.pytorch_reference import reference_of
 
-    half_range = check_half_range(bundle)
-    if half_range.problem is not None:
-        raise VerificationError(half_range.problem)
+    fp16_overflow = check_fp16_overflow(bundle)
+    if fp16_overflow.problem is not None:
+        raise VerificationError(fp16_overflow.problem)
     reference = reference_of(bundle, checkpoint)
     found = verify_bundle(bundle, reference, grid=grid, progress=progress)
     found = with_texts(found, bundle, reference, progress=progress)
     record = found.record()
-    progress.verified(record, half_range.record)
+    progress.verified(record, fp16_overflow.record)
     if not found.passed:
         raise _verification_error(found, checkpoint.family)
-    manifest = dataclasses.replace(bundle.manifest, verification=record, half_range=half_range.record)
+    manifest = dataclasses.replace(bundle.manifest, verification=record, fp16_overflow=fp16_overflow.record)
     write_manifest(bundle.path, manifest)
     return manifest
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.bench.results.files import read_result
 from hdexport.bench.results.formatting import bytes_text, error_text, ms_text
-from hdexport.support.published import published
+from hdexport.support.redaction import redact
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import MANIFEST_FILE
@@ -74,7 +74,7 @@ def push(bundle: Bundle, options: PushOptions, *, summary: Iterable[tuple[str, s
         HdexportError: the hub does not take it.
     """
     # The file may be an older version's, or another program's.
-    measured = None if options.bench is None else published(read_result(options.bench))
+    measured = None if options.bench is None else redact(read_result(options.bench))
     card = model_card(bundle.manifest, options.name, summary=summary, measured=measured)
     hub = require("huggingface_hub")
     names = [MANIFEST_FILE, *bundle.manifest.files]

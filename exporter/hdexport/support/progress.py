@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hdexport.support.check import Check
-    from hdruntime.bundle.manifest import HalfRange
+    from hdruntime.bundle.manifest import Fp16Overflow
     from hdruntime.bundle.verification import Skip, VerificationRecord
 
 
@@ -25,5 +25,5 @@ class Progress:
     def check(self, outcome: Check | Skip) -> None:
         """The outcome of one of many checks, or a skipped one; `verified` sums them up."""
 
-    def verified(self, record: VerificationRecord, half_range: HalfRange | None) -> None:
+    def verified(self, record: VerificationRecord, fp16_overflow: Fp16Overflow | None) -> None:
         """The outcome of a verification."""

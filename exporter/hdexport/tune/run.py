@@ -15,7 +15,6 @@ import torch
 
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.checkpoint.declarations import unfollowed
 from hdexport.checkpoint.extended_files import (
     CHECKPOINT_DIRECTORY,
     Extension,
@@ -23,6 +22,7 @@ from hdexport.checkpoint.extended_files import (
     extension_of,
     write_extended,
 )
+from hdexport.checkpoint.ignored_keys import ignored_keys
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.model.positions import TABLES
 from hdexport.model.task import TASKS
@@ -91,7 +91,7 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
         progress.result(choice.remark)
     progress.result(f"Start: {choice.describe()}: {choice.reason}.")
     task = Task.FILL_MASK if loss is Loss.MLM else _encoder_task(checkpoint)
-    for line in unfollowed(checkpoint, task):
+    for line in ignored_keys(checkpoint, task):
         logger.warning("%s", line)
     progress.step("Reading the texts")
     corpus = _corpus(checkpoint, options)

@@ -281,7 +281,7 @@ class KernelNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfRange:
+class Fp16Overflow:
     """The largest activation of a float16 graph, on text that was run in float32.
 
     Attributes:
@@ -405,7 +405,7 @@ class Manifest:
         padding: how far rows may be padded; None for any length.
         sentence: how sentence-transformers runs the checkpoint; None for tasks that it does not have, and of bundles
             that were built before it was kept.
-        half_range: of the portable graph; None if it is not float16, or was not verified.
+        fp16_overflow: of the portable graph; None if it is not float16, or was not verified.
         int8: of the int8 graphs; None without any.
         ffn_chunk: most tokens that a feed-forward network computes at once, in the graphs for ONNX Runtime that are not
             portable; None for all of a batch.
@@ -447,7 +447,7 @@ class Manifest:
     files: dict[str, FileRecord]
     kernel_nodes: tuple[KernelNode, ...] = ()
     padding: PaddingRule | None = None
-    half_range: HalfRange | None = None
+    fp16_overflow: Fp16Overflow | None = None
     sentence: SentenceSettings | None = None
     ffn_chunk: Length | None = None
     document_tokens: Length | None = None

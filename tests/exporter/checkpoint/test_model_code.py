@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.checkpoint.declarations import unfollowed
+from hdexport.checkpoint.ignored_keys import ignored_keys
 from hdexport.checkpoint.trust import Trust
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
@@ -75,7 +75,7 @@ def test_without_trust_the_code_does_not_run_and_the_build_says_whose_answers_it
     path = save(tmp_path, "bert", "raise SystemExit('it ran')")
     checkpoint = find_checkpoint(path)
     checkpoint.load(Task.FEATURE_EXTRACTION)
-    (line,) = unfollowed(checkpoint, Task.FEATURE_EXTRACTION)
+    (line,) = ignored_keys(checkpoint, Task.FEATURE_EXTRACTION)
     assert "AutoModel: 'theirs.Theirs' (auto_map of config.json). It was not run" in line
     assert "the answers are those of transformers' BertModel. --trust-remote-code" in line
 
@@ -111,7 +111,7 @@ def test_code_that_differs_at_long_texts_alone_is_refused(tmp_path: Path) -> Non
 def test_code_that_answers_the_same_is_built(tmp_path: Path) -> None:
     path = save(tmp_path, "bert", changed("BertModel", "value + 1e-6"))
     assert any("'theirs.Theirs' (auto_map) are those of transformers' BertModel" in line for line in loaded(path))
-    assert unfollowed(find_checkpoint(path, trust=TRUSTED), Task.FEATURE_EXTRACTION) == []
+    assert ignored_keys(find_checkpoint(path, trust=TRUSTED), Task.FEATURE_EXTRACTION) == []
 
 
 def test_code_is_run_once_for_a_task(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_key_that_the_code_alone_reads_is_found_by_its_answers(tmp_path: Path)
     change_json(path / "config.json", our_scale=3.0)
     with pytest.raises(ModelError, match="differ by"):
         loaded(path)
-    lines = unfollowed(find_checkpoint(path), Task.FEATURE_EXTRACTION)
+    lines = ignored_keys(find_checkpoint(path), Task.FEATURE_EXTRACTION)
     assert len(lines) == 2
     assert "our_scale 3.0" in lines[1]
 
@@ -258,8 +258,8 @@ def test_a_tokenizer_of_its_own_gives_the_ids_where_it_may_run(tmp_path: Path) -
     path = with_tokenizer(tmp_path, LOWERED_IN_ITS_FILE)
     known, trusted = find_checkpoint(path), find_checkpoint(path, trust=TRUSTED)
     assert ids(trusted, "W3 w4") == ids(known, "w3 w4") != ids(known, "W3 w4")
-    assert unfollowed(trusted, Task.FEATURE_EXTRACTION) == []
-    (line,) = unfollowed(known, Task.FEATURE_EXTRACTION)
+    assert ignored_keys(trusted, Task.FEATURE_EXTRACTION) == []
+    (line,) = ignored_keys(known, Task.FEATURE_EXTRACTION)
     assert "tokenizer_config.json names Python code" in line
     assert "'theirs.Theirs'" in line
 

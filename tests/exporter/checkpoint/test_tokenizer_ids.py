@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import AutoTokenizer
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.checkpoint.declarations import unfollowed
 from hdexport.checkpoint.extended_files import write_extended
+from hdexport.checkpoint.ignored_keys import ignored_keys
 from hdexport.checkpoint.library_files import write_library_files
 from hdexport.checkpoint.source import sample_path
 from hdexport.checkpoint.tokenizer_files import read_tokenizer, tokenizer_remarks, write_tokenizer
@@ -90,7 +90,7 @@ def test_a_line_names_the_model_and_not_the_folder_of_its_commit(
     copy = shutil.copytree(path, tmp_path / "a1b2c3")
     change_json(copy / "tokenizer_config.json", reads_backwards=True)
     checkpoint = dataclasses.replace(find_checkpoint(copy), name="ada")
-    said = unfollowed(checkpoint, Task.FEATURE_EXTRACTION)
+    said = ignored_keys(checkpoint, Task.FEATURE_EXTRACTION)
     assert [line.partition(" ")[0] for line in said] == ["ada/tokenizer_config.json", "ada/tokenizer.json"]
 
 

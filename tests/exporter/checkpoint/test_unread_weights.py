@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.declarations import unfollowed
+from hdexport.checkpoint.ignored_keys import ignored_keys
 from hdexport.extend import ExtendOptions, extend
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
@@ -35,7 +35,7 @@ def embedder(tmp_path: Path) -> Path:
 
 
 def lines(path: Path, task: Task = Task.SENTENCE_SIMILARITY) -> list[str]:
-    return unfollowed(find_checkpoint(path), task)
+    return ignored_keys(find_checkpoint(path), task)
 
 
 def save_heads(path: Path) -> None:
@@ -177,4 +177,4 @@ def test_heads_on_the_hub_are_downloaded_and_named(
         found = find_checkpoint("someone/bge-m3")
         for name in HEADS:
             with named_case(name):
-                assert any(name in line for line in unfollowed(found, Task.SENTENCE_SIMILARITY))
+                assert any(name in line for line in ignored_keys(found, Task.SENTENCE_SIMILARITY))

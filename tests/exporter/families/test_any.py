@@ -340,8 +340,8 @@ def test_float16_is_built_where_its_range_holds_and_refused_elsewhere(tmp_path: 
     code, said = built(tmp_path, "--fp16")
     assert code == 0, said
     manifest = open_bundle(tmp_path / "bundle").manifest
-    assert manifest.half_range is not None
-    assert manifest.half_range.largest < manifest.half_range.limit
+    assert manifest.fp16_overflow is not None
+    assert manifest.fp16_overflow.largest < manifest.fp16_overflow.limit
     file = tmp_path / "model" / "model.safetensors"
     weights = load_file(file)
     for name in ("up_proj", "down_proj"):

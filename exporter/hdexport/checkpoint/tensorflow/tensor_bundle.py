@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hdexport.checkpoint.foreign.formats import DamagedError, fields_of, masked_crc32c, read_table
+from hdexport.checkpoint.tensorflow.formats import DamagedError, fields_of, masked_crc32c, read_table
 from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
 

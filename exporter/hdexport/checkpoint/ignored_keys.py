@@ -100,7 +100,7 @@ _OF_TOKENIZERS = frozenset({
 """Keys of ``tokenizer_config.json`` that transformers passes over, or that matter to padding and decoding alone."""
 
 
-def unfollowed(checkpoint: Checkpoint, task: Task) -> list[str]:
+def ignored_keys(checkpoint: Checkpoint, task: Task) -> list[str]:
     """A line for each declaration that a bundle for a task does not follow, and for weights that it does not have."""
     return [
         *_of_code(checkpoint, task),

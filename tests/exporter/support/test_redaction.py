@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from enum import Enum
 
-from hdexport.support.published import published, published_argument
+from hdexport.support.redaction import redact, redact_argument
 from support.comparators import named_case
 
 CUT = {
@@ -44,11 +44,11 @@ STAYS = (
 def test_what_names_a_machine_is_cut_and_nothing_else() -> None:
     for text, right in CUT.items():
         with named_case(text):
-            assert published(text) == right
-            assert published(right) == right
+            assert redact(text) == right
+            assert redact(right) == right
     for text in STAYS:
         with named_case(text):
-            assert published(text) == text
+            assert redact(text) == text
 
 
 class Kind(str, Enum):
@@ -64,10 +64,10 @@ class Figures:
 
 def test_it_looks_into_lists_mappings_and_dataclasses_and_leaves_numbers() -> None:
     value = Figures(Kind.OK, "/data/a", ({"gpu_uuid": "a4d", "serial": 1653824161550, "/data/b": ["/data/c", 2.5]}, 7))
-    found = published(value)
+    found = redact(value)
     assert found == Figures(Kind.OK, "a", ({"gpu_uuid": "(left out)", "serial": "(left out)", "b": ["c", 2.5]}, 7))
     assert found.kind is Kind.OK
-    assert published({"serial": None, "serialized_bytes": 5}) == {"serial": None, "serialized_bytes": 5}
+    assert redact({"serial": None, "serialized_bytes": 5}) == {"serial": None, "serialized_bytes": 5}
 
 
 def test_a_word_of_a_command_line_may_have_spaces_in_its_path() -> None:
@@ -80,4 +80,4 @@ def test_a_word_of_a_command_line_may_have_spaces_in_its_path() -> None:
         "--device=GPU-53178a4d": "--device=(left out)",
     }.items():
         with named_case(argument):
-            assert published_argument(argument) == right
+            assert redact_argument(argument) == right

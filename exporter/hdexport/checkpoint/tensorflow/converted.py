@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from hdexport.checkpoint.foreign.found_files import (
+from hdexport.checkpoint.temporary_directory import Converted, written
+from hdexport.checkpoint.tensorflow.files import (
     FoundFiles,
     find_files,
     google_config,
     hugging_face_config,
     model_type_of,
 )
-from hdexport.checkpoint.foreign.keras_file import google_variables, named_layers, read_keras_file
-from hdexport.checkpoint.foreign.tensor_bundle import TensorBundle
-from hdexport.checkpoint.foreign.variables import Variable, Variables, variables_of
-from hdexport.checkpoint.foreign.vocabulary import Vocabulary, read_vocabulary
-from hdexport.checkpoint.temporary_directory import Converted, written
+from hdexport.checkpoint.tensorflow.keras_file import google_variables, named_layers, read_keras_file
+from hdexport.checkpoint.tensorflow.tensor_bundle import TensorBundle
+from hdexport.checkpoint.tensorflow.variables import Variable, Variables, variables_of
+from hdexport.checkpoint.tensorflow.vocabulary import Vocabulary, read_vocabulary
 from hdexport.support.json_files import read_object, refuse_pointer, several, shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
@@ -58,7 +58,7 @@ class _Stored:
 
 
 def convert(directory: Path) -> Converted:
-    """Converts a checkpoint for which `is_foreign` holds; nothing is written into its directory."""
+    """Converts a checkpoint for which `is_tensorflow` holds; nothing is written into its directory."""
     return _converted(directory, _state(directory))
 
 

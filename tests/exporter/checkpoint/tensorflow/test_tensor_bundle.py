@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hdexport.checkpoint.foreign.formats import crc32c, read_table
-from hdexport.checkpoint.foreign.tensor_bundle import TensorBundle
+from hdexport.checkpoint.tensorflow.formats import crc32c, read_table
+from hdexport.checkpoint.tensorflow.tensor_bundle import TensorBundle
 from hdruntime.errors import ModelError
 from support.tensor_bundles import BERT4KERAS, header, sorted_table
 

@@ -15,7 +15,7 @@ from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
 from hdexport.verify.operations import longest_within, matmul_weights, operations
 from hdexport.verify.single_texts import sample_ids, single_text_runner
 from hdruntime.arrays import IntArray
-from hdruntime.bundle.manifest import HalfRange, Manifest
+from hdruntime.bundle.manifest import Fp16Overflow, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 
@@ -48,22 +48,22 @@ _SLICE = 2**22
 _ADVICE = "Build with --bf16, which has the range of float32."
 
 
-class RangeCheck(NamedTuple):
+class OverflowCheck(NamedTuple):
     """The result of a check: the manifest's record, None unless the bundle is float16, and the problem with its remedy,
     None where all values fit."""
 
-    record: HalfRange | None = None
+    record: Fp16Overflow | None = None
     problem: str | None = None
 
 
-def check_half_range(bundle: Bundle) -> RangeCheck:
+def check_fp16_overflow(bundle: Bundle) -> OverflowCheck:
     """Looks at every value that a GPU would hold in float16, on text. The portable graph runs in float32, on one
     unpadded text at a time: a short one, one of the checkpoint's length, and the longest that takes a second or two. It
     warns about values close to the limit."""
     manifest = bundle.manifest
     graph = next((graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
     if graph is None or graph.dtype != "float16":
-        return RangeCheck()
+        return OverflowCheck()
     model = read_graph(bundle, graph)
     longest = _longest(manifest, model.graph)
     lengths = {min(tokens, longest) for tokens in (_SHORT_TOKENS, manifest.positions.base, manifest.max_len)}
@@ -76,7 +76,7 @@ def check_half_range(bundle: Bundle) -> RangeCheck:
     on_texts = f"{kind} of {_listed(tokens)} tokens"
     if not outside:
         _warn_if_close(found, largest)
-    record = HalfRange(
+    record = Fp16Overflow(
         largest=largest.largest if math.isfinite(largest.largest) else None,
         limit=_LIMIT,
         operator=largest.of.operator,
@@ -85,7 +85,7 @@ def check_half_range(bundle: Bundle) -> RangeCheck:
         tokens=tokens,
         text=kind,
     )
-    return RangeCheck(record=record, problem=_problem(outside, largest, on_texts) if outside else None)
+    return OverflowCheck(record=record, problem=_problem(outside, largest, on_texts) if outside else None)
 
 
 class _Magnitude(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.declarations import unfollowed
+from hdexport.checkpoint.ignored_keys import ignored_keys
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdruntime.bundle.manifest import Task
@@ -21,7 +21,7 @@ from support.tiny_models import change_json, save_sentence_modules, save_tiny_mo
 
 
 def lines(path: Path, task: Task = Task.FEATURE_EXTRACTION) -> list[str]:
-    return unfollowed(find_checkpoint(path), task)
+    return ignored_keys(find_checkpoint(path), task)
 
 
 PUBLISHED = {
@@ -103,7 +103,7 @@ def test_keys_of_published_checkpoints_are_known(tmp_path: Path, model_type: str
 @pytest.fixture
 def settings_alone(tmp_path: Path):
     """(model type, content of ``config.json``) -> the keys that nothing reads."""
-    from hdexport.checkpoint.declarations import _unread_of_config
+    from hdexport.checkpoint.ignored_keys import _unread_of_config
 
     def unread(model_type: str, config: dict[str, object]) -> list[str]:
         from transformers import AutoConfig

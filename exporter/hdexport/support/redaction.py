@@ -37,32 +37,30 @@ _KEY = re.compile(rf"(?i)(?:^|[_\W]){_WORDS}(?:$|[_\W])")
 """Identifiers by the word before them, in a text or as a key."""
 
 
-def published(value: Value) -> Value:
+def redact(value: Value) -> Value:
     """The value as others may see it: a text, or a list, mapping or dataclass of texts and other values. Absolute paths
     are cut to their last part. UUIDs, MAC and PCI addresses, and what is called a serial number or the name of a host
     or a user become "(left out)"."""
     found: Any = value
     if isinstance(value, str):
-        text = _published_text(value)
+        text = _redact_text(value)
         found = value if text == value else text  # a value of an enumeration stays one
     elif isinstance(value, Mapping):
-        found = {
-            published(key): _LEFT_OUT if _is_identifier(key, each) else published(each) for key, each in value.items()
-        }
+        found = {redact(key): _LEFT_OUT if _is_identifier(key, each) else redact(each) for key, each in value.items()}
     elif isinstance(value, (list, tuple)):
-        found = type(value)(published(each) for each in value)
+        found = type(value)(redact(each) for each in value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {each.name: published(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        fields = {each.name: redact(getattr(value, each.name)) for each in dataclasses.fields(value)}
         found = dataclasses.replace(value, **fields)
     return found
 
 
-def published_argument(argument: str) -> str:
+def redact_argument(argument: str) -> str:
     """A word of a command line as others may see it."""
-    return published(_PATH_IN_ARGUMENT.sub(_last_part, argument))
+    return redact(_PATH_IN_ARGUMENT.sub(_last_part, argument))
 
 
-def _published_text(text: str) -> str:
+def _redact_text(text: str) -> str:
     for pattern in _FORMS:
         text = pattern.sub(_LEFT_OUT, text)
     text = _CALLED.sub(rf"\1{_LEFT_OUT}", text)

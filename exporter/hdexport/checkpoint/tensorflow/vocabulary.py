@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hdexport.checkpoint.foreign.formats import DamagedError, fields_of
+from hdexport.checkpoint.tensorflow.formats import DamagedError, fields_of
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 

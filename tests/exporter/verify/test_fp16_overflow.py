@@ -15,7 +15,7 @@ from transformers import AutoModel
 
 from hdexport.build import BuildOptions, build
 from hdexport.cli import main
-from hdexport.verify.half_range import RangeCheck, check_half_range
+from hdexport.verify.fp16_overflow import OverflowCheck, check_fp16_overflow
 from hdexport.verify.single_texts import sample_ids
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -89,10 +89,10 @@ def short_text(bundle: Bundle) -> np.ndarray:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "hdexport.verify.half_range"]
+    return [record.getMessage() for record in caplog.records if record.name == "hdexport.verify.fp16_overflow"]
 
 
-def largest(check: RangeCheck) -> float:
+def largest(check: OverflowCheck) -> float:
     assert check.record is not None
     assert check.record.largest is not None
     return check.record.largest
@@ -101,7 +101,7 @@ def largest(check: RangeCheck) -> float:
 def test_the_largest_activation_is_that_of_pytorch(tiny_bundles, caplog) -> None:
     tiny = tiny_bundles("bert", precision="float16")
     bundle = Bundle(tiny.path, tiny.manifest)
-    check = check_half_range(bundle)
+    check = check_fp16_overflow(bundle)
     assert check.problem is None
     assert check.record is not None
     assert check.record.tokens == (32, BASE, MAX_LEN)
@@ -115,7 +115,7 @@ def test_the_largest_activation_is_that_of_pytorch(tiny_bundles, caplog) -> None
 
 def test_the_first_module_that_overflows_is_the_one_that_overflows_in_pytorch(changed, tiny_bundles) -> None:
     module, factor = "encoder.layer.1.attention.output.dense", 100_000.0
-    check = check_half_range(bundle := changed(times({module: factor})))
+    check = check_fp16_overflow(bundle := changed(times({module: factor})))
     assert check.problem is not None
     first, _, advice = check.problem.partition("\n")
     assert f" of {module}, magnitude " in first
@@ -135,7 +135,7 @@ def test_the_first_module_that_overflows_is_the_one_that_overflows_in_pytorch(ch
 
 def test_values_close_to_the_limit_pass_with_a_warning(changed, caplog) -> None:
     module = "encoder.layer.1.output.dense"
-    check = check_half_range(changed(one_number("dense.bias", -40_000.0)))
+    check = check_fp16_overflow(changed(one_number("dense.bias", -40_000.0)))
     assert check.problem is None
     assert LIMIT / 4 < largest(check) < LIMIT
     (warning,) = warnings(caplog)
@@ -155,13 +155,13 @@ def test_scores_are_looked_at_inside_of_attention(changed, tiny_bundles, operato
     heads, factor = "encoder.layer.1.attention.self", 600.0
     modules = dict.fromkeys((f"{heads}.query", f"{heads}.key"), factor)
     bundle = changed(times(modules), attention=attention)
-    check = check_half_range(bundle)
+    check = check_fp16_overflow(bundle)
     assert check.problem is not None
     # Queries and keys themselves are far from the limit.
     assert check.problem.count(f"{operator} node_") == check.problem.count("magnitude")
     assert f"infinity or NaN of {operator} " in check.problem
     assert f" of {heads}, magnitude " in check.problem
-    only_short = check_half_range(Bundle(bundle.path, dataclasses.replace(bundle.manifest, max_len=32)))
+    only_short = check_fp16_overflow(Bundle(bundle.path, dataclasses.replace(bundle.manifest, max_len=32)))
     assert only_short.record is not None
     assert only_short.record.tokens == (32,)
     assert only_short.record.operator == operator
@@ -181,7 +181,7 @@ def test_scores_below_zero_count_as_those_above(tiny_bundles, tmp_path) -> None:
     for factor in (600.0, -600.0):
         change = times({f"{heads}.query": factor, f"{heads}.key": 600.0})
         path = tampered(right, tmp_path / str(factor), lambda model, change=change: change(model.graph), "model.onnx")
-        found.append(largest(check_half_range(Bundle(path, right.manifest))))
+        found.append(largest(check_fp16_overflow(Bundle(path, right.manifest))))
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
@@ -198,7 +198,7 @@ def one_number(name: str, number: float) -> Change:
 
 
 def test_nan_in_an_output_counts(changed) -> None:
-    check = check_half_range(changed(one_number("LayerNorm.weight", np.nan)))
+    check = check_fp16_overflow(changed(one_number("LayerNorm.weight", np.nan)))
     assert check.record is not None
     assert check.record.largest is None
     assert check.problem is not None
@@ -206,7 +206,7 @@ def test_nan_in_an_output_counts(changed) -> None:
 
 
 def test_a_weight_that_is_not_finite_is_named(changed) -> None:
-    check = check_half_range(changed(one_number("dense.bias", np.inf)))
+    check = check_fp16_overflow(changed(one_number("dense.bias", np.inf)))
     assert check.problem is not None
     assert "weight model.encoder.layer.1.output.dense.bias, magnitude infinity or NaN" in check.problem
 
@@ -225,7 +225,7 @@ def test_infinity_in_the_place_of_masked_values_is_not_an_overflow(changed) -> N
         graph.insert_before(cast, [axis, column, filled])
         cast.replace_input_with(0, filled.outputs[0])
 
-    assert check_half_range(changed(change)).problem is None
+    assert check_fp16_overflow(changed(change)).problem is None
 
 
 @pytest.fixture(scope="module")
@@ -253,8 +253,8 @@ def test_bundles_of_a_larger_range_are_not_looked_at(tiny_bundles, tmp_path) -> 
     path = tampered(tiny, tmp_path / "bundle", lambda model: scale_weight(model.graph), "model.onnx")
     for dtype in ("float16", "bfloat16", "float32"):
         graphs = tuple(dataclasses.replace(graph, dtype=dtype) for graph in tiny.manifest.graphs)
-        found = check_half_range(Bundle(path, dataclasses.replace(tiny.manifest, graphs=graphs)))
-        assert (found == RangeCheck()) == (dtype != "float16"), dtype
+        found = check_fp16_overflow(Bundle(path, dataclasses.replace(tiny.manifest, graphs=graphs)))
+        assert (found == OverflowCheck()) == (dtype != "float16"), dtype
 
 
 def scale_weight(graph: ir.Graph) -> None:
@@ -278,10 +278,10 @@ def test_verify_fails_such_a_bundle_and_records_it(tiny_bundles, overflowing, tm
     manifest = open_bundle(path).manifest
     assert manifest.verification is not None
     assert manifest.verification.passed is False
-    assert manifest.half_range is not None
-    assert manifest.half_range.module == "encoder.layer.1.intermediate.dense"
-    assert manifest.half_range.largest > LIMIT
+    assert manifest.fp16_overflow is not None
+    assert manifest.fp16_overflow.module == "encoder.layer.1.intermediate.dense"
+    assert manifest.fp16_overflow.largest > LIMIT
     assert main(["inspect", str(path)]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("float16 range"))
-    assert line.split()[2:6] == ["largest", "magnitude", f"{manifest.half_range.largest:,.5g}", "of"]
+    assert line.split()[2:6] == ["largest", "magnitude", f"{manifest.fp16_overflow.largest:,.5g}", "of"]
     assert line.endswith("of encoder.layer.1.intermediate.dense, on random ids of 32, 64, 300 tokens")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.foreign.keras_file import read_keras_file
+from hdexport.checkpoint.tensorflow.keras_file import read_keras_file
 from hdexport.checkpoint.weight_files import read_weights
 from hdruntime.errors import MissingDependencyError, ModelError
 from support.tensor_bundles import BERT4KERAS, copied_checkpoint

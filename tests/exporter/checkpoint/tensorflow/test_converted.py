@@ -15,8 +15,8 @@ import transformers
 from safetensors.torch import load_file
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.checkpoint.foreign import convert, is_foreign
-from hdexport.checkpoint.foreign.keras_file import google_variables, read_keras_file
+from hdexport.checkpoint.tensorflow import convert, is_tensorflow
+from hdexport.checkpoint.tensorflow.keras_file import google_variables, read_keras_file
 from hdexport.model.task import AUTO_CLASS_OF_TASK
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
@@ -165,7 +165,7 @@ def test_a_directory_with_hugging_face_weights_is_not_converted(tmp_path: Path) 
     before = find_checkpoint(directory).path
     for file in before.iterdir():
         shutil.copyfile(file, directory / file.name)
-    assert not is_foreign(directory)
+    assert not is_tensorflow(directory)
     checkpoint = find_checkpoint(directory)
     assert checkpoint.path == checkpoint.origin == directory.resolve()
     assert checkpoint.remarks == ()

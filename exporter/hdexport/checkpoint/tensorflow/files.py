@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hdexport.checkpoint.config import MOST_LAYERS, hierarchical_alpha
-from hdexport.checkpoint.foreign.keras_file import is_hdf5
-from hdexport.checkpoint.foreign.variables import MODEL_TYPES
+from hdexport.checkpoint.tensorflow.keras_file import is_hdf5
+from hdexport.checkpoint.tensorflow.variables import MODEL_TYPES
 from hdexport.support.json_files import read_object, several, shown
 from hdruntime.errors import ModelError
 
@@ -86,7 +86,7 @@ class FoundFiles(NamedTuple):
         return self.weights.suffix == ".index"
 
 
-def is_foreign(directory: Path) -> bool:
+def is_tensorflow(directory: Path) -> bool:
     """Whether a directory has weights of TensorFlow or Keras, or Google's configuration, and none of Hugging Face's."""
     if any(next(directory.glob(pattern), None) for pattern in _HUGGING_FACE):
         return False
