@@ -4,7 +4,7 @@ Usage: python -m benchmarks.cpu.library_backends BUNDLE [--optimum PYTHON] [--te
 
 BUNDLE is one of a model that sentence-transformers loads, whose checkpoint is `--model`, by default the sample model.
 PYTHON is that of an environment with optimum-onnx and sentence-transformers, which cannot share ours: optimum-onnx
-0.1 needs transformers before 4.58, sentence-transformers 6 a later one. Texts are pieces of Python's own help, of 8 to
+0.1 needs transformers before 4.58, sentence-transformers 6 a later one. Texts are chunks of Python's own help, of 8 to
 1200 words on a logarithmic scale. Each case is a process, the cases take turns, medians over the rounds; all have two
 threads, and the library's default batch size of 32.
 """

@@ -2,7 +2,7 @@
 
 Usage: python -m benchmarks.cpu.runtime_overhead [--texts 500] [--positions 8192] [--rounds 5] [--output FILE]
 
-The model is all-MiniLM-L6-v2 with more positions, whose bundle has about 100 MB; the texts are pieces of Python's own
+The model is all-MiniLM-L6-v2 with more positions, whose bundle has about 100 MB; the texts are chunks of Python's own
 help. "session N" is a call with N tokens against the bare call of the same ONNX Runtime session, interleaved
 in one process. "embed" is against sentence-transformers, which runs the same checkpoint, sorts the texts by itself, and
 has the batch size that was its fastest on a part of the texts; both must give the same vectors. "load" is a fresh
@@ -102,7 +102,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def mixed_texts(tokenizer_file: Path, *, number: int, longest: int) -> list[str]:
-    """Pieces of Python's help, one after the other and again from the start, of about `_SHORTEST` to `longest` tokens.
+    """Chunks of Python's help, one after the other and again from the start, of about `_SHORTEST` to `longest` tokens.
 
     Args:
         longest: tokens, special ones included.

@@ -156,7 +156,7 @@ def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64, least_seconds: f
 
     Args:
         ids: [1, tokens], the text.
-        warm_up_tokens: length of the pieces of the text that are run first, so that later growth is the long
+        warm_up_tokens: length of the chunks of the text that are run first, so that later growth is the long
             text's and not the weights'.
         least_seconds: that the timed runs take together; there are 3 at least.
     """

@@ -66,7 +66,7 @@ def _label(line: Line) -> str:
 def _rows(line: Line) -> Iterator[dict[str, Any]]:
     for kind in KINDS:
         mean = line.mrr(kind)
-        group = "tuned" if line.build["checkpoint"] else "pieces" if line.build["scheme"] == "none" else "whole"
+        group = "tuned" if line.build["checkpoint"] else "chunks" if line.build["scheme"] == "none" else "whole"
         yield {"variant": _label(line), "kind": kind, "group": group, **vars(mean)}
 
 
@@ -75,7 +75,7 @@ def _panel(rows: Sequence[dict[str, Any]], kind: str, order: Sequence[str]) -> a
     axis = None if kind != KINDS[0] else alt.Axis(title=None, ticks=False, domain=False)
     y = alt.Y("variant:N", sort=list(order), axis=axis)
     scale = alt.Scale(domain=[min(lows) - 0.02, max(highs) + 0.02], nice=True, zero=False)
-    groups = ["pieces", "whole", "tuned"]
+    groups = ["chunks", "whole", "tuned"]
     colour = alt.Color("group:N", scale=alt.Scale(domain=groups, range=list(LIGHT_COLOURS[:3])), legend=None)
     base = alt.Chart(alt.Data(values=list(rows))).encode(y=y, color=colour)
     (baseline,) = (row["value"] for row in rows if row["variant"] == BASELINE)

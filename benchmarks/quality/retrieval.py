@@ -1,4 +1,4 @@
-"""What longer positions do to retrieval of long documents by a real model: schemes, windows, pieces, tuned checkpoints.
+"""What longer positions do to retrieval of long documents by a real model: schemes, windows, chunks, tuned checkpoints.
 
 Usage: python -m benchmarks.quality.retrieval [--corpus python] [--variants 'tile*' truncated] [--tuned DIR ...] -o FILE
 
@@ -292,9 +292,9 @@ def _best_of_chunks(
         wholes = [document.whole for document in session.split(collection.documents)]
         # Beside its own tokens a chunk has the two special ones.
         splits = split_encodings(wholes, max_len=CHUNK + 2, stride=0, is_pair=False)
-        counts = [len(split.pieces) for split in splits]
-        pieces = [piece for split in splits for piece in split.pieces]
-        vectors = vectors_of(session, pieces, begin=begin, line=status)
+        counts = [len(split.chunks) for split in splits]
+        chunks = [chunk for split in splits for chunk in split.chunks]
+        vectors = vectors_of(session, chunks, begin=begin, line=status)
     starts = np.cumsum([0, *counts[:-1]])
     return {
         kind: np.maximum.reduceat(similarities("cosine", session.embed(queries.texts), vectors), starts, axis=1)

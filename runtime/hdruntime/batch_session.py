@@ -95,7 +95,7 @@ class BatchSession:
 
     @property
     def max_seq_length(self) -> int:
-        """Tokens to which texts are truncated, and pieces of split texts, special tokens included.
+        """Tokens to which texts are truncated, and chunks of split texts, special tokens included.
 
         The length that the build was asked to serve (``hdexport build --max-len``), or else the model's own; another
         is an argument of :func:`hdruntime.load`. Arrays and encodings may have up to `max_len` tokens.
@@ -185,7 +185,7 @@ class BatchSession:
         return checked_length(asked, self.manifest, most=self._max_len, **options)
 
     def most_rows(self, tokens: int) -> int:
-        """Most texts of this length that a call runs in one piece; a larger batch runs in parts.
+        """Most texts of this length that a call runs in one chunk; a larger batch runs in parts.
 
         An engine's profiles limit it, and so does memory after a batch that did not fit; else ``sys.maxsize``.
 
@@ -346,22 +346,22 @@ class BatchSession:
     def split(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, stride: int = 0, prompt: str = ""
     ) -> list[SplitEncoding]:
-        """Encode texts, or pairs, of any number of tokens; texts that are too long are cut into pieces.
+        """Encode texts, or pairs, of any number of tokens; texts that are too long are cut into chunks.
 
-        A piece has up to `max_seq_length` tokens.
+        A chunk has up to `max_seq_length` tokens.
 
         Args:
             texts: may be empty strings.
-            pairs: the second text of each pair, as many as ``texts``. Only it is cut; every piece has the whole first
+            pairs: the second text of each pair, as many as ``texts``. Only it is cut; every chunk has the whole first
                 text.
-            stride: tokens that a piece repeats from the previous piece.
-            prompt: goes before every piece.
+            stride: tokens that a chunk repeats from the previous chunk.
+            prompt: goes before every chunk.
 
         Returns:
-            one result per text, in order; :func:`hdruntime.text.splitting.merged` merges the outputs of its pieces.
+            one result per text, in order; :func:`hdruntime.text.splitting.merged` merges the outputs of its chunks.
 
         Raises:
-            InputError: the bundle has no tokenizer, or ``stride`` leaves no new token for a piece.
+            InputError: the bundle has no tokenizer, or ``stride`` leaves no new token for a chunk.
         """
         encodings = self.tokenizer.encode(texts, pairs, overflow=Overflow.SPLIT, prompt=prompt)
         return split_encodings(encodings, max_len=self._max_seq_length, stride=stride, is_pair=pairs is not None)

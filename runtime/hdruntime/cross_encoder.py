@@ -10,7 +10,7 @@
 
 Prompts, the length that pairs are cut to and the activation function are the model's own. Differences from
 ``CrossEncoder`` there: only activation functions that are given as such need PyTorch, `CrossEncoder.max_seq_length` can
-be lifted to the bundle's limit, and documents that are longer can be read in pieces.
+be lifted to the bundle's limit, and documents that are longer can be read in chunks.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ class CrossEncoder(BundleModel):
             pool: None: there are no pools of processes.
             chunk_size: of a pool, without effect.
             overflow: for a pair of more than `max_seq_length` tokens: ``truncate`` cuts the end of the longer text;
-                ``split`` cuts the second text into pieces, each of which is read with the whole first text; ``error``
+                ``split`` cuts the second text into chunks, each of which is read with the whole first text; ``error``
                 refuses it.
-            stride: tokens that a piece of a split text repeats from the previous piece.
-            split_pooling: combines the pieces' logits: ``max``, or ``mean``, weighted by tokens.
+            stride: tokens that a chunk of a split text repeats from the previous chunk.
+            split_pooling: combines the chunks' logits: ``max``, or ``mean``, weighted by tokens.
 
         Returns:
             of a model of one label a number for one pair, and [pairs] for several; of others [labels] and

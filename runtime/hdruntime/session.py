@@ -67,7 +67,7 @@ def load(
         rebuild: if no engine of the bundle runs on this machine's GPU, build one in place first. It takes minutes, and
             needs the packages for building.
         gpu: options of backends on a GPU, by default ``GpuOptions()``.
-        max_seq_length: tokens to which texts are truncated, and pieces of split texts; ``"model"`` for the model's own
+        max_seq_length: tokens to which texts are truncated, and chunks of split texts; ``"model"`` for the model's own
             length, ``"bundle"`` for the longest that the bundle runs. None: the value of ``hdexport build --max-len``,
             or else the model's own length.
 
@@ -121,10 +121,10 @@ class Session(BatchSession):
         Args:
             texts: may be empty strings.
             batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
-            overflow: for a text of too many tokens: ``error``, ``truncate``, or ``split``, which embeds it in pieces.
+            overflow: for a text of too many tokens: ``error``, ``truncate``, or ``split``, which embeds it in chunks.
                 ``recur`` streams every text, see :meth:`stream`, and pools all its tokens as one long text's.
-            stride: tokens that a piece of a split text repeats from the previous piece.
-            split_pooling: combines the pieces' vectors: ``mean``, weighted by tokens, or ``max``. If all of them have
+            stride: tokens that a chunk of a split text repeats from the previous chunk.
+            split_pooling: combines the chunks' vectors: ``mean``, weighted by tokens, or ``max``. If all of them have
                 norm 1, the result is normalised too.
             segment: tokens of a segment of a streamed text; None: as of :meth:`stream`.
             prompt_name: the model's prompt that goes before every text; None for the model's default, if it has one.
@@ -170,7 +170,7 @@ class Session(BatchSession):
                 all.
             batch_tokens, stride, prompt_name, prompt: as of :meth:`embed`.
             overflow: ``error``, ``truncate``, or ``split``: a token then has its largest weight in any of the
-                pieces, or the sum of its weights, as the model pools.
+                chunks, or the sum of its weights, as the model pools.
 
         Returns:
             [texts], in order.
@@ -264,14 +264,14 @@ class Session(BatchSession):
         """The entities of every text, for bundles of token-classification.
 
         Entities are grouped as by transformers' pipeline. A text that is split is one text: each token has its label
-        from the piece in which it sees most of the text, and an entity on both sides of a piece's border is one entity;
+        from the chunk in which it sees most of the text, and an entity on both sides of a chunk's border is one entity;
         transformers' pipeline makes two of it where its ``stride`` is 0.
 
         Args:
             texts: may be empty strings.
             aggregation: how tokens are grouped: ``none``, ``simple``, ``first``, ``max`` or ``average``.
             overflow: for a text of too many tokens: ``error``, ``truncate``, or ``split``.
-            stride: tokens that a piece of a split text repeats from the previous piece.
+            stride: tokens that a chunk of a split text repeats from the previous chunk.
             batch_tokens: as of :meth:`embed`.
 
         Returns:
@@ -311,8 +311,8 @@ class Session(BatchSession):
             handle_impossible_answer: whether the empty answer is one.
             max_answer_tokens: the longest answer.
             overflow: for a pair of too many tokens: ``error``, ``truncate``, or ``split``, which runs the question with
-                every piece of the context.
-            stride: tokens that a piece of a split context repeats; with `max_answer_tokens`, no answer is cut.
+                every chunk of the context.
+            stride: tokens that a chunk of a split context repeats; with `max_answer_tokens`, no answer is cut.
             batch_tokens: as of :meth:`embed`.
 
         Returns:
@@ -358,9 +358,9 @@ class Session(BatchSession):
             top_k: most documents that are returned; None for all.
             return_documents: whether results have the documents' texts.
             overflow: for a pair of too many tokens: ``error``; ``truncate``, which cuts the end of the longer text; or
-                ``split``, which cuts the document into pieces, each of which is read with the whole query.
-            stride: tokens that a piece of a split document repeats from the previous piece.
-            split_pooling: combines the pieces' logits: ``max``, or ``mean``, weighted by tokens.
+                ``split``, which cuts the document into chunks, each of which is read with the whole query.
+            stride: tokens that a chunk of a split document repeats from the previous chunk.
+            split_pooling: combines the chunks' logits: ``max``, or ``mean``, weighted by tokens.
             batch_tokens: most tokens per batch; a longer pair runs alone. None: the backend's default.
             prompt_name: the model's prompt that goes before the query; None for the model's default, if it has one.
             prompt: the prompt itself.

@@ -170,8 +170,8 @@ def test_sessions_answer_as_the_encoder(saved: Callable[[str], Path], name: str)
 def test_pieces_of_a_long_text_are_written_in_the_template_each(saved: Callable[[str], Path], name: str) -> None:
     with hdruntime.load(saved(name) / "bundle") as session:
         (split,) = session.split(["  " + LONG])
-        assert len(split.pieces) > 1
-        assert len({(piece.input_ids[0], piece.input_ids[-1]) for piece in split.pieces}) == 1
+        assert len(split.chunks) > 1
+        assert len({(chunk.input_ids[0], chunk.input_ids[-1]) for chunk in split.chunks}) == 1
         for prompt in ("", "Find it: ") if takes_prompts(name) else ("",):
             # Offsets count the prompt's characters, as without a template.
             given = f"{prompt}  {LONG}"

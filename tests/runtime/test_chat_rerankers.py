@@ -179,7 +179,7 @@ def test_a_token_is_of_the_text_whose_characters_it_has(saved: Callable[[str], P
 
 
 @pytest.mark.parametrize(("name", "stride"), [("instructed", 0), ("classifier", 3)])
-def test_a_long_document_is_read_in_pieces_with_all_of_the_template(
+def test_a_long_document_is_read_in_chunks_with_all_of_the_template(
     saved: Callable[[str], Path], name: str, stride: int
 ) -> None:
     import torch
@@ -194,15 +194,15 @@ def test_a_long_document_is_read_in_pieces_with_all_of_the_template(
         starts = range(first, max(last - stride, first + 1), room - stride) if len(ids) > POSITIONS else [first]
         scores = []
         for begin in starts:
-            piece = torch.tensor([ids[:first] + ids[begin : min(begin + room, last)] + ids[last:]])
-            features = {"input_ids": piece, "attention_mask": torch.ones_like(piece), "modality": "message"}
+            chunk = torch.tensor([ids[:first] + ids[begin : min(begin + room, last)] + ids[last:]])
+            features = {"input_ids": chunk, "attention_mask": torch.ones_like(chunk), "modality": "message"}
             with torch.inference_mode():
                 scores.append(theirs(features)["scores"][0, 0].item())
         expected.append(max(scores))
     with CrossEncoder(saved(name) / "bundle", backend="onnxruntime") as ours:
         found = ours.predict([(QUERY, document) for document in DOCUMENTS], overflow="split", stride=stride)
         assert_close(found, np.array(expected, np.float32), atol=ATOL)
-        assert abs(found[3] - ours.predict((QUERY, LONG))) > 100 * ATOL, "the long document has more than one piece"
+        assert abs(found[3] - ours.predict((QUERY, LONG))) > 100 * ATOL, "the long document has more than one chunk"
 
 
 def test_session_and_job_score_as_the_encoder_does(bundle: Path, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_prompt_that_the_template_refuses_is_refused(saved: Callable[[str], Pa
         ours.predict(PAIRS[:1], prompt="Find: ")
 
 
-def test_a_query_that_fills_a_piece_is_refused(bundle: Path) -> None:
+def test_a_query_that_fills_a_chunk_is_refused(bundle: Path) -> None:
     with CrossEncoder(bundle, backend="onnxruntime") as ours:
         with pytest.raises(InputError, match=r"The query has \d+ tokens, .* chat template .* so that 1 to 159 fit"):
             ours.rank(LONG, DOCUMENTS, overflow="split")

@@ -1,4 +1,4 @@
-"""Rerankers and classifiers of pairs: the numbers of sentence-transformers, and long documents in pieces.
+"""Rerankers and classifiers of pairs: the numbers of sentence-transformers, and long documents in chunks.
 
 An encoder, a session and a job give the same numbers.
 """
@@ -108,7 +108,7 @@ def reranker(saved: Callable[[int], Path]) -> Iterator[CrossEncoder]:
         yield encoder
 
 
-def scores_of_pieces(checkpoint: Path, documents: list[str], *, stride: int, pool: Callable[..., Any]) -> np.ndarray:
+def scores_of_chunks(checkpoint: Path, documents: list[str], *, stride: int, pool: Callable[..., Any]) -> np.ndarray:
     """float32 [documents]: transformers' tokenizer cuts, its model runs, and a sigmoid follows what is pooled."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -117,14 +117,14 @@ def scores_of_pieces(checkpoint: Path, documents: list[str], *, stride: int, poo
     model = AutoModelForSequenceClassification.from_pretrained(str(checkpoint)).eval()
     found = []
     for document in documents:
-        pieces = tokenizer(
+        chunks = tokenizer(
             [QUERY], [document], truncation="only_second", stride=stride, max_length=POSITIONS, padding=True,
             return_overflowing_tokens=True, return_tensors="pt",
         )  # fmt: skip
-        del pieces["overflow_to_sample_mapping"]
+        del chunks["overflow_to_sample_mapping"]
         with torch.inference_mode():
-            logits = model(**pieces).logits[:, 0]
-        found.append(torch.sigmoid(pool(logits, pieces["attention_mask"].sum(1))).item())
+            logits = model(**chunks).logits[:, 0]
+        found.append(torch.sigmoid(pool(logits, chunks["attention_mask"].sum(1))).item())
     return np.array(found, np.float32)
 
 
@@ -183,10 +183,10 @@ def test_arguments_have_the_places_and_names_of_sentence_transformers() -> None:
 
 
 @pytest.mark.pinned  # tokenizers 0.23.2 cuts otherwise than it says
-def test_a_long_documents_score_is_pooled_over_its_pieces(saved: Callable[[int], Path], reranker: CrossEncoder) -> None:
+def test_a_long_documents_score_is_pooled_over_its_chunks(saved: Callable[[int], Path], reranker: CrossEncoder) -> None:
     stride = 7
-    by_max = scores_of_pieces(saved(1) / "checkpoint", DOCUMENTS, stride=stride, pool=lambda logits, _: logits.max())
-    by_mean = scores_of_pieces(
+    by_max = scores_of_chunks(saved(1) / "checkpoint", DOCUMENTS, stride=stride, pool=lambda logits, _: logits.max())
+    by_mean = scores_of_chunks(
         saved(1) / "checkpoint", DOCUMENTS, stride=stride, pool=lambda logits, n: (logits * n).sum() / n.sum()
     )
     assert not np.allclose(by_max, by_mean, atol=100 * ATOL)
@@ -265,7 +265,7 @@ def test_what_cannot_be_scored_is_refused(reranker: CrossEncoder) -> None:
 def test_what_cannot_be_ranked_is_refused(
     saved: Callable[[int], Path], reranker: CrossEncoder, new_bundle: Callable[..., Path]
 ) -> None:
-    # 64 tokens of a piece, three of which are special.
+    # 64 tokens of a chunk, three of which are special.
     assert len(reranker.rank("a " * 60, ["b " * 9], overflow="split")) == 1
     with pytest.raises(InputError, match=r"The query has 64 tokens.* so that 1 to 63 fit\.\nShorten the query"):
         reranker.rank("a " * 61, ["b"], overflow="split")

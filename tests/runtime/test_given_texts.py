@@ -55,7 +55,7 @@ def calls(bundle_path: Path) -> Any:
         yield {
             "Session.embed": session.embed,
             "Session.tokenize": lambda texts: [each.input_ids for each in session.tokenize(texts)],
-            "Session.split": lambda texts: [each.pieces[0].input_ids for each in session.split(texts)],
+            "Session.split": lambda texts: [each.chunks[0].input_ids for each in session.split(texts)],
             "Session.embed_chunks": lambda texts: [
                 each.vectors.sum() for each in session.embed_chunks(texts, chunks="tokens:4")
             ],

@@ -83,7 +83,7 @@ def every_way(bundle: Path, folder: Path, length: int | MaxSeqLength | None) -> 
     rows.write_text(json.dumps({"text": TEXT}) + "\n")
     options = {"overflow": Overflow.TRUNCATE, "max_seq_length": length}
     done = run(bundle, rows, folder / f"{length}.jsonl", **options)
-    assert done.cut_rows == (length != "bundle")
+    assert done.truncated_rows == (length != "bundle")
     found["job"] = np.array(read(folder / f"{length}.jsonl")[0]["embedding"])
     answer = server_answers(bundle, "/v1/embeddings", {"input": TEXT, "truncate": "end"}, max_seq_length=length)
     found["server"] = np.array(answer.json()["data"][0]["embedding"])
@@ -168,7 +168,7 @@ def test_a_text_beyond_the_length_is_refused_with_a_hint_that_works(made: Path, 
 def test_chunks_of_a_split_text_have_the_length(made: Path, tmp_path: Path) -> None:
     with hdruntime.load(made / "bundle") as session:
         (split,) = session.split([TEXT])
-        assert [len(piece) for piece in split.pieces] == [OWN, OWN, 50 - 2 * (OWN - 2) + 2]
+        assert [len(chunk) for chunk in split.chunks] == [OWN, OWN, 50 - 2 * (OWN - 2) + 2]
         late = session.embed_chunks(TEXT, chunks="tokens:10")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"text": TEXT}) + "\n")

@@ -391,7 +391,7 @@ def test_a_query_that_is_too_long_fails_alone(saved: Callable[[str], Path], tmp_
 def test_pieces_of_a_split_text_are_one_list_of_vectors(
     stride: int, classic: MultiVectorEncoder, saved: Any, tmp_path: Path
 ) -> None:
-    """Each token has its vector from one piece, the special tokens and the prompt from the first piece or the last."""
+    """Each token has its vector from one chunk, the special tokens and the prompt from the first chunk or the last."""
     inputs = write_texts(tmp_path / "in.jsonl", [LONGER, "short, too"])
     options = {"overflow": Overflow.SPLIT, "stride": stride, "max_seq_length": "bundle"}
     run(saved("classic") / "bundle", inputs, tmp_path / "out.jsonl", **options)
@@ -403,7 +403,7 @@ def test_pieces_of_a_split_text_are_one_list_of_vectors(
     assert len(found) == sum(each not in left_out for each in ids) > MAX_LEN
     assert_close(found[0], classic.encode_document(LONGER)[0], atol=1e-6)
     if not stride:
-        # Up to the end of the first piece, which is what the encoder cuts the text to but for the separator.
+        # Up to the end of the first chunk, which is what the encoder cuts the text to but for the separator.
         cut = classic.encode_document(LONGER)[:-1]
         assert_close(found[: len(cut)], cut, atol=1e-6)
 

@@ -202,8 +202,8 @@ OWN_LENGTH = 256
 def texts() -> list[str]:
     """Of 0 to about 900 tokens."""
     words = " ".join(topics.values()).split()
-    pieces = [" ".join(words[100 * n : 100 * n + length]) for n, length in enumerate([3, 40, 1, 17, 40, 90, 600, 4])]
-    return ["", *pieces, "Überraschung! 日本語のテキスト and 12,345.67 numbers?"]
+    chunks = [" ".join(words[100 * n : 100 * n + length]) for n, length in enumerate([3, 40, 1, 17, 40, 90, 600, 4])]
+    return ["", *chunks, "Überraschung! 日本語のテキスト and 12,345.67 numbers?"]
 
 
 def test_the_sample_model_gives_what_sentence_transformers_gives(

@@ -413,14 +413,14 @@ class Inference:
         self.in_work += len(texts)
         self.most_in_work = max(self.most_in_work, self.in_work)
         return [
-            SimpleNamespace(text=text, error=None, encoding=SimpleNamespace(pieces=[range(int(text.text))]))
+            SimpleNamespace(text=text, error=None, encoding=SimpleNamespace(chunks=[range(int(text.text))]))
             for text in texts
         ]
 
-    def run_pieces(self, pieces: list[Any]) -> None:
+    def run_chunks(self, chunks: list[Any]) -> None:
         assert self.go.wait(20)
-        self.batches.append([len(piece.encoding) for piece in pieces])
-        self.in_work -= len(pieces)
+        self.batches.append([len(chunk.encoding) for chunk in chunks])
+        self.in_work -= len(chunks)
         if self.fails is not None:
             raise self.fails
 

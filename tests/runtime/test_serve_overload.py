@@ -47,19 +47,19 @@ class Session:
 
     def encode(self, texts: list[Text]) -> list[Any]:
         return [
-            SimpleNamespace(text=text, error=None, encoding=SimpleNamespace(pieces=[range(len(text.text) // 2)]))
+            SimpleNamespace(text=text, error=None, encoding=SimpleNamespace(chunks=[range(len(text.text) // 2)]))
             for text in texts
         ]
 
-    def run_pieces(self, pieces: list[Any]) -> None:
+    def run_chunks(self, chunks: list[Any]) -> None:
         """Nothing: the loop has let the time pass."""
 
     def seconds(self, function: Callable[..., Any], arguments: Any) -> float:
         """The time of a batch; tokenizing takes none."""
-        if function.__name__ != "run_pieces":
+        if function.__name__ != "run_chunks":
             return 0.0
-        lengths = [len(piece.encoding) for piece in arguments[0]]
-        clients = [piece.item.text.text_pair for piece in arguments[0]]
+        lengths = [len(chunk.encoding) for chunk in arguments[0]]
+        clients = [chunk.item.text.text_pair for chunk in arguments[0]]
         self.batches.append((asyncio.get_running_loop().time(), [*zip(clients, lengths, strict=True)]))
         return self.slower * (0.002 + sum(map(seconds_of, lengths)))
 
@@ -387,15 +387,15 @@ def test_a_servers_short_text_waits_for_no_batch_of_another_client(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, go = threading.Event(), threading.Event()
-    real = TextInference.run_pieces
+    real = TextInference.run_chunks
 
-    def run_pieces(self: TextInference, pieces: Any) -> None:
-        if len(pieces) > 1:
+    def run_chunks(self: TextInference, chunks: Any) -> None:
+        if len(chunks) > 1:
             runs.set()
             assert go.wait(30)
-        real(self, pieces)
+        real(self, chunks)
 
-    monkeypatch.setattr(TextInference, "run_pieces", run_pieces)
+    monkeypatch.setattr(TextInference, "run_chunks", run_chunks)
     with command(bundle) as (client, _), ThreadPoolExecutor(1) as pool:
 
         def ask(address: str, texts: int) -> int:
@@ -416,12 +416,12 @@ def test_a_server_refuses_at_once_what_it_cannot_answer_in_time_and_answers_the_
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, go = threading.Event(), threading.Event()
-    real = TextInference.run_pieces
+    real = TextInference.run_chunks
 
-    def run_pieces(self: TextInference, pieces: Any) -> None:
+    def run_chunks(self: TextInference, chunks: Any) -> None:
         runs.set()
         assert go.wait(30)
-        real(self, pieces)
+        real(self, chunks)
 
     with command(bundle, "--timeout", "60") as (client, _), ThreadPoolExecutor(8) as pool:
 
@@ -431,7 +431,7 @@ def test_a_server_refuses_at_once_what_it_cannot_answer_in_time_and_answers_the_
         assert ask().status_code == 200
         # A second for three tokens: a request takes twenty.
         monkeypatch.setattr(Rate, "seconds", lambda self, work: work.total() / 3)
-        monkeypatch.setattr(TextInference, "run_pieces", run_pieces)
+        monkeypatch.setattr(TextInference, "run_chunks", run_chunks)
         try:
             first = pool.submit(ask)
             assert runs.wait(30)

@@ -329,7 +329,7 @@ def test_threads_share_a_session(new_bundle: BundleMaker) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda function, task: function(task % len(TEXTS)), calls, range(len(calls))))
     tokens = sum(map(len, hidden))
-    of_split = sum(len(piece) for piece in session.split([long_text], stride=3)[0].pieces)
+    of_split = sum(len(chunk) for chunk in session.split([long_text], stride=3)[0].chunks)
     called = sum(len(hidden[task % len(TEXTS)]) for task in range(180) if task % 3 == 2)
     assert session.padding.tokens - before.tokens == 60 * (tokens + of_split) + called
 

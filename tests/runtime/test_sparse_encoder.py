@@ -224,7 +224,7 @@ def test_the_largest_weights_are_kept_and_of_equal_ones_those_of_smaller_ids() -
 LONG = "The Spree flows through Berlin, past museums and ministries, and nobody reads it. " * 60
 
 
-def test_a_split_text_has_the_sums_of_its_pieces_where_the_model_adds(
+def test_a_split_text_has_the_sums_of_its_chunks_where_the_model_adds(
     saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     bundle = saved("sum") / "bundle"
@@ -233,8 +233,8 @@ def test_a_split_text_has_the_sums_of_its_pieces_where_the_model_adds(
     (row,) = read(tmp_path / "out.jsonl")
     with hdruntime.load(bundle, "onnxruntime") as session:
         (split,) = session.split([LONG])
-        assert len(split.pieces) > 1
-        of_pieces = np.stack([row["sparse_embedding"] for row in session.infer(split.pieces)])
+        assert len(split.chunks) > 1
+        of_pieces = np.stack([row["sparse_embedding"] for row in session.infer(split.chunks)])
         (found,) = session.embed_sparse([LONG], overflow="split", max_active_dims=VOCAB_SIZE)
         (kept,) = session.embed_sparse([LONG], overflow="split")
     assert_same(found.dense()[None], of_pieces.sum(axis=0, keepdims=True))
@@ -245,11 +245,11 @@ def test_a_split_text_has_the_sums_of_its_pieces_where_the_model_adds(
     assert_same(np.array([row["values"]]), found.values[None])
 
 
-def test_a_split_text_has_the_largest_weights_of_its_pieces(bundle: Path) -> None:
+def test_a_split_text_has_the_largest_weights_of_its_chunks(bundle: Path) -> None:
     with hdruntime.load(bundle, "onnxruntime") as session:
         (split,) = session.split([LONG], stride=16)
-        assert len(split.pieces) > 1
-        of_pieces = np.stack([row["sparse_embedding"] for row in session.infer(split.pieces)])
+        assert len(split.chunks) > 1
+        of_pieces = np.stack([row["sparse_embedding"] for row in session.infer(split.chunks)])
         (found,) = session.embed_sparse([LONG], overflow="split", stride=16)
         assert_close(found.dense(), of_pieces.max(axis=0), atol=ATOL)
         assert not np.allclose(found.dense(), of_pieces.mean(axis=0), atol=0.01)

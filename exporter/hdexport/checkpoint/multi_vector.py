@@ -182,9 +182,9 @@ def multi_vector_settings(model: LateInteraction, tokenizer: Any, *, path: Path)
 
 
 def register_markers(tokenizer: Any, path: Path) -> None:
-    """Makes prefixes that a tokenizer knows and would cut to pieces one token each, in place: ``[unused0]`` is in
-    BERT's vocabulary, and as text it is ``[``, ``unused``, ``##0``, ``]``. Only checkpoints of PyLate and Stanford's
-    ColBERT have such prefixes."""
+    """Make special tokens of prefixes that the tokenizer would split, in place: ``[unused0]`` is in BERT's vocabulary,
+    and as text it is ``[``, ``unused``, ``##0``, ``]``. Only checkpoints of PyLate and Stanford's ColBERT have such
+    prefixes."""
     from transformers import AddedToken
 
     if not is_late_interaction(path):

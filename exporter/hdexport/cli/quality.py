@@ -3,7 +3,7 @@
 Sentences are taken out of each long text and must find it among all texts: sentences from after the positions that the
 model was trained with ("later"), the first sentence ("first"), and the name of a text that is a file ("name"). The
 score is MRR@10, the mean of 1 / rank in the first ten, for texts truncated at the trained positions, split (the mean of
-the pieces' vectors), and whole. Intervals are of 95 %, from drawing texts; a difference whose interval has 0 in it is
+the chunks' vectors), and whole. Intervals are of 95 %, from drawing texts; a difference whose interval has 0 in it is
 not shown by these texts.
 """
 

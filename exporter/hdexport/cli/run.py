@@ -320,7 +320,7 @@ def run(options: argparse.Namespace) -> int:
         has_column = not (options.skip_failed or job.place.format.is_matrix)
         report.ended("done", _failures(done, has_column=has_column))
     padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
-    cut = f", {done.cut_rows} truncated" if done.cut_rows else ""
+    cut = f", {done.truncated_rows} truncated" if done.truncated_rows else ""
     print(
         f"{done.rows} rows, {done.failed_rows} failed{cut}, {done.tokens} tokens in {done.seconds:.1f} s "
         f"({done.tokens / max(done.seconds, 1e-9):.0f} tokens/s{padding}): {options.output}{backend}",

@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="positions of the new checkpoint",
     )
     parser.add_argument(
-        "--piece-tokens",
+        "--chunk-tokens",
         metavar="TOKENS",
         type=whole_number,
-        help="longer texts are cut into pieces (default: three times the checkpoint's positions); time grows faster "
+        help="longer texts are cut into chunks (default: three times the checkpoint's positions); time grows faster "
         "than this, and rows past it learn only what all new rows share",
     )
     parser.add_argument("-o", "--output", metavar="DIR", type=local_path, required=True, help="the directory to write")
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
                 texts=options.texts,
                 output=options.output,
                 max_len=options.max_len,
-                piece_tokens=options.piece_tokens,
+                chunk_tokens=options.chunk_tokens,
                 column=options.column,
                 loss=None if options.loss == "auto" else Loss(options.loss),
                 train=Trained(options.train),

@@ -1,1 +1,1 @@
-"""`hdexport quality`: retrieval of long texts by sentences of their own, read whole, in pieces or cut."""
+"""`hdexport quality`: retrieval of long texts by sentences of their own, read whole, in chunks or cut."""

@@ -25,7 +25,7 @@ class Way(str, Enum):
     TRUNCATED = "truncated"
     """Cut to the trained positions."""
     SPLIT = "split"
-    """Read in pieces of the trained positions; the mean of their vectors, weighted by tokens."""
+    """Read in chunks of the trained positions; the mean of their vectors, weighted by tokens."""
     WHOLE = "whole"
     """Read at once, as far as the bundle takes it."""
 
@@ -53,7 +53,7 @@ def similarities_of_ways(
     line: ProgressLine,
 ) -> dict[Way, dict[str, FloatingArray]]:
     """Way -> kind of query -> [queries, documents], by the model's own similarity and prompts; equal inputs run once.
-    `trained` is the number of tokens of a truncated document, and of a piece; `begin` receives the number of tokens
+    `trained` is the number of tokens of a truncated document, and of a chunk; `begin` receives the number of tokens
     before any of them runs, and `line` the tokens that are done."""
     manifest = session.manifest
     prompts, default = prompts_of(manifest)
@@ -62,15 +62,15 @@ def similarities_of_ways(
     by_trained = split_encodings(
         [document.whole for document in documents], max_len=min(trained, manifest.max_len), stride=0, is_pair=False
     )
-    # The first piece of a split text is the part that truncation leaves.
-    pieces = {
-        Way.TRUNCATED: [split.pieces[:1] for split in by_trained],
-        Way.SPLIT: [split.pieces for split in by_trained],
-        Way.WHOLE: [split.pieces[:1] for split in documents],
+    # The first chunk of a split text is the part that truncation leaves.
+    chunks = {
+        Way.TRUNCATED: [split.chunks[:1] for split in by_trained],
+        Way.SPLIT: [split.chunks for split in by_trained],
+        Way.WHOLE: [split.chunks[:1] for split in documents],
     }
     asked = [text for queries in collection.queries.values() for text in queries.texts]
-    encodings = [piece for way in ways for of_document in pieces[way] for piece in of_document]
-    encodings += [split.pieces[0] for split in session.split(asked, prompt=query_prompt)]
+    encodings = [chunk for way in ways for of_document in chunks[way] for chunk in of_document]
+    encodings += [split.chunks[0] for split in session.split(asked, prompt=query_prompt)]
     vectors = iter(vectors_of(session, encodings, begin=begin, line=line))
     of_documents = {way: np.stack([_vector(way, split, vectors) for split in by_trained]) for way in ways}
     of_queries = {kind: list(islice(vectors, len(queries.texts))) for kind, queries in collection.queries.items()}
@@ -87,7 +87,7 @@ def _vector(way: Way, split: SplitEncoding, vectors: Iterator[FloatingArray]) ->
     """A document's vector, from as many of the next ones as it needs."""
     if way is not Way.SPLIT:
         return next(vectors)
-    return pooled_embedding(split, list(islice(vectors, len(split.pieces))), SplitPooling.MEAN)
+    return pooled_embedding(split, list(islice(vectors, len(split.chunks))), SplitPooling.MEAN)
 
 
 def vectors_of(

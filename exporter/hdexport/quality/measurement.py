@@ -56,7 +56,7 @@ class QualityResult:
     """The result of a measurement.
 
     Attributes:
-        trained: positions of the truncated texts and of pieces.
+        trained: positions of the truncated texts and of chunks.
         texts: number of documents that were searched.
         long_texts: number of documents of more tokens than `trained`.
         median_tokens: of the long ones.

@@ -117,7 +117,7 @@ _TOKENS = 512
 
 _LONG_TOKENS = 2048
 _LONG_CHECKED = 8
-"""Number of long pieces that are checked: as many tokens as verification reads, of which the worst one tells."""
+"""Number of long chunks that are checked: as many tokens as verification reads, of which the worst one tells."""
 
 _VALUES = 2**26
 """Most values of the answers to long checked texts, which are all in memory at once: 256 MB. A head over a vocabulary
@@ -300,13 +300,13 @@ def _read(file: Path) -> list[str]:
 
 
 def _joined(bundle: Bundle, texts: Sequence[str]) -> list[IntArray]:
-    """All texts as one, in long pieces that begin and end as it does; none for a model that takes no longer texts."""
+    """All texts as one, in long chunks that begin and end as it does; none for a model that takes no longer texts."""
     if bundle.manifest.max_len <= _TOKENS:
         return []
     (whole,) = _encoded(bundle, ["\n".join(texts)], overflow=Overflow.SPLIT)
     inside, step = whole[1:-1], min(_LONG_TOKENS, bundle.manifest.max_len) - 2
-    pieces = (inside[start : start + step] for start in range(0, len(inside), step))
-    return [np.concatenate([whole[:1], piece, whole[-1:]]) for piece in pieces]
+    chunks = (inside[start : start + step] for start in range(0, len(inside), step))
+    return [np.concatenate([whole[:1], chunk, whole[-1:]]) for chunk in chunks]
 
 
 def _encoded(

@@ -1,4 +1,4 @@
-"""The texts that positions are learnt from: tokenised, cut to pieces, with their sentences."""
+"""The texts that positions are learnt from: tokenised, cut to chunks, with their sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEAST_PROSE = 0.8
 
 
 class Document(NamedTuple):
-    """A text, or a piece of one; `tokens` counts special ones, and `sentences` are start and end of each in `text`."""
+    """A text, or a chunk of one; `tokens` counts special ones, and `sentences` are start and end of each in `text`."""
 
     name: str
     text: str
@@ -48,7 +48,7 @@ class Corpus(NamedTuple):
     Attributes:
         long: documents of more tokens than the checkpoint has positions.
         short: other documents.
-        texts: number of texts before they were cut to pieces.
+        texts: number of texts before they were cut to chunks.
         digest: SHA-256 of names and texts.
     """
 
@@ -59,7 +59,7 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, most: int) -> Corpus:
-    """Reads the texts of a file or a folder, and cuts them to pieces of at most `most` tokens; `base` is the number of
+    """Reads the texts of a file or a folder, and cuts them to chunks of at most `most` tokens; `base` is the number of
     positions that the checkpoint was trained with. Too few long texts are refused."""
     long: list[Document] = []
     short: list[Document] = []
@@ -67,11 +67,11 @@ def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, 
     for text in read_texts(source, column=column):
         digest.update(f"{len(text.name)} {len(text.text)} {text.name}{text.text}".encode(errors="replace"))
         count += 1
-        for piece in _pieces(text, tokenizer, most):
-            (long if piece.tokens > base else short).append(piece)
+        for chunk in _chunks(text, tokenizer, most):
+            (long if chunk.tokens > base else short).append(chunk)
     if len(long) < FEWEST_LONG:
         raise InputError(
-            f"{source} holds {count} texts, and {len(long)} of them or of their pieces have more than {base} tokens, "
+            f"{source} holds {count} texts, and {len(long)} of them or of their chunks have more than {base} tokens, "
             f"the checkpoint's positions; at least {FEWEST_LONG} are needed, and hundreds are better.",
             hint="Name more or longer texts with --texts. In a .txt file each line is a text; in a folder each .txt "
             "file is.",
@@ -79,15 +79,15 @@ def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, 
     return Corpus(long=tuple(long), short=tuple(short), texts=count, digest=digest.hexdigest())
 
 
-def _pieces(text: NamedText, tokenizer: Any, most: int) -> Iterator[Document]:
+def _chunks(text: NamedText, tokenizer: Any, most: int) -> Iterator[Document]:
     specials = tokenizer.num_special_tokens_to_add()
     tokens = tokenizer(text.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tokens["offset_mapping"]
     size = most - specials
     for first in range(0, len(offsets), size):
         last = min(first + size, len(offsets)) - 1
-        piece = text.text[offsets[first][0] : offsets[last][1]]
-        yield Document(text.name, piece, last + 1 - first + specials, tuple(_sentences(piece)))
+        chunk = text.text[offsets[first][0] : offsets[last][1]]
+        yield Document(text.name, chunk, last + 1 - first + specials, tuple(_sentences(chunk)))
 
 
 def _sentences(text: str) -> Iterator[tuple[int, int]]:

@@ -48,7 +48,7 @@ class TuneOptions:
         texts: a file or a folder, see `hdexport.support.texts.read_texts`.
         output: the directory to write.
         max_len: positions of the new checkpoint.
-        piece_tokens: longer texts are cut into pieces; None for three times the checkpoint's positions. Time grows
+        chunk_tokens: longer texts are cut into chunks; None for three times the checkpoint's positions. Time grows
             faster than this; rows past it learn only what all new rows share.
         column: of the texts; None for ``text``.
         loss: the loss to learn by; None chooses by the checkpoint's task.
@@ -77,7 +77,7 @@ class TuneOptions:
     texts: Path
     output: Path
     max_len: int
-    piece_tokens: int | None = None
+    chunk_tokens: int | None = None
     column: str | None = None
     loss: Loss | None = None
     train: Trained = Trained.POSITIONS
@@ -112,7 +112,7 @@ class TuneOptions:
             return 60 * self.minutes
         return 60 * DEFAULT_MINUTES if self.steps is None else None
 
-    def longest_piece(self, base: int) -> int:
+    def longest_chunk(self, base: int) -> int:
         """Tokens of the longest text that is run.
 
         Args:
@@ -121,10 +121,10 @@ class TuneOptions:
         Raises:
             InputError: no new position would be learnt, or texts would be longer than the positions.
         """
-        most = min(self.max_len, 3 * base) if self.piece_tokens is None else self.piece_tokens
+        most = min(self.max_len, 3 * base) if self.chunk_tokens is None else self.chunk_tokens
         if not base < most <= self.max_len:
             raise InputError(
-                f"--piece-tokens {most} is not from {base + 1}, the first position that is learnt, to --max-len "
+                f"--chunk-tokens {most} is not from {base + 1}, the first position that is learnt, to --max-len "
                 f"{self.max_len}.",
                 hint="Give such a number, or leave it out.",
             )

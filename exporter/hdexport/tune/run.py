@@ -96,7 +96,7 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     progress.step("Reading the texts")
     corpus = _corpus(checkpoint, options)
     progress.result(
-        f"Texts: {corpus.texts}; {len(corpus.long)} pieces are longer than {checkpoint.base_positions} tokens, "
+        f"Texts: {corpus.texts}; {len(corpus.long)} chunks are longer than {checkpoint.base_positions} tokens, "
         f"{len(corpus.short)} are not."
     )
     identity = _identity(checkpoint, corpus, options, loss, choice)
@@ -164,7 +164,7 @@ def _corpus(checkpoint: Checkpoint, options: TuneOptions) -> Corpus:
         checkpoint.tokenizer,
         column=options.column,
         base=checkpoint.base_positions,
-        most=options.longest_piece(checkpoint.base_positions),
+        most=options.longest_chunk(checkpoint.base_positions),
     )
 
 
@@ -215,7 +215,7 @@ def _identity(
         "MODEL": str(checkpoint.origin),
         "the size of its weights": sum(file.stat().st_size for file in weights),
         "--max-len": options.max_len,
-        "--piece-tokens": options.longest_piece(checkpoint.base_positions),
+        "--chunk-tokens": options.longest_chunk(checkpoint.base_positions),
         "--loss": loss.value,
         "--train": options.train.value,
         "--positions": choice.describe(),
@@ -243,7 +243,7 @@ def _record(
         "loss": loss.value,
         "train": options.train.value,
         "max_len": options.max_len,
-        "piece_tokens": options.longest_piece(checkpoint.base_positions),
+        "chunk_tokens": options.longest_chunk(checkpoint.base_positions),
         "positions": choice.describe(),
         "attention": options.attention,
         "learning_rate": options.learning_rate,

@@ -46,15 +46,15 @@ class Wording:
 
     def write(self, texts: Mapping[Slot, str]) -> Written:
         """One text from the texts of every slot; those that have no place are left out."""
-        pieces: list[str] = []
+        chunks: list[str] = []
         places: dict[Slot, tuple[int, int]] = {}
         size = 0
         for part in self.parts:
             start = size + len(part.before)
             size = start + len(texts[part.slot])
-            pieces += part.before, texts[part.slot]
+            chunks += part.before, texts[part.slot]
             places[part.slot] = start, size
-        return Written("".join((*pieces, self.after)), places)
+        return Written("".join((*chunks, self.after)), places)
 
 
 @dataclass(frozen=True, kw_only=True)

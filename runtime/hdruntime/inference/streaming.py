@@ -53,7 +53,7 @@ def checked_segment(segment: int | None, manifest: Manifest, *, max_len: int) ->
     if not manifest.memories:
         raise InputError(
             "This bundle remembers nothing from one segment to the next, so a document cannot be streamed.",
-            hint=f"{BUILD_WITH_MEMORY}. Or run it in independent pieces: --overflow split, session.split",
+            hint=f"{BUILD_WITH_MEMORY}. Or run it in independent chunks: --overflow split, session.split",
         )
     if segment is None:
         return min(SEGMENT_TOKENS, max_len)
@@ -74,7 +74,7 @@ def check_document_length(tokens: int, manifest: Manifest) -> None:
     elif tokens > most:
         raise InputError(
             f"The document has {tokens} tokens; this bundle has positions for {most}, counted through all segments.",
-            hint=f"Build the bundle again with --max-len {tokens}, or run the document in independent pieces: "
+            hint=f"Build the bundle again with --max-len {tokens}, or run the document in independent chunks: "
             "--overflow split.",
         )
 

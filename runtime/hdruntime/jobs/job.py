@@ -349,7 +349,7 @@ def _check_options(task: TextTask, options: JobOptions) -> None:
         checked_segment(options.segment, manifest, max_len=manifest.max_len)
     if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
         raise InputError(
-            "Rows of ids are not split: which special ids each piece needs is unknown.",
+            "Rows of ids are not split: which special ids each chunk needs is unknown.",
             hint="Give texts, split them yourself, or cut them: --overflow truncate",
         )
     if options.overflow is Overflow.SPLIT and not task.splits:

@@ -364,7 +364,7 @@ def _counts(outcomes: Sequence[tuple[Row, TextItem | None]], computed: PaddingCo
         tokens=sum(map(len, wholes)),
         computed_tokens=computed.tokens,
         padded_tokens=computed.padded_tokens,
-        cut_rows=sum(whole.is_cut for whole in wholes),
+        truncated_rows=sum(whole.is_truncated for whole in wholes),
         errors=dict(Counter(kind.value for _, (kind, _) in failed)),
         first_error=f"{_named(failed[0][0])}: {failed[0][1][1]}" if failed else None,
         dropped_columns=sorted({name for row, _ in outcomes for name in row.dropped}),

@@ -28,7 +28,7 @@ class RowCounts:
         tokens: of the rows that did not fail.
         computed_tokens: tokens that were run; more than `tokens` if a batch was repeated or a row failed.
         padded_tokens: padding that was run with them.
-        cut_rows: rows whose text was cut to the bundle's limit.
+        truncated_rows: rows whose text was truncated to the length of texts.
         errors: number of failed rows, by kind; see `hdruntime.jobs.rows.ErrorKind`.
         first_error: id and error of the first row that failed.
         dropped_columns: the first names of columns that the output lacks although all were to be kept; see `Row`.
@@ -38,7 +38,7 @@ class RowCounts:
     tokens: LargeCount = 0
     computed_tokens: LargeCount = 0
     padded_tokens: LargeCount = 0
-    cut_rows: LargeCount = 0
+    truncated_rows: LargeCount = 0
     errors: Mapping[str, LargeCount] = field(default_factory=dict)
     first_error: str | None = None
     dropped_columns: Sequence[str] = ()
@@ -60,7 +60,7 @@ class RowCounts:
             tokens=self.tokens + later.tokens,
             computed_tokens=self.computed_tokens + later.computed_tokens,
             padded_tokens=self.padded_tokens + later.padded_tokens,
-            cut_rows=self.cut_rows + later.cut_rows,
+            truncated_rows=self.truncated_rows + later.truncated_rows,
             errors=dict(Counter(self.errors) + Counter(later.errors)),
             first_error=self.first_error or later.first_error,
             dropped_columns=[*dict.fromkeys([*self.dropped_columns, *later.dropped_columns])][:_MOST_NAMES],

@@ -114,7 +114,7 @@ class BundleMapper:
         portions = cut_portions(self._rows(batch), characters=self._pool.portion_characters)
         done = [of_portion for _, of_portion in self._pool.map(portions)]
         results = [result for of_portion in done for result in of_portion.results]
-        truncated = sum(of_portion.counts.cut_rows for of_portion in done)
+        truncated = sum(of_portion.counts.truncated_rows for of_portion in done)
         if truncated and self._says_truncation:
             self._says_truncation = False
             logger.warning("%d of %d rows are truncated, and perhaps rows of later batches.", truncated, len(results))

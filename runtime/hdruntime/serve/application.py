@@ -393,7 +393,9 @@ class _Server:
                 raise item.error
         _raise_non_finite(items)
         call.truncated.update(
-            number for number, item in enumerate(items) if item.encoding is not None and item.encoding.whole.is_cut
+            number
+            for number, item in enumerate(items)
+            if item.encoding is not None and item.encoding.whole.is_truncated
         )
         tokens = sum(len(item.encoding.whole) for item in items if item.encoding is not None)
         return Answered([item.answer for item in items], tokens)

@@ -14,7 +14,7 @@ from hdruntime.inference.batching import grouped
 from hdruntime.serve.admission import LEFT, Admission, work_of
 from hdruntime.serve.turns import BatchClass, Request, Turns, Waiting, Window, length_class
 from hdruntime.tasks.task import Text, TextTask
-from hdruntime.tasks.text_inference import Piece, TextInference, TextItem, pieces_of
+from hdruntime.tasks.text_inference import EncodedChunk, TextInference, TextItem, chunks_of
 
 _WINDOW_CHARACTERS = 2**17
 """Characters of a call that are tokenized at a time; a longer text goes alone."""
@@ -124,8 +124,8 @@ class TextQueue:
                 if any(item.error for item in tokenized):
                     return items
                 self._admission.done(request, work_of(estimated[window]))
-                pieces = pieces_of(tokenized)
-                tokens = sum(len(piece.encoding) for piece in pieces)
+                chunks = chunks_of(tokenized)
+                tokens = sum(len(chunk.encoding) for chunk in chunks)
                 self._admission.note_tokenized(characters=sum(sizes[window]), tokens=tokens)
                 # As with the time, see `Admission`.
                 left = LEFT * self._turns.tokens_of_client(client)
@@ -134,7 +134,7 @@ class TextQueue:
                     raise self._admission.overloaded("Too many tokens wait for an answer.")
                 if is_full:
                     await _all_answered(windows)
-                windows.append(self._enqueued(pieces, inference, task, request))
+                windows.append(self._enqueued(chunks, inference, task, request))
             await _all_answered(windows)
             return items
         finally:
@@ -150,17 +150,19 @@ class TextQueue:
         pool = self._short_texts if characters <= _SHORT_CHARACTERS else self._long_texts
         return await asyncio.get_running_loop().run_in_executor(pool, inference.encode, texts)
 
-    def _enqueued(self, pieces: Sequence[Piece], inference: TextInference, task: TextTask, request: Request) -> Window:
-        window = Window(asyncio.get_running_loop().create_future(), len(pieces))
+    def _enqueued(
+        self, chunks: Sequence[EncodedChunk], inference: TextInference, task: TextTask, request: Request
+    ) -> Window:
+        window = Window(asyncio.get_running_loop().create_future(), len(chunks))
         now = self._clock()
-        for piece in pieces:
-            tokens = len(piece.encoding)
+        for chunk in chunks:
+            tokens = len(chunk.encoding)
             waiting = Waiting(
-                piece=piece, inference=inference, request=request, window=window, tokens=tokens, arrived=now,
+                chunk=chunk, inference=inference, request=request, window=window, tokens=tokens, arrived=now,
                 batch_class=(task, length_class(tokens)),
             )  # fmt: skip
             self._turns.add(waiting)
-        self._admission.add(request, work_of(len(piece.encoding) for piece in pieces))
+        self._admission.add(request, work_of(len(chunk.encoding) for chunk in chunks))
         if self._filling is None or self._turns.tokens_of(self._filling) >= self._batch_tokens:
             self._changed.set()
         self._has_short.set()
@@ -207,8 +209,8 @@ class TextQueue:
         lane.batch, began, error = batch, self._clock(), None
         self._has_short.set()
         try:
-            pieces = [each.piece for each in batch]
-            await asyncio.get_running_loop().run_in_executor(lane.thread, batch[0].inference.run_pieces, pieces)
+            chunks = [each.chunk for each in batch]
+            await asyncio.get_running_loop().run_in_executor(lane.thread, batch[0].inference.run_chunks, chunks)
         except Exception as failure:
             error = failure
         finally:

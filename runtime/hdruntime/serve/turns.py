@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from hdruntime.tasks.task import TextTask
-from hdruntime.tasks.text_inference import Piece, TextInference
+from hdruntime.tasks.text_inference import EncodedChunk, TextInference
 
 _SHARE = 2
 """A client whose turn it is shares a batch with at most so many times its own tokens of each other client: a short
@@ -87,7 +87,7 @@ class Window:
 class Waiting:
     """A chunk that waits: what runs it, and the request and the window of texts that it belongs to."""
 
-    piece: Piece
+    chunk: EncodedChunk
     inference: TextInference
     request: Request
     window: Window

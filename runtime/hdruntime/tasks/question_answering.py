@@ -10,7 +10,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import QuestionAnsweringFormat
 from hdruntime.tasks.task import Outputs, Pairs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.answers import Answer, AnswerOptions, best_answers
-from hdruntime.text.splitting import PiecePooling, SplitEncoding
+from hdruntime.text.splitting import ChunkPooling, SplitEncoding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +45,7 @@ class QuestionAnswers(TextTask, QuestionAnsweringFormat):
         found = [dict(vars(each)) for each in answer]
         return found[0] if self._options.top_k == 1 else {"answers": found}
 
-    def answer(self, split: SplitEncoding, parts: Sequence[Outputs], text: Text, pooling: PiecePooling) -> list[Answer]:
+    def answer(self, split: SplitEncoding, parts: Sequence[Outputs], text: Text, pooling: ChunkPooling) -> list[Answer]:
         assert text.text_pair is not None, "a question has a context"
         return best_answers(split, parts, context=text.text_pair, options=self._options)
 

@@ -16,7 +16,7 @@ class Reading:
     """How texts are read.
 
     Attributes:
-        max_seq_length: tokens to which texts are truncated, and pieces of split texts; ``"model"`` for the model's own
+        max_seq_length: tokens to which texts are truncated, and chunks of split texts; ``"model"`` for the model's own
             length, ``"bundle"`` for the longest that the bundle runs. None: the session's.
         batch_tokens: maximum tokens per batch, padding included; a longer text runs alone. None: the backend's default.
         batch_size: maximum texts per batch; None: any number.
@@ -24,8 +24,8 @@ class Reading:
             the special tokens of a text, and else at its end; it cannot be split. With ``recur`` every text is
             streamed, see :meth:`hdruntime.Session.stream_all`.
         segment: tokens of a segment of a streamed text; None: as of :meth:`hdruntime.Session.stream`.
-        stride: tokens that each piece of a split text repeats from the previous piece.
-        split_pooling: how the pieces' vectors are combined, or their logits if a text has one row of logits. None: the
+        stride: tokens that each chunk of a split text repeats from the previous chunk.
+        split_pooling: how the chunks' vectors are combined, or their logits if a text has one row of logits. None: the
             largest score of a pair, where pairs have one score (rerankers), the largest weights of sparse vectors, or
             their sums, as the model pools; else the mean.
     """

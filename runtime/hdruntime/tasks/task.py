@@ -18,7 +18,7 @@ from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import Spans
 from hdruntime.text.entities import Aggregation
 from hdruntime.text.lengths import Role
-from hdruntime.text.splitting import PiecePooling, SplitEncoding, SplitPooling, merged
+from hdruntime.text.splitting import ChunkPooling, SplitEncoding, SplitPooling, merged
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ class Pairs(str, Enum):
 
 
 class PendingText(Protocol):
-    """A text whose pieces are being run."""
+    """A text whose chunks are being run."""
 
-    def add(self, piece: int, outputs: Outputs) -> None:
-        """Add the outputs of a piece, without batch axis and padding; each piece is added once, in any order."""
+    def add(self, chunk: int, outputs: Outputs) -> None:
+        """Add the outputs of a chunk, without batch axis and padding; each chunk is added once, in any order."""
 
     def finished(self) -> Any:
-        """The task's answer, when every piece was added; an InputError if the text does not fit the task."""
+        """The task's answer, when every chunk was added; an InputError if the text does not fit the task."""
 
 
 class Encoder(NamedTuple):
@@ -157,7 +157,7 @@ class Call(Protocol):
         Args:
             task: another of the same bundle, which reads texts whole.
             overflow: in place of the body's.
-            stride: tokens that a piece of a split text repeats.
+            stride: tokens that a chunk of a split text repeats.
             prompt_name: of the prompt before every text; None for the model's default.
             most_of_each: tokens that each text is cut to, and each second text of a pair; None for any number.
         """
@@ -189,11 +189,11 @@ class TextTask(TaskFormat):
         reads_offsets: whether it reads `offsets` or `sequence_ids` of encodings, which take the tokenizer's time.
         outputs: names of the outputs that are read; all of `output_axes` unless it says otherwise.
         pairs: whether a text has a second text.
-        splits: whether pieces that are run by themselves give a text's answer, small enough to combine.
+        splits: whether chunks that are run by themselves give a text's answer, small enough to combine.
         streams: whether the outputs of all tokens of a streamed document are small enough to join.
         pools_streams: whether a streamed document has one vector, pooled of all its tokens as they arrive.
-        split_pooling: combines the pieces' outputs of a text, unless another pooling is asked for.
-        pair_pooling: the same for the pieces of a pair's second text.
+        split_pooling: combines the chunks' outputs of a text, unless another pooling is asked for.
+        pair_pooling: the same for the chunks of a pair's second text.
         prompts: whether a text may have a prompt; ids include it already.
         default_prompt_name: of the prompt unless another is asked for; None for the model's default.
         role: whether its texts are queries or documents, which may have a length of their own; None for neither.
@@ -212,7 +212,7 @@ class TextTask(TaskFormat):
     splits: bool = True
     streams: bool = True
     pools_streams: bool = False
-    split_pooling: PiecePooling = SplitPooling.MEAN
+    split_pooling: ChunkPooling = SplitPooling.MEAN
     pair_pooling: SplitPooling = SplitPooling.MEAN
     prompts: bool = False
     default_prompt_name: str | None = None
@@ -309,32 +309,32 @@ class TextTask(TaskFormat):
         return tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt, offsets=offsets)
 
     def begin(self, split: SplitEncoding, text: Text, *, prompt: str, pooling: SplitPooling | None) -> PendingText:
-        """Begin a text, whose pieces' outputs a `pooling` combines, or by default the task's own."""
+        """Begin a text, whose chunks' outputs a `pooling` combines, or by default the task's own."""
         default = self.split_pooling if text.text_pair is None else self.pair_pooling
-        return _Pieces(self, split, text, pooling or default)
+        return _PendingChunks(self, split, text, pooling or default)
 
     def part(self, outputs: Outputs) -> Outputs:
-        """The needed part of a piece's outputs, which is kept until all pieces have run."""
+        """The needed part of a chunk's outputs, which is kept until all chunks have run."""
         return outputs
 
-    def answer(self, split: SplitEncoding, parts: Sequence[Outputs], text: Text, pooling: PiecePooling) -> Any:
-        """The answer to a text from each piece's `part`: [pieces]; `pooling` combines outputs without a tokens axis."""
+    def answer(self, split: SplitEncoding, parts: Sequence[Outputs], text: Text, pooling: ChunkPooling) -> Any:
+        """The answer to a text from each chunk's `part`: [chunks]; `pooling` combines outputs without a tokens axis."""
         whole = merged(split, parts, specs=self.manifest.outputs, pooling=pooling)
         return self.answer_of_whole(whole, split.whole, text)
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> Any:
-        """The answer to a text from its outputs, combined from all pieces."""
+        """The answer to a text from its outputs, combined from all chunks."""
         raise NotImplementedError
 
 
-class _Pieces:
-    def __init__(self, task: TextTask, split: SplitEncoding, text: Text, pooling: PiecePooling) -> None:
+class _PendingChunks:
+    def __init__(self, task: TextTask, split: SplitEncoding, text: Text, pooling: ChunkPooling) -> None:
         self._task, self._split, self._text, self._pooling = task, split, text, pooling
         self._parts: dict[int, Outputs] = {}
 
-    def add(self, piece: int, outputs: Outputs) -> None:
-        self._parts[piece] = self._task.part(outputs)
+    def add(self, chunk: int, outputs: Outputs) -> None:
+        self._parts[chunk] = self._task.part(outputs)
 
     def finished(self) -> Any:
-        parts = [self._parts[piece] for piece in range(len(self._split.pieces))]
+        parts = [self._parts[chunk] for chunk in range(len(self._split.chunks))]
         return self._task.answer(self._split, parts, self._text, self._pooling)

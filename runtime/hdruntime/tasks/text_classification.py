@@ -246,7 +246,7 @@ def check_reranker(manifest: Manifest) -> None:
 
 
 def _check_query(query: str, tokenizer: TextTokenizer, reading: Reading, *, prompt: str) -> None:
-    """Refuse a query that is no string, or leaves no room for the pieces of documents."""
+    """Refuse a query that is no string, or leaves no room for the chunks of documents."""
     if not isinstance(query, str):
         raise InputError(f"query is {query!r:.60}, of type {type(query).__name__}; it must be a string.")
     if reading.overflow is not Overflow.SPLIT:
@@ -255,7 +255,7 @@ def _check_query(query: str, tokenizer: TextTokenizer, reading: Reading, *, prom
     if len(encoded) >= tokenizer.max_len:
         raise InputError(
             f"The query has {len(encoded)} tokens, special tokens, prompt and chat template included where there are "
-            f"any; every piece of a document has the whole query and at most {tokenizer.max_len} tokens, so that 1 to "
+            f"any; every chunk of a document has the whole query and at most {tokenizer.max_len} tokens, so that 1 to "
             f"{tokenizer.max_len - 1} fit.",
             hint="Shorten the query, or cut both texts: overflow='truncate'",
         )

@@ -1,7 +1,7 @@
 """From texts to a task's answers: the one way that sessions, encoders and jobs take.
 
-Texts become tokens, whole or in pieces; pieces run in batches of similar lengths, or segment by segment; a text's
-answer is made when the last of its pieces has run, so that little is held.
+Texts become tokens, whole or in chunks; chunks run in batches of similar lengths, or segment by segment; a text's
+answer is made when the last of its chunks has run, so that little is held.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hdruntime.inference.streaming import check_document_length, checked_segment
 from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Outputs, Pairs, PendingText, Text, TextTask
 from hdruntime.text.checks import RefusedTextsError, check_text_lengths
-from hdruntime.text.splitting import SplitEncoding, in_one_piece, split_encodings
+from hdruntime.text.splitting import SplitEncoding, as_single_chunk, split_encodings
 from hdruntime.text.streamed import StreamedOutputs
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -63,7 +63,7 @@ _CHUNK_CHARACTERS = 2**20
 class TextItem:
     """A text in progress: it gets an encoding, then its answer, or an error at any step.
 
-    `pending` collects the outputs of the text's pieces, of which `missing` have not run.
+    `pending` collects the outputs of the text's chunks, of which `missing` have not run.
     """
 
     text: Text
@@ -74,7 +74,7 @@ class TextItem:
     missing: int = 0
 
 
-class Piece(NamedTuple):
+class EncodedChunk(NamedTuple):
     """A chunk of a text in progress: the only one of a text that fits, or one of several."""
 
     item: TextItem
@@ -162,7 +162,9 @@ class TextInference:
 
     def warn_of_truncation(self, items: Sequence[TextItem], length: str) -> None:
         """Log, once per session, that texts are truncated; `length` is the argument that sets to how many tokens."""
-        if not self._session.says_truncation or not any(item.encoding and item.encoding.whole.is_cut for item in items):
+        if not self._session.says_truncation or not any(
+            item.encoding and item.encoding.whole.is_truncated for item in items
+        ):
             return
         self._session.says_truncation = False
         most, longest = self.max_seq_length, self._session.max_len
@@ -205,23 +207,23 @@ class TextInference:
                 item.pending = self._task.begin(
                     split, item.text, prompt=self._prompt, pooling=self._reading.split_pooling
                 )
-                item.encoding, item.missing = split, len(split.pieces)
+                item.encoding, item.missing = split, len(split.chunks)
             except InputError as error:
                 item.error = error
 
     def _encoded(self, texts: Sequence[Text]) -> list[SplitEncoding]:
         reading = self._reading
         if texts[0].input_ids is not None:
-            splits = [in_one_piece(self._from_ids(text.input_ids or [])) for text in texts]
+            splits = [as_single_chunk(self._from_ids(text.input_ids or [])) for text in texts]
         else:
             splits = self._tokenized(texts)
-        manifest, pieces = self._session.manifest, [piece for split in splits for piece in split.pieces]
+        manifest, chunks = self._session.manifest, [chunk for split in splits for chunk in split.chunks]
         if reading.overflow is Overflow.RECUR:
-            for piece in pieces:
-                check_document_length(len(piece), manifest)
-        if not surely_fit(pieces, manifest):
-            for piece in pieces:
-                check_text(piece, manifest)
+            for chunk in chunks:
+                check_document_length(len(chunk), manifest)
+        if not surely_fit(chunks, manifest):
+            for chunk in chunks:
+                check_text(chunk, manifest)
         return splits
 
     def _tokenized(self, texts: Sequence[Text]) -> list[SplitEncoding]:
@@ -237,42 +239,42 @@ class TextInference:
             )
         if reading.overflow is not Overflow.RECUR:
             check_text_lengths([len(encoding) for encoding in encodings], self._session.max_len)
-        return [in_one_piece(encoding) for encoding in encodings]
+        return [as_single_chunk(encoding) for encoding in encodings]
 
     def _from_ids(self, ids: list[int]) -> Encoding:
         overflow, most = self._reading.overflow, self.max_seq_length
-        is_cut = overflow is Overflow.TRUNCATE and len(ids) > most
-        if is_cut:
+        is_truncated = overflow is Overflow.TRUNCATE and len(ids) > most
+        if is_truncated:
             tokenizer = self._tokenizer
             keeps_ends = tokenizer is not None and tokenizer.has_special_tokens(ids)
             ids = tokenizer.checked_ids(ids, most=most) if tokenizer and keeps_ends else ids[:most]
         if overflow is not Overflow.RECUR:
             check_text_lengths([len(ids)], most, longest=self._session.max_len)
-        return dataclasses.replace(Encoding.of_ids(ids), is_cut=is_cut)
+        return dataclasses.replace(Encoding.of_ids(ids), is_truncated=is_truncated)
 
-    def run_pieces(self, pieces: Sequence[Piece]) -> None:
+    def run_chunks(self, chunks: Sequence[EncodedChunk]) -> None:
         """Run chunks, the last of which gives its text the answer; errors are raised as by `run`.
 
         The chunks of a text may run in several calls, one after the other, and those of other texts in other threads.
         """
-        self._run_groups([pieces])
+        self._run_groups([chunks])
 
-    def _groups(self, items: Sequence[TextItem]) -> Iterator[list[Piece]]:
+    def _groups(self, items: Sequence[TextItem]) -> Iterator[list[EncodedChunk]]:
         """The chunks of texts, those together that are sorted by length; which these are depends only on the texts."""
-        split = [item for item in items if item.encoding is not None and len(item.encoding.pieces) > 1]
+        split = [item for item in items if item.encoding is not None and len(item.encoding.chunks) > 1]
         if not split or needs_gpu(self._session.backend):
-            yield pieces_of(items)
+            yield chunks_of(items)
             return
-        tokens = [sum(len(piece.encoding) for piece in pieces_of([item])) for item in split]
+        tokens = [sum(len(chunk.encoding) for chunk in chunks_of([item])) for item in split]
         for group in grouped(tokens, most=len(split), most_in_all=_GROUP_BATCHES * self._batch_tokens):
-            yield pieces_of(split[group])
-        yield pieces_of([item for item in items if item.encoding is not None and len(item.encoding.pieces) == 1])
+            yield chunks_of(split[group])
+        yield chunks_of([item for item in items if item.encoding is not None and len(item.encoding.chunks) == 1])
 
-    def _run_groups(self, groups: Iterable[Sequence[Piece]]) -> None:
+    def _run_groups(self, groups: Iterable[Sequence[EncodedChunk]]) -> None:
         failure: BackendError | None = None
         has_worked = False
-        for pieces in groups:
-            for error in self._run_group(pieces):
+        for chunks in groups:
+            for error in self._run_group(chunks):
                 if not isinstance(error, BackendError) or isinstance(error, NonFiniteOutputError):
                     has_worked = True
                 else:
@@ -280,21 +282,21 @@ class TextInference:
         if failure is not None and not has_worked:
             self._require_working_session(failure)
 
-    def _run_group(self, pieces: Sequence[Piece]) -> Iterator[HdexportError | None]:
+    def _run_group(self, chunks: Sequence[EncodedChunk]) -> Iterator[HdexportError | None]:
         """Run chunks, sorted by length; yields the error of each, or None, unless its text had its answer before."""
-        done = {number for number, piece in enumerate(pieces) if piece.item.answer is not None}
+        done = {number for number, chunk in enumerate(chunks) if chunk.item.answer is not None}
         if done and self._known_good is None:
-            self._known_good = pieces[min(done)].encoding
-        for batch in self._batches([piece.encoding for piece in pieces], done):
+            self._known_good = chunks[min(done)].encoding
+        for batch in self._batches([chunk.encoding for chunk in chunks], done):
             for index, number in enumerate(batch.rows):
-                piece, error = pieces[number], batch.errors.get(number)
+                chunk, error = chunks[number], batch.errors.get(number)
                 if number in done:
                     continue
                 if error is None:
-                    self._known_good = piece.encoding
-                    self._take(piece, self._session.outputs_of_row(batch, index, len(piece.encoding)))
+                    self._known_good = chunk.encoding
+                    self._take(chunk, self._session.outputs_of_row(batch, index, len(chunk.encoding)))
                 else:
-                    piece.item.error = error
+                    chunk.item.error = error
                 yield error
             self._on_batch()
 
@@ -352,21 +354,21 @@ class TextInference:
             done=done,
         )
 
-    def _take(self, piece: Piece, outputs: Outputs) -> None:
-        """Add a piece's outputs to its text; the last piece completes the answer."""
-        item = piece.item
+    def _take(self, chunk: EncodedChunk, outputs: Outputs) -> None:
+        """Add a chunk's outputs to its text; the last chunk completes the answer."""
+        item = chunk.item
         item.missing -= 1
         if not item.missing:
-            self._finish(item, outputs, piece.number)
+            self._finish(item, outputs, chunk.number)
         elif item.pending is not None:
-            item.pending.add(piece.number, outputs)
+            item.pending.add(chunk.number, outputs)
 
-    def _finish(self, item: TextItem, outputs: Outputs, piece: int = 0) -> None:
+    def _finish(self, item: TextItem, outputs: Outputs, chunk: int = 0) -> None:
         """Add the last outputs of a text, and answer it."""
         pending, item.pending = item.pending, None
         assert pending is not None, "a text is finished once"
         try:
-            pending.add(piece, outputs)
+            pending.add(chunk, outputs)
             item.answer = pending.finished()
         except InputError as error:
             item.error = error
@@ -379,13 +381,13 @@ class TextInference:
             raise failure
 
 
-def pieces_of(items: Sequence[TextItem]) -> list[Piece]:
+def chunks_of(items: Sequence[TextItem]) -> list[EncodedChunk]:
     """The chunks of texts that have encodings."""
     return [
-        Piece(item, number, piece)
+        EncodedChunk(item, number, chunk)
         for item in items
         if item.encoding is not None
-        for number, piece in enumerate(item.encoding.pieces)
+        for number, chunk in enumerate(item.encoding.chunks)
     ]
 
 
@@ -440,7 +442,7 @@ def checked_streaming(manifest: Manifest, task: TextTask) -> StreamedOutputs:
     if not task.streams and task.splits:
         raise InputError(
             f"The bundle's task is {manifest.task}, whose results are not made segment by segment.",
-            hint="Run texts in pieces: --overflow split",
+            hint="Run texts in chunks: --overflow split",
         )
     if not task.streams:
         raise InputError(

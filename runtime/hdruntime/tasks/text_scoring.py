@@ -31,7 +31,7 @@ class TextScores(TextTask, TextScoringFormat):
     """The log-probability of a text and of each token."""
 
     reads_offsets = False
-    # The first token of a piece that is run by itself would have no score.
+    # The first token of a chunk that is run by itself would have no score.
     splits = False
 
     @classmethod

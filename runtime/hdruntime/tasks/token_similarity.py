@@ -60,7 +60,7 @@ class TextSide:
             np.append(encoding.types, np.zeros(missing, np.int64)),
             prompt_tokens=encoding.prompt_tokens,
             unattended_tokens=0 if expansion.attend else missing,
-            is_cut=encoding.is_cut,
+            is_truncated=encoding.is_truncated,
         )
 
 

@@ -1,1 +1,1 @@
-"""What tasks share: tokens, pieces of long texts, poolings, and scores."""
+"""What tasks share: tokens, chunks of long texts, poolings, and scores."""

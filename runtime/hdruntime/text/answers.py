@@ -1,9 +1,9 @@
-"""Answers to a question: the most probable spans of its context, over all pieces that the context is run in.
+"""Answers to a question: the most probable spans of its context, over all chunks that the context is run in.
 
 Rajpurkar, Jia and Liang, "Know What You Don't Know: Unanswerable Questions for SQuAD", arXiv 1806.03822, for questions
-without an answer, and Hugging Face's question-answering pipeline for the score. In each piece, the probabilities of the
+without an answer, and Hugging Face's question-answering pipeline for the score. In each chunk, the probabilities of the
 first and the last token are shares of the context's tokens and of the special token before the question ([CLS]).
-Unlike there, a span that two pieces share has the higher of its scores instead of their sum, and a span is not widened
+Unlike there, a span that two chunks share has the higher of its scores instead of their sum, and a span is not widened
 to whole words.
 """
 
@@ -25,7 +25,7 @@ MAX_ANSWER_TOKENS = 30
 """The longest answer; a longer span mostly is the start of one answer and the end of another."""
 
 _SPARE_SPANS = 10
-"""Spans of a piece beside twice the asked number, since tokens that are parts of one character have the same place."""
+"""Spans of a chunk beside twice the asked number, since tokens that are parts of one character have the same place."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class AnswerOptions:
     Attributes:
         top_k: at most so many.
         handle_impossible_answer: "The context has no answer" is an answer as well: the empty one. Its score is the
-            least of all pieces, in each the probability of [CLS] as the first token times that as the last.
+            least of all chunks, in each the probability of [CLS] as the first token times that as the last.
         max_answer_tokens: the longest answer.
     """
 
@@ -74,14 +74,14 @@ def best_answers(
 ) -> list[Answer]:
     """The answers with the highest scores, best first: 1 to `top_k`.
 
-    An answer ends no earlier than it starts, and is within one piece: give pieces a stride of `max_answer_tokens`, and
+    An answer ends no earlier than it starts, and is within one chunk: give chunks a stride of `max_answer_tokens`, and
     no answer is cut. Without tokens in the context the answer is empty, with score 0, or 1 if impossible answers are
     handled. A question without a token is refused, and one without a token before it whose score would say that there
     is no answer.
 
     Args:
         split: question and context.
-        outputs: [pieces], each with ``start_logits`` and ``end_logits``, float32 [tokens of the piece].
+        outputs: [chunks], each with ``start_logits`` and ``end_logits``, float32 [tokens of the chunk].
         context: the second text of the pair.
         options: how many answers, and which.
     """
@@ -95,14 +95,14 @@ def best_answers(
         )
     spans: dict[tuple[int, int], _Span] = {}
     null_score = 0.0
-    for piece, values in zip(split.pieces, outputs, strict=True):
+    for chunk, values in zip(split.chunks, outputs, strict=True):
         # Not by token types: RoBERTa models have none.
-        inside = [token for token, text in enumerate(piece.sequence_ids) if text == 1]
+        inside = [token for token, text in enumerate(chunk.sequence_ids) if text == 1]
         shared = [0] * has_null + inside
         starts, ends = (_log_shares(values[name][shared]) for name in ("start_logits", "end_logits"))
         if has_null:
             null_score = min(null_score, float(starts[0] + ends[0]))
-        for span in _best_spans(starts[has_null:], ends[has_null:], piece, inside, options):
+        for span in _best_spans(starts[has_null:], ends[has_null:], chunk, inside, options):
             place = span.start, span.end
             spans[place] = min(span, spans.get(place, span))
     best = [
@@ -125,15 +125,15 @@ def _log_shares(logits: FloatArray) -> WideArray:
 
 
 def _best_spans(
-    starts: WideArray, ends: WideArray, piece: Encoding, inside: Sequence[int], options: AnswerOptions
+    starts: WideArray, ends: WideArray, chunk: Encoding, inside: Sequence[int], options: AnswerOptions
 ) -> Iterator[_Span]:
-    """The spans with the best scores among a piece's tokens of the context (`inside`): enough for all answers asked
+    """The spans with the best scores among a chunk's tokens of the context (`inside`): enough for all answers asked
     for."""
     tokens = len(inside)
     longest = min(options.max_answer_tokens, tokens)
     if not tokens:
         return
-    # [tokens of the span - 1, its first token]; spans that would end after the piece have no chance.
+    # [tokens of the span - 1, its first token]; spans that would end after the chunk have no chance.
     sums = np.full((longest, tokens), -np.inf)
     for extra in range(longest):
         sums[extra, : tokens - extra] = starts[: tokens - extra] + ends[extra:]
@@ -143,7 +143,7 @@ def _best_spans(
         order = np.argsort(-sums, axis=None, kind="stable")[: 2 * options.top_k + _SPARE_SPANS].tolist()
     for extra, first in (divmod(place, tokens) for place in order):
         if np.isfinite(sums[extra, first]):
-            start, end = piece.offsets[inside[first]][0], piece.offsets[inside[first + extra]][1]
+            start, end = chunk.offsets[inside[first]][0], chunk.offsets[inside[first + extra]][1]
             yield _Span(-float(sums[extra, first]), extra + 1, start, end)
 
 

@@ -167,12 +167,12 @@ class LateChunks:
         """Number of chunks."""
         return len(self._spans)
 
-    def add(self, piece: int, outputs: Mapping[str, FloatArray]) -> None:
+    def add(self, macro_chunk: int, outputs: Mapping[str, FloatArray]) -> None:
         """Add the states of a macro chunk's tokens, float32 [tokens of the macro chunk, dimensions]; each macro chunk
         is added once, in any order."""
         states = outputs[self._output]
-        low, high = self._split.cuts[piece], self._split.cuts[piece + 1]
-        offset = piece * self._split.step
+        low, high = self._split.boundaries[macro_chunk], self._split.boundaries[macro_chunk + 1]
+        offset = macro_chunk * self._split.step
         first, last = self._pooled.clip(low, high).T - offset
         for chunk in np.flatnonzero(first < last):
             self._sums[chunk] += states[first[chunk] : last[chunk]].sum(axis=0, dtype=np.float64)

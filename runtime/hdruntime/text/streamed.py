@@ -124,5 +124,5 @@ class _Vector:
 def _unfit(why: str) -> InputError:
     return InputError(
         f"Streamed documents have no vectors, because {why}.",
-        hint="Embed them in pieces (--overflow split), or build the bundle with --task feature-extraction.",
+        hint="Embed them in chunks (--overflow split), or build the bundle with --task feature-extraction.",
     )

@@ -43,7 +43,7 @@ class Overflow(str, Enum):
     """The text's end is cut off, or its beginning, as the checkpoint's tokenizer does: in a pair, the longer text is
     cut; in a pair in a chat template, the part before the template's end, whichever text that is."""
     SPLIT = "split"
-    """The text is run in pieces, whose results are put together; see :mod:`hdruntime.text.splitting`."""
+    """The text is run in chunks, whose results are put together; see :mod:`hdruntime.text.splitting`."""
     RECUR = "recur"
     """Every text is streamed, by bundles that remember the segments before; see :meth:`hdruntime.Session.stream`."""
 
@@ -60,7 +60,7 @@ class Encoding:
             a template's.
         prompt_tokens: how many of the first tokens are the prompt's, a special token before it included.
         unattended_tokens: how many of the last tokens no token attends to.
-        is_cut: whether tokens of the text were cut off.
+        is_truncated: whether tokens of the text were cut off.
         ids, types: int64 [tokens], `input_ids` and `token_type_ids` as arrays.
     """
 
@@ -71,7 +71,7 @@ class Encoding:
     sequence_ids: list[int | None] = dataclasses.field(repr=False)
     prompt_tokens: int = 0
     unattended_tokens: int = 0
-    is_cut: bool = False
+    is_truncated: bool = False
 
     def __post_init__(self) -> None:
         # Kept, as it is asked for often.
@@ -84,7 +84,13 @@ class Encoding:
 
     @classmethod
     def of_arrays(
-        cls, ids: IntArray, types: IntArray, *, prompt_tokens: int = 0, unattended_tokens: int = 0, is_cut: bool = False
+        cls,
+        ids: IntArray,
+        types: IntArray,
+        *,
+        prompt_tokens: int = 0,
+        unattended_tokens: int = 0,
+        is_truncated: bool = False,
     ) -> Encoding:
         """An encoding without `offsets` and `sequence_ids`; its other lists are made when they are asked for."""
         made = object.__new__(cls)
@@ -93,7 +99,7 @@ class Encoding:
             types=types,
             prompt_tokens=prompt_tokens,
             unattended_tokens=unattended_tokens,
-            is_cut=is_cut,
+            is_truncated=is_truncated,
             _tokens=len(ids),
         )
         return made
@@ -117,7 +123,7 @@ class Encoding:
     def as_truncated(self) -> Encoding:
         """The same encoding, marked as that of a truncated text."""
         made = object.__new__(Encoding)
-        vars(made).update(vars(self), is_cut=True)
+        vars(made).update(vars(self), is_truncated=True)
         return made
 
     def __len__(self) -> int:
@@ -368,7 +374,7 @@ class TextTokenizer:
                     item.offsets,
                     item.sequence_ids,
                     min(in_prompt, len(item)),
-                    is_cut=bool(item.overflowing),
+                    is_truncated=bool(item.overflowing),
                 )
                 for item in encoded
             ]
@@ -385,7 +391,7 @@ class TextTokenizer:
                 ids[start:end],
                 types[start:end],
                 prompt_tokens=min(in_prompt, end - start),
-                is_cut=bool(item.overflowing),
+                is_truncated=bool(item.overflowing),
             )
             for item, start, end in zip(encoded, [0, *ends], ends, strict=False)
         ]
@@ -631,7 +637,7 @@ def _of_template(item: Any, written: Written, ending: list[int]) -> Encoding:
     ids, spans = item.ids, item.offsets
     sequences: list[int | None] = [None] * len(ids)
     offsets = [(0, 0)] * len(ids)
-    # A token with characters of both is the query's, which every piece of the document has.
+    # A token with characters of both is the query's, which every chunk of the document has.
     numbers: tuple[tuple[int, Slot], ...] = ((1, "document"), (0, "query"), (0, "text"))
     for number, slot in numbers:
         start, end = written.places.get(slot, (0, 0))
@@ -646,7 +652,7 @@ def _of_template(item: Any, written: Written, ending: list[int]) -> Encoding:
         ids[kept:] = ending[len(ending) - (len(ids) - kept) :]
         sequences[kept:] = [None] * (len(ids) - kept)
         offsets[kept:] = [(0, 0)] * (len(ids) - kept)
-    return Encoding(ids, item.type_ids, offsets, sequences, is_cut=bool(item.overflowing))
+    return Encoding(ids, item.type_ids, offsets, sequences, is_truncated=bool(item.overflowing))
 
 
 def _ending(tokenizer: Any, template: Template, prompt: str) -> list[int]:

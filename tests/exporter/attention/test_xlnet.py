@@ -177,16 +177,16 @@ def test_an_empty_memory_of_any_size_is_no_memory(tiny_bundles, memory: int) -> 
         assert_close(got, getattr(plain, graph)(**feeds)["last_hidden_state"], atol=ATOL)
 
 
-def test_a_document_in_one_segment_is_the_document_in_pieces_where_tokens_see_earlier_ones_only(traced_models) -> None:
+def test_a_document_in_one_segment_is_the_document_in_chunks_where_tokens_see_earlier_ones_only(traced_models) -> None:
     """With a memory of all earlier segments, and no token that sees what is behind it."""
     bundle = traced_models("xlnet", **CAUSAL)
     ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 128))
     parts = [{"input_ids": ids[:, start:end]} for start, end in ((0, 50), (50, 51), (51, 100), (100, 128))]
-    whole, in_pieces = (
+    whole, in_chunks = (
         np.concatenate([got["last_hidden_state"] for got in in_turn(bundle, each, graph="traced")], axis=1)
         for each in ([{"input_ids": ids}], parts)
     )
-    assert_close(in_pieces, whole, atol=ATOL)
+    assert_close(in_chunks, whole, atol=ATOL)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def stream(bundle: Any, run: Callable[..., dict[str, np.ndarray]], rows: int) ->
     return call
 
 
-def pieces(ids: np.ndarray, segments: Sequence[int]) -> list[np.ndarray]:
+def chunks(ids: np.ndarray, segments: Sequence[int]) -> list[np.ndarray]:
     return np.split(ids, list(itertools.accumulate(segments))[:-1], axis=1)
 
 
@@ -120,7 +120,7 @@ def test_bundles_answer_as_transformers_4_did(stored_bundles, variant: str, task
     for rows in (1, 3):
         expected = expected_answers(variant, rows)
         for name, call in streams(bundle, rows).items():
-            outputs = [call(input_ids=ids) for ids in pieces(expected.ids, expected.segments)]
+            outputs = [call(input_ids=ids) for ids in chunks(expected.ids, expected.segments)]
             with named_case(name, f"{rows} rows"):
                 answers = np.concatenate([output[OUTPUTS[task]] for output in outputs], axis=1)
                 assert_close(answers, expected.of_task(task), atol=ATOL)
@@ -132,7 +132,7 @@ def test_bundles_answer_as_transformers_4_did(stored_bundles, variant: str, task
 def test_where_all_tokens_see_equally_far_segments_change_nothing(stored_bundles, segments: tuple[int, ...]) -> None:
     bundle, expected = stored_bundles(DATA / "clusters", "text-scoring"), expected_answers("clusters", 3)
     for name, call in streams(bundle, 3).items():
-        outputs = [call(input_ids=ids)["log_probabilities"] for ids in pieces(expected.ids, segments)]
+        outputs = [call(input_ids=ids)["log_probabilities"] for ids in chunks(expected.ids, segments)]
         with named_case(name):
             assert_close(np.concatenate(outputs, axis=1), expected.scores, atol=ATOL)
 

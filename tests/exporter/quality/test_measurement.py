@@ -67,9 +67,9 @@ def test_documents_are_truncated_split_and_read_whole(tmp_path: Path) -> None:
     query = vector("documents are")
     cut = vector("long documents are read")
 
-    def mean_of(*pieces: str) -> np.ndarray:
-        vectors = [len(piece.split()) + 2 for piece in pieces] @ np.stack(
-            [TABLE[[WORDS.index(word) for word in ("[CLS]", *piece.split(), "[SEP]")]].mean(axis=0) for piece in pieces]
+    def mean_of(*chunks: str) -> np.ndarray:
+        vectors = [len(chunk.split()) + 2 for chunk in chunks] @ np.stack(
+            [TABLE[[WORDS.index(word) for word in ("[CLS]", *chunk.split(), "[SEP]")]].mean(axis=0) for chunk in chunks]
         )
         return vectors / np.linalg.norm(vectors)
 

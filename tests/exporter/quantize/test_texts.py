@@ -95,14 +95,14 @@ def test_pieces_of_what_is_checked_are_no_longer_than_the_model_takes(bundle: Bu
     (tmp_path / "text.txt").write_text("long " * 2500 + "\n", encoding="utf-8")
     short = Bundle(bundle.path, dataclasses.replace(bundle.manifest, max_len=600))
     found = calibration_texts(short, tmp_path / "text.txt")
-    pieces = found.checked[-5:]
-    assert [len(ids) for ids in pieces] == [600, 600, 600, 600, 2500 - 4 * 598 + 2]
-    assert {(int(ids[0]), int(ids[-1])) for ids in pieces} == {(CLS, SEP)}
+    chunks = found.checked[-5:]
+    assert [len(ids) for ids in chunks] == [600, 600, 600, 600, 2500 - 4 * 598 + 2]
+    assert {(int(ids[0]), int(ids[-1])) for ids in chunks} == {(CLS, SEP)}
 
 
-@pytest.mark.parametrize(("width", "pieces"), [(30_522, 1), (250_002, 0)])
+@pytest.mark.parametrize(("width", "chunks"), [(30_522, 1), (250_002, 0)])
 def test_answers_of_long_texts_that_are_checked_fit_in_memory(
-    bundle: Bundle, tmp_path, width: int, pieces: int
+    bundle: Bundle, tmp_path, width: int, chunks: int
 ) -> None:
     (tmp_path / "text.txt").write_text("long documents. " * 7_000 + "\n", encoding="utf-8")
     outputs = tuple(
@@ -111,7 +111,7 @@ def test_answers_of_long_texts_that_are_checked_fit_in_memory(
     )
     wide = Bundle(bundle.path, dataclasses.replace(bundle.manifest, max_len=4096, outputs=outputs))
     found = calibration_texts(wide, tmp_path / "text.txt")
-    assert sum(len(ids) == 2048 for ids in found.checked) == pieces
+    assert sum(len(ids) == 2048 for ids in found.checked) == chunks
 
 
 def test_docstrings_widen_ranges(bundle: Bundle, texts: CalibrationTexts) -> None:

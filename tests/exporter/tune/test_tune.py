@@ -271,12 +271,12 @@ def test_options_that_do_not_fit_are_explained(run: Run, tmp_path: Path) -> None
 def test_too_few_long_texts_are_refused(run: Run, texts: Path, tmp_path: Path) -> None:
     texts_of_topics(texts, documents=5)
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(InputError, match="holds 5 texts, and 5 of them or of their pieces have more than 64 tokens"):
+    with pytest.raises(InputError, match="holds 5 texts, and 5 of them or of their chunks have more than 64 tokens"):
         run()
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_long_texts_are_cut_into_pieces(texts: Path, model: Path) -> None:
+def test_long_texts_are_cut_into_chunks(texts: Path, model: Path) -> None:
     texts_of_topics(texts, documents=4, sentences=40)
     tokenizer = AutoTokenizer.from_pretrained(model)
     corpus = read_corpus(texts, tokenizer, column=None, base=BASE, most=MAX_LEN)

@@ -122,9 +122,9 @@ def test_a_tokenizers_type_beyond_the_models_is_its_texts_error_and_no_other(
     """Jobs, encoders, the server and Triton's model check each text before it is in a batch."""
     path = new_bundle(task="text-classification", token_types=True)
     manifest, told = open_bundle(path).manifest, json.loads((path / "tokenizer.json").read_text())
-    for piece in told["post_processor"]["pair"]:
-        if piece.get("Sequence", {}).get("id") == "B":
-            piece["Sequence"]["type_id"] = 2
+    for chunk in told["post_processor"]["pair"]:
+        if chunk.get("Sequence", {}).get("id") == "B":
+            chunk["Sequence"]["type_id"] = 2
     (path / "tokenizer.json").write_text(json.dumps(told))
     seal(path, manifest)
     with hdruntime.load(path, "onnxruntime", max_seq_length="bundle") as session:

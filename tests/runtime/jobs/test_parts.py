@@ -76,7 +76,7 @@ def test_a_portion_that_is_stopped_again_and_again_gives_the_same_bytes_and_runs
     assert 0 < seen[-1].bytes_read < seen[-1].bytes_total
     done = run(bundle_path, inputs, tmp_path / name, batch_tokens=FEW_TOKENS, **options)
     assert (tmp_path / name).read_bytes() == (tmp_path / f"whole.{name}").read_bytes()
-    for field in ("rows", "tokens", "errors", "first_error", "cut_rows"):
+    for field in ("rows", "tokens", "errors", "first_error", "truncated_rows"):
         assert getattr(done, field) == getattr(whole, field), field
     assert left_in(tmp_path) == sorted(["bundle", "in.jsonl", name, f"whole.{name}"])
     if "overflow" not in options and "late_chunking" not in options:

@@ -1,4 +1,4 @@
-"""Portions of rows: where they end, what runs together, whose fault an error is, texts in pieces, ids."""
+"""Portions of rows: where they end, what runs together, whose fault an error is, texts in chunks, ids."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_padding_is_counted_where_a_backend_computes_it(
     assert done.padding_waste == pytest.approx(4 / 15)
 
 
-def test_a_long_text_is_run_in_pieces(bundle_path: Path, tmp_path: Path) -> None:
+def test_a_long_text_is_run_in_chunks(bundle_path: Path, tmp_path: Path) -> None:
     texts = ["read whole", "long documents are read whole . " * 5, "", "nan " * 40]
     vectors = []
     for pooling in SplitPooling:

@@ -74,7 +74,7 @@ def test_a_session_answers_texts_of_any_length(bundle: Path) -> None:
         found = answers_of(session, task, [Text(text=text) for text in TEXTS], Reading.of(overflow=Overflow.SPLIT))
         for each, wanted in zip(found[:2], map(expected, TEXTS), strict=False):
             assert (each.start, each.end, pytest.approx(each.loudness, rel=1e-5)) == wanted
-        assert TEXTS[2][found[2].start : found[2].end] in WORDS, "of the pieces of a long text"
+        assert TEXTS[2][found[2].start : found[2].end] in WORDS, "of the chunks of a long text"
         with pytest.raises(InputError, match="entities is for token-classification, and the bundle's task is"):
             session.entities(TEXTS)
 

@@ -45,7 +45,7 @@ TEXTS = [
 
 def tokenizer(kind: str) -> Tokenizer:
     """With marks for continuations of words, or only with splits, where one token begins with the space before it."""
-    marks = kind == "word pieces"
+    marks = kind == "word chunks"
     vocabulary = {word if marks else word.replace("##", " "): index for index, word in enumerate(WORDS)}
     if marks:
         made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix="##"))
@@ -88,7 +88,7 @@ def ours(model: Any, path: Path, text: str, aggregation: Aggregation) -> list[tu
     return [(entity.start, entity.end, entity.label, pytest.approx(entity.score, rel=1e-5)) for entity in found]
 
 
-@pytest.mark.parametrize("kind", ["word pieces", "words", "unigrams"])
+@pytest.mark.parametrize("kind", ["word chunks", "words", "unigrams"])
 def test_entities_are_those_of_transformers(model: Any, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "tokenizer.json"
     tokenizer(kind).save(str(path))
@@ -100,7 +100,7 @@ def test_entities_are_those_of_transformers(model: Any, tmp_path: Path, kind: st
     for aggregation in Aggregation:
         for text in filter(None, TEXTS):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # A tokenizer without word pieces has no words, says the pipeline.
+                warnings.simplefilter("ignore")  # A tokenizer without word chunks has no words, says the pipeline.
                 found = pipeline(text, aggregation_strategy=aggregation.value)
             label = "entity" if aggregation is Aggregation.NONE else "entity_group"
             theirs = [(each["start"], each["end"], each[label], each["score"]) for each in found]

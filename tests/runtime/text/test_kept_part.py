@@ -196,7 +196,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole_encodings(tokenizer: TextTokenizer, text: str, pair: str | None) -> Encoding:
     """The library's, of the whole text."""
     item = tokenizer._truncating.encode(text, pair)
-    return Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids, is_cut=bool(item.overflowing))
+    return Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids, is_truncated=bool(item.overflowing))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -228,7 +228,7 @@ def test_texts_and_pairs_are_cut_as_the_library_cuts_them_whole(
             for bare in (*alone, *tokenizer.encode(*given, overflow="truncate", offsets=False)):
                 assert bare.input_ids == found.input_ids == bare.ids.tolist()
                 assert bare.token_type_ids == found.token_type_ids == bare.types.tolist()
-                assert (bare.is_cut, len(bare)) == (found.is_cut, len(found))
+                assert (bare.is_truncated, len(bare)) == (found.is_truncated, len(found))
                 assert repr(bare) == repr(found)
                 with pytest.raises(AttributeError, match="no offsets: its text was encoded without"):
                     _ = bare.offsets
@@ -249,7 +249,7 @@ def test_of_a_text_that_is_cut_or_refused_a_part_is_tokenized(folder: Path, over
             tokenizer.encode(["the", text])
     else:
         (encoding,) = tokenizer.encode([text], overflow=overflow)
-        assert encoding.is_cut
+        assert encoding.is_truncated
         assert len(encoding) == 64
     assert 64 < sum(recorder.characters for recorder in recorders) < 20_000
 
@@ -317,4 +317,4 @@ def test_a_bounded_tokenizer_refuses_what_it_would_have_to_read_whole(folder: Pa
     with pytest.raises(InputError, match=message.format(50000)):
         tokenizer.encode(["the"], ["a" * 50000], overflow="truncate")
     assert len(tokenizer.encode(["a" * 9000], overflow="truncate")[0]) == 16
-    assert tokenizer.limited(8).bounded(20_000).encode([long], overflow="truncate")[0].is_cut
+    assert tokenizer.limited(8).bounded(20_000).encode([long], overflow="truncate")[0].is_truncated

@@ -8,7 +8,7 @@ import pytest
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.text.chunking import LateChunks
 from hdruntime.text.pooling import Pooling, pooled_text
-from hdruntime.text.splitting import in_one_piece
+from hdruntime.text.splitting import as_single_chunk
 from hdruntime.text.tokenization import Encoding
 from support.comparators import assert_close, named_case
 
@@ -70,7 +70,7 @@ def test_the_mean_of_many_tokens_keeps_its_digits() -> None:
     states = np.full((100_000, 1), 0.1, np.float32)
     assert pooled_text(states, Pooling.MEAN) == np.float32(0.1)
     zeros, whole = [0] * len(states), np.array([[0, len(states)]])
-    split = in_one_piece(Encoding(zeros, zeros, [(0, 1)] * len(states), zeros))
+    split = as_single_chunk(Encoding(zeros, zeros, [(0, 1)] * len(states), zeros))
     output = TensorSpec(name="last_hidden_state", dtype="float32", shape=(1,))
     chunks = LateChunks(split, spans=whole, tokens=whole[:, 1], pooled=whole, output=output, normalizes=False)
     chunks.add(0, {output.name: states})

@@ -1,4 +1,4 @@
-"""Entities and answers of texts that are run in pieces, in Python and in a job, against transformers."""
+"""Entities and answers of texts that are run in chunks, in Python and in a job, against transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hdruntime.jobs.rows import Columns
 from hdruntime.session import Session
 from hdruntime.text.answers import Answer, AnswerOptions, best_answers
 from hdruntime.text.entities import Aggregation
-from hdruntime.text.splitting import SplitEncoding, in_one_piece
+from hdruntime.text.splitting import SplitEncoding, as_single_chunk
 from hdruntime.text.tokenization import Encoding, Overflow
 from support.job_runs import VOCABULARY, WORDS, gather_bundle, read, run, write_rows
 
@@ -39,7 +39,7 @@ def words(count: int, seed: int = 0) -> str:
 
 
 def model_of_tokens() -> BertForTokenClassification:
-    """Its labels depend on the token alone, so that pieces change nothing."""
+    """Its labels depend on the token alone, so that chunks change nothing."""
     torch.manual_seed(1)
     config = BertConfig(
         vocab_size=len(VOCABULARY),
@@ -55,7 +55,7 @@ def model_of_tokens() -> BertForTokenClassification:
     return model
 
 
-@pytest.mark.pinned  # tokenizers 0.23.2 loses pieces
+@pytest.mark.pinned  # tokenizers 0.23.2 loses chunks
 def test_entities_of_a_long_text_are_those_of_transformers_on_the_whole_text(
     new_bundle: BundleMaker, tmp_path: Path
 ) -> None:
@@ -85,10 +85,10 @@ def test_entities_of_a_long_text_are_those_of_transformers_on_the_whole_text(
             run(bundle, write_rows(tmp_path / "in.jsonl", texts), tmp_path / f"{aggregation}.jsonl", **options)
             rows = read(tmp_path / f"{aggregation}.jsonl")
             assert [[tuple(each.values()) for each in row["entities"]] for row in rows] == theirs
-        # In pieces the pipeline finds the same, where an entity is whole in one of them; ours are not cut.
+        # In chunks the pipeline finds the same, where an entity is whole in one of them; ours are not cut.
         simple = [session.entities([text], aggregation="simple", overflow="split", stride=3)[0] for text in texts]
-        in_pieces = [entities_of(cut, text, aggregation_strategy="simple", stride=12) for text in texts]
-        assert [[dataclasses.astuple(each) for each in of_text] for of_text in simple] == in_pieces
+        in_chunks = [entities_of(cut, text, aggregation_strategy="simple", stride=12) for text in texts]
+        assert [[dataclasses.astuple(each) for each in of_text] for of_text in simple] == in_chunks
         with pytest.raises(InputError, match=r"^session.answers is for question-answering, .* is token-classification"):
             session.answers(["long"], ["long"])
         with pytest.raises(InputError, match="This bundle remembers nothing"):
@@ -109,15 +109,15 @@ def entities_of(pipeline: TokenClassificationPipeline, text: str, **options: Any
 def answers_of_transformers(
     split: SplitEncoding, outputs: list[dict[str, np.ndarray]], context: str, *, top_k: int, impossible: bool
 ) -> list[tuple[str, int, int, float]]:
-    """Every piece's by transformers' own function; a span of two pieces has its higher score."""
+    """Every chunk's by transformers' own function; a span of two chunks has its higher score."""
     best: dict[tuple[int, int], float] = {}
     null = 1e6
-    for piece, of_piece in zip(split.pieces, outputs, strict=True):
-        masked = np.array([[text != 1 for text in piece.sequence_ids]], int)
+    for chunk, of_chunk in zip(split.chunks, outputs, strict=True):
+        masked = np.array([[text != 1 for text in chunk.sequence_ids]], int)
         masked[0, 0] = 0  # [CLS]
         starts, ends, scores, null = select_starts_ends(
-            of_piece["start_logits"][None],
-            of_piece["end_logits"][None],
+            of_chunk["start_logits"][None],
+            of_chunk["end_logits"][None],
             masked,
             np.ones_like(masked),
             min_null_score=null,
@@ -128,7 +128,7 @@ def answers_of_transformers(
         for start, end, score in zip(starts, ends, scores, strict=True):
             if not score:  # It ends before it starts, or is too long.
                 continue
-            place = piece.offsets[start][0], piece.offsets[end][1]
+            place = chunk.offsets[start][0], chunk.offsets[end][1]
             best[place] = max(best.get(place, 0), float(score))
     found = [(context[start:end], start, end, score) for (start, end), score in best.items()]
     if impossible:
@@ -152,7 +152,7 @@ def answered(session: Session, **options: Any) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("impossible", [False, True])
-def test_answers_are_the_best_of_all_pieces_as_transformers_scores_them(qa_bundle: Path, impossible: bool) -> None:
+def test_answers_are_the_best_of_all_chunks_as_transformers_scores_them(qa_bundle: Path, impossible: bool) -> None:
     with hdruntime.load(qa_bundle) as session:
         found = session.answers(
             QUESTIONS,
@@ -164,10 +164,10 @@ def test_answers_are_the_best_of_all_pieces_as_transformers_scores_them(qa_bundl
             stride=5,
         )
         splits = session.split(QUESTIONS, CONTEXTS, stride=5)
-        assert [len(split.pieces) > 1 for split in splits] == [False, False, True, True]
+        assert [len(split.chunks) > 1 for split in splits] == [False, False, True, True]
         for split, context, ours in zip(splits, CONTEXTS, found, strict=True):
             theirs = answers_of_transformers(
-                split, session.infer(split.pieces), context, top_k=1000, impossible=impossible
+                split, session.infer(split.chunks), context, top_k=1000, impossible=impossible
             )
             # Words of a kind have equal logits: of equal scores any span may come first.
             scores = {(text, start, end): score for text, start, end, score in theirs}
@@ -198,19 +198,19 @@ def test_a_job_gives_the_answers_that_the_session_gives(qa_bundle: Path, tmp_pat
 
 
 def test_of_equal_scores_the_shortest_comes_first_and_tokens_of_one_place_take_none() -> None:
-    tokens = in_one_piece(Encoding([1, 2, 3, 4], [0, 1, 1, 1], [(0, 1), (0, 1), (0, 1), (1, 2)], [0, 1, 1, 1]))
+    tokens = as_single_chunk(Encoding([1, 2, 3, 4], [0, 1, 1, 1], [(0, 1), (0, 1), (0, 1), (1, 2)], [0, 1, 1, 1]))
     logits = {name: np.zeros(4, np.float32) for name in ("start_logits", "end_logits")}
     found = best_answers(tokens, [logits], context="xy", options=AnswerOptions(top_k=3))
     assert [each.answer for each in found] == ["x", "y", "xy"]
 
 
 def test_an_impossible_answer_needs_a_token_before_the_question() -> None:
-    bare = in_one_piece(Encoding([1, 2], [0, 1], [(0, 1), (0, 1)], [0, 1]))
+    bare = as_single_chunk(Encoding([1, 2], [0, 1], [(0, 1), (0, 1)], [0, 1]))
     logits = {name: np.zeros(2, np.float32) for name in ("start_logits", "end_logits")}
     assert best_answers(bare, [logits], context="x", options=AnswerOptions()) == [Answer("x", 0, 1, 1.0)]
     with pytest.raises(InputError, match=r"no special token before the question.*\n.*--handle-impossible-answer"):
         best_answers(bare, [logits], context="x", options=AnswerOptions(handle_impossible_answer=True))
-    empty = in_one_piece(Encoding([1, 2], [0, 0], [(0, 0), (0, 1)], [None, 0]))
+    empty = as_single_chunk(Encoding([1, 2], [0, 0], [(0, 0), (0, 1)], [None, 0]))
     for impossible in (False, True):
         options = AnswerOptions(handle_impossible_answer=impossible)
         assert best_answers(empty, [logits], context="", options=options) == [Answer("", 0, 0, float(impossible))]

@@ -1,4 +1,4 @@
-"""Long texts run in pieces: the library's own, each token answered once, and vectors pooled as by hand."""
+"""Long texts run in chunks: the library's own, each token answered once, and vectors pooled as by hand."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def split(
     return made
 
 
-# Pieces
+# Chunks
 
 
-@pytest.mark.pinned  # tokenizers 0.23.2 loses pieces
+@pytest.mark.pinned  # tokenizers 0.23.2 loses chunks
 def test_pieces_are_those_of_the_tokenizers_library() -> None:
     sizes = [8, 9, 15, 16, 17, 24, 41]
     for kind, words, stride, question in itertools.product(PROCESSORS, sizes, [0, 1, 3], [None, 2]):
@@ -77,63 +77,63 @@ def test_pieces_are_those_of_the_tokenizers_library() -> None:
         found = [first, *first.overflowing]
         expected = [Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids) for item in found]
         with named_case(kind, words, stride, question):
-            assert split(words, stride=stride, question=question, kind=kind).pieces == expected
+            assert split(words, stride=stride, question=question, kind=kind).chunks == expected
 
 
-def test_a_text_that_fits_is_its_own_piece() -> None:
+def test_a_text_that_fits_is_its_own_chunk() -> None:
     for words in (0, 1, 8):
         made = split(words, stride=7)
-        assert (made.pieces, made.cuts) == ([made.whole], [0, words + 2])
-    assert len(split(1, question=6, stride=5).pieces) == 1, "a pair that fits needs no room for the stride"
+        assert (made.chunks, made.boundaries) == ([made.whole], [0, words + 2])
+    assert len(split(1, question=6, stride=5).chunks) == 1, "a pair that fits needs no room for the stride"
 
 
-def test_every_piece_begins_with_the_prompt() -> None:
+def test_every_chunk_begins_with_the_prompt() -> None:
     whole = dataclasses.replace(split(20).whole, prompt_tokens=4)  # [CLS] and three words
     (made,) = split_encodings([whole], max_len=10, stride=1, is_pair=False)
     ids = whole.input_ids
-    assert [piece.input_ids for piece in made.pieces] == [
+    assert [chunk.input_ids for chunk in made.chunks] == [
         ids[:4] + ids[first : first + 5] + ids[-1:] for first in (4, 8, 12)
     ] + [ids[:4] + ids[16:]]
-    assert all(piece.prompt_tokens == 4 for piece in made.pieces)
-    with pytest.raises(InputError, match=r"what every piece repeats \(the special tokens, the prompt and"):
+    assert all(chunk.prompt_tokens == 4 for chunk in made.chunks)
+    with pytest.raises(InputError, match=r"what every chunk repeats \(the special tokens, the prompt and"):
         split_encodings([whole], max_len=5, stride=0, is_pair=False)
 
 
-def context(split: SplitEncoding, piece: int, token: int) -> float:
-    """How many tokens of the text a token of it sees on the side where a piece shows fewer; -1 if it is not there.
+def context(split: SplitEncoding, chunk: int, token: int) -> float:
+    """How many tokens of the text a token of it sees on the side where a chunk shows fewer; -1 if it is not there.
 
     Where the text itself ends nothing is missing.
     """
     own = [
         index for index, sequence in enumerate(split.whole.sequence_ids) if sequence == split.whole.sequence_ids[token]
     ]
-    start = own[0] + piece * split.step
-    end = start + sum(sequence == split.whole.sequence_ids[token] for sequence in split.pieces[piece].sequence_ids)
+    start = own[0] + chunk * split.step
+    end = start + sum(sequence == split.whole.sequence_ids[token] for sequence in split.chunks[chunk].sequence_ids)
     if not start <= token < end:
         return -1
-    before = np.inf if piece == 0 else token - start
-    behind = np.inf if piece == len(split.pieces) - 1 else end - 1 - token
+    before = np.inf if chunk == 0 else token - start
+    behind = np.inf if chunk == len(split.chunks) - 1 else end - 1 - token
     return min(before, behind)
 
 
 @pytest.mark.parametrize("question", [None, 2])
-def test_every_token_comes_once_and_from_the_piece_that_shows_most_around_it(question: int | None) -> None:
+def test_every_token_comes_once_and_from_the_chunk_that_shows_most_around_it(question: int | None) -> None:
     for words, stride in itertools.product([9, 16, 17, 23, 24, 25, 60], [0, 1, 2, 3, 4, 7]):
         with named_case(words, stride):
             # Room for 8 tokens of the text in either case.
             made = split(words, stride=stride, max_len=10 if question is None else 13, question=question)
-            assert made.cuts[0] == 0
-            assert made.cuts[-1] == len(made.whole)
-            assert len(made.cuts) == len(made.pieces) + 1
-            for piece, (first, end) in enumerate(zip(made.cuts, made.cuts[1:], strict=False)):
+            assert made.boundaries[0] == 0
+            assert made.boundaries[-1] == len(made.whole)
+            assert len(made.boundaries) == len(made.chunks) + 1
+            for chunk, (first, end) in enumerate(zip(made.boundaries, made.boundaries[1:], strict=False)):
                 assert first < end
                 for token in range(first, end):
-                    local = token - piece * made.step
+                    local = token - chunk * made.step
                     for field in ("input_ids", "token_type_ids", "offsets", "sequence_ids"):
-                        assert getattr(made.pieces[piece], field)[local] == getattr(made.whole, field)[token]
+                        assert getattr(made.chunks[chunk], field)[local] == getattr(made.whole, field)[token]
                     if made.whole.sequence_ids[token] == (0 if question is None else 1):
-                        best = max(context(made, other, token) for other in range(len(made.pieces)))
-                        assert context(made, piece, token) == best
+                        best = max(context(made, other, token) for other in range(len(made.chunks)))
+                        assert context(made, chunk, token) == best
 
 
 WITHOUT_ROOM = [
@@ -141,11 +141,11 @@ WITHOUT_ROOM = [
         20,
         None,
         -1,
-        "^The text cannot be split with a stride or overlap of -1: it must be 0 to 7, the tokens that a piece",
+        "^The text cannot be split with a stride or overlap of -1: it must be 0 to 7, the tokens that a chunk",
     ),
     (2, None, 8, "with a stride or overlap of 8: it must be 0 to 7"),
-    (20, 3, 4, r"stride or overlap of 4: it must be 0 to 3, .*\nA piece has 10 tokens, and all pieces repeat 6"),
-    (20, 7, 0, r"^The text cannot be split: a piece has 10 tokens, and what every piece repeats \(the .*\nShorten the"),
+    (20, 3, 4, r"stride or overlap of 4: it must be 0 to 3, .*\nA chunk has 10 tokens, and all chunks repeat 6"),
+    (20, 7, 0, r"^The text cannot be split: a chunk has 10 tokens, and what every chunk repeats \(the .*\nShorten the"),
 ]
 
 
@@ -159,34 +159,34 @@ def test_a_stride_without_room_is_refused() -> None:
 
 
 def stitched_by_hand(made: SplitEncoding, outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Token by token, from the first piece that shows most around it; special tokens from the first or last piece."""
+    """Token by token, from the first chunk that shows most around it; special tokens from the first or last chunk."""
     rows = []
     for token, sequence in enumerate(made.whole.sequence_ids):
         if sequence is not None:
-            piece = int(np.argmax([context(made, other, token) for other in range(len(made.pieces))]))
+            chunk = int(np.argmax([context(made, other, token) for other in range(len(made.chunks))]))
         else:
-            piece = 0 if token == 0 else len(made.pieces) - 1
-        rows.append(outputs[piece][token - piece * made.step])
+            chunk = 0 if token == 0 else len(made.chunks) - 1
+        rows.append(outputs[chunk][token - chunk * made.step])
     return np.stack(rows)
 
 
-def test_outputs_of_pieces_become_those_of_the_text() -> None:
+def test_outputs_of_chunks_become_those_of_the_text() -> None:
     for stride, pooling in itertools.product([0, 2, 4], SplitPooling):
         with named_case(stride, pooling):
             made = split(41, stride=stride)
             random = np.random.default_rng(stride)
             outputs = [
                 {
-                    "per_token": random.standard_normal((len(piece), 2)).astype(np.float32),
+                    "per_token": random.standard_normal((len(chunk), 2)).astype(np.float32),
                     "logits": random.standard_normal(2).astype(np.float32),
                 }
-                for piece in made.pieces
+                for chunk in made.chunks
             ]
             whole = merged(made, outputs, specs=SPECS, pooling=pooling)
             per_token = stitched_by_hand(made, [output["per_token"] for output in outputs])
             np.testing.assert_array_equal(whole["per_token"], per_token)
             logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
-            tokens = np.array([len(piece) for piece in made.pieces])
+            tokens = np.array([len(chunk) for chunk in made.chunks])
             by_hand = logits.max(0) if pooling is SplitPooling.MAX else tokens @ logits / tokens.sum()
             assert_close(whole["logits"], by_hand, atol=1e-7)
             assert whole["logits"].dtype == np.float32
@@ -194,12 +194,12 @@ def test_outputs_of_pieces_become_those_of_the_text() -> None:
 
 def test_a_cut_beside_its_place_is_seen() -> None:
     made = split(41, stride=4)
-    outputs = [{"per_token": np.random.default_rng(0).random((len(piece), 2), np.float32)} for piece in made.pieces]
+    outputs = [{"per_token": np.random.default_rng(0).random((len(chunk), 2), np.float32)} for chunk in made.chunks]
     expected = stitched_by_hand(made, [output["per_token"] for output in outputs])
     for place in (1, 3):
         for shift in (-1, 1):
-            cuts = [cut + shift * (index == place) for index, cut in enumerate(made.cuts)]
-            wrong = dataclasses.replace(made, cuts=cuts)
+            boundaries = [boundary + shift * (index == place) for index, boundary in enumerate(made.boundaries)]
+            wrong = dataclasses.replace(made, boundaries=boundaries)
             got = merged(wrong, outputs, specs=SPECS, pooling=SplitPooling.MEAN)["per_token"]
             assert got.shape == expected.shape
             assert not np.array_equal(got, expected)
@@ -210,7 +210,7 @@ def test_a_cut_beside_its_place_is_seen() -> None:
 
 def test_vectors_of_length_1_stay_so() -> None:
     made = split(20)
-    vectors = np.random.default_rng(0).standard_normal((len(made.pieces), 5)).astype(np.float32)
+    vectors = np.random.default_rng(0).standard_normal((len(made.chunks), 5)).astype(np.float32)
     unit = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     for pooling in SplitPooling:
         pooled = pooled_embedding(made, list(unit), pooling)
@@ -225,15 +225,15 @@ def test_vectors_of_length_1_stay_so() -> None:
 
 def test_other_vectors_are_not_made_longer() -> None:
     made = split(20)
-    vectors = [np.full(4, 0.5, np.float32)] * (len(made.pieces) - 1) + [np.full(4, 0.51, np.float32)]
+    vectors = [np.full(4, 0.5, np.float32)] * (len(made.chunks) - 1) + [np.full(4, 0.51, np.float32)]
     pooled = pooled_embedding(made, vectors, SplitPooling.MEAN)
-    weights = [len(piece) for piece in made.pieces]
+    weights = [len(chunk) for chunk in made.chunks]
     assert_close(pooled, np.average(vectors, axis=0, weights=weights), atol=1e-7)
 
 
 def test_vectors_that_cancel_out_give_zeros_rather_than_nan() -> None:
     made = split(16)
-    assert len(made.pieces) == 2
+    assert len(made.chunks) == 2
     np.testing.assert_array_equal(
         pooled_embedding(made, [np.eye(4, dtype=np.float32)[0], -np.eye(4, dtype=np.float32)[0]], SplitPooling.MEAN),
         np.zeros(4, np.float32),
@@ -257,7 +257,7 @@ def session(request: pytest.FixtureRequest, new_bundle: Callable[..., Path]) -> 
     [("feature-extraction", "mean"), ("sentence-similarity", "max"), ("feature-extraction", SplitPooling.MAX)],
     indirect=["session"],
 )
-def test_split_vectors_are_those_of_the_pieces_run_by_themselves(session: Session, pooling: SplitPooling | str) -> None:
+def test_split_vectors_are_those_of_the_chunks_run_by_themselves(session: Session, pooling: SplitPooling | str) -> None:
     for stride in [0, 1, 5, 13]:
         with named_case(stride):
             vectors = session.embed(TEXTS, overflow="split", stride=stride, split_pooling=pooling)
@@ -265,14 +265,14 @@ def test_split_vectors_are_those_of_the_pieces_run_by_themselves(session: Sessio
             for text, vector in zip(TEXTS, vectors, strict=True):
                 (made,) = session.split([text], stride=stride)
                 of_pieces = []
-                for piece in made.pieces:
-                    outputs = session(input_ids=[piece.input_ids])
+                for chunk in made.chunks:
+                    outputs = session(input_ids=[chunk.input_ids])
                     of_pieces.append(
                         outputs["sentence_embedding"][0]
                         if len(outputs) > 1
                         else outputs["last_hidden_state"][0].mean(0)
                     )
-                weights = [len(piece) for piece in made.pieces]
+                weights = [len(chunk) for chunk in made.chunks]
                 by_hand = (
                     np.average(of_pieces, axis=0, weights=weights) if pooling == "mean" else np.max(of_pieces, axis=0)
                 )
@@ -298,7 +298,7 @@ def test_a_model_that_normalises_gives_vectors_of_length_1(new_bundle: Callable[
     assert_close(lengths, np.ones(2), atol=1e-6)
 
 
-def test_nan_in_a_piece_is_that_of_its_text(session: Session) -> None:
+def test_nan_in_a_chunk_is_that_of_its_text(session: Session) -> None:
     with pytest.raises(NonFiniteOutputError, match=r"^texts\[2\]: "):
         session.embed(["long", WHOLE, WHOLE + "nan", WHOLE], overflow="split")
     with pytest.raises(NonFiniteOutputError, match=r"NaN or infinity\."):

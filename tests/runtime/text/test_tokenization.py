@@ -182,6 +182,6 @@ def test_texts_and_pairs_are_cut_at_the_checkpoints_side(bundle_path: Path, side
     (cut,), (whole,) = (each.encode([text], overflow="truncate") for each in (tokenizer, tokenizer.limited(99)))
     inside = whole.input_ids[1:-1]
     assert cut.input_ids == [CLS, *(inside[:4] if side == "right" else inside[-4:]), SEP]
-    assert (cut.is_cut, whole.is_cut) == (True, False)
+    assert (cut.is_truncated, whole.is_truncated) == (True, False)
     (pair,) = tokenizer.encode(["read"], [text], overflow="truncate")
     assert pair.input_ids[-3:-1] == (inside[:2] if side == "right" else inside[-2:])

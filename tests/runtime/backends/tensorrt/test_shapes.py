@@ -106,7 +106,7 @@ def test_an_engine_that_would_have_to_pad_too_far_is_refused() -> None:
 
 
 def test_too_many_tokens_are_refused_with_the_limit() -> None:
-    with pytest.raises(InputError, match=r"1001 tokens; this engine accepts 1 to 1000.\n.*--max-len 1001"):
+    with pytest.raises(InputError, match=r"1001 tokens; this engine accepts 1 to 1000.\n.*max_len=1001"):
         choose_profile(UNEVEN, 1, 1001)
 
 
