@@ -70,7 +70,7 @@ def _remark(path: Path, manifest: Manifest) -> str | None:
     if positions.attention_scale != "none" and manifest.max_len > (positions.trained or positions.base):
         return "does not scale queries by log n: its answers to texts past the trained positions differ"
     graph = onnx.load(path, load_external_data=False).graph
-    marks = manifest.input_of(Role.MARKS)
+    marks = manifest.input_of(Role.GLOBAL_ATTENTION_MASK)
     if marks is not None and marks.name not in [value.name for value in graph.input]:
         return f"takes no {marks.name}: which tokens are global was fixed at the export"
     if manifest.task == "sentence-similarity" and "sentence_embedding" not in [value.name for value in graph.output]:

@@ -161,7 +161,7 @@ def _check(name: str, options: argparse.Namespace) -> None:
     from hdruntime.bundle.manifest import Backend
 
     engines = EngineOptions(
-        flavours=(Backend.TENSORRT_RTX,),
+        variants=(Backend.TENSORRT_RTX,),
         attention_impl=AttentionImpl.NATIVE,
         profiles=profiles_from_options(_CHECKED_TOKENS, profiles=f"{_CHECKED_TOKENS}"),
         architectures=("sm86",),

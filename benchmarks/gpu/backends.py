@@ -47,21 +47,21 @@ _GROWING_SHAPES = ((1, 4096), (1, 8192), (1, 16384), (8, 4096))
 _MODEL_SHAPES = tuple((rows, tokens) for tokens in (512, 1024, 2048, 4096, 8192, 16384) for rows in (1, 8))
 
 
-def run_engine(job: Job, flavour: str, *, is_windowed: bool) -> None:
+def run_engine(job: Job, variant: str, *, is_windowed: bool) -> None:
     """Load an engine, built here unless the bundle that was given has one, and run it against the CPU's answers.
 
-    That a flavour refuses this GPU is a result, word by word.
+    That a variant refuses this GPU is a result, word by word.
 
     Args:
         is_windowed: windowed attention, which is our plugin, instead of the model's.
     """
     import hdruntime
-    from hdexport.graph.targets.tensorrt.packages import load_flavour
+    from hdexport.graph.targets.tensorrt.packages import load_variant
 
-    backend = Backend(flavour)
-    about = {"flavour": flavour, "windowed": is_windowed, "model": "engine"}
+    backend = Backend(variant)
+    about = {"variant": variant, "windowed": is_windowed, "model": "engine"}
     try:
-        load_flavour(backend)
+        load_variant(backend)
     except MissingDependencyError as error:
         raise SkippedError(str(error).partition("\n")[0]) from None
     except HdexportError as error:
@@ -71,9 +71,9 @@ def run_engine(job: Job, flavour: str, *, is_windowed: bool) -> None:
     gpu, entry = this_machine().gpu, backend_named(backend)
     if gpu is not None and entry is not None and not entry.builds_for(gpu.architecture):
         # Before an engine is built, which takes the step's time.
-        job.write(case="engine", **about, status="refused", reason=f"{flavour} supports no GPU of {gpu.architecture}")
+        job.write(case="engine", **about, status="refused", reason=f"{variant} supports no GPU of {gpu.architecture}")
         return
-    with _bundle(job, flavour=backend, is_windowed=is_windowed) as bundle:
+    with _bundle(job, variant=backend, is_windowed=is_windowed) as bundle:
         about["model"] = bundle.manifest.name
         try:
             session = hdruntime.load(bundle, backend=backend)
@@ -89,7 +89,7 @@ def run_onnxruntime(job: Job) -> None:
     import hdruntime
 
     backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
-    with _bundle(job, flavour=None, is_windowed=False) as bundle:
+    with _bundle(job, variant=None, is_windowed=False) as bundle:
         refusal = why_unavailable(bundle, backend)
         if refusal is not None:
             raise SkippedError(refusal.partition("\n")[0])
@@ -362,19 +362,19 @@ def _run_lengths(job: Job, bundle: Bundle, session: Any, about: dict[str, Any]) 
 
 
 @contextmanager
-def _bundle(job: Job, *, flavour: Backend | None, is_windowed: bool) -> Iterator[Bundle]:
+def _bundle(job: Job, *, variant: Backend | None, is_windowed: bool) -> Iterator[Bundle]:
     """The given bundle, if it has such an engine and attention, or one that is built for the block."""
     if job.bundle is not None:
         given = open_bundle(job.bundle)
-        has_engine = flavour is None or any(engine.flavour == flavour.value for engine in given.manifest.engines)
+        has_engine = variant is None or any(engine.variant == variant.value for engine in given.manifest.engines)
         if has_engine and ("window" in {record["kind"] for record in given.manifest.attention}) == is_windowed:
             yield given
             return
     with tempfile.TemporaryDirectory() as folder:
-        yield _built(Path(folder), job, flavour=flavour, is_windowed=is_windowed)
+        yield _built(Path(folder), job, variant=variant, is_windowed=is_windowed)
 
 
-def _built(folder: Path, job: Job, *, flavour: Backend | None, is_windowed: bool) -> Bundle:
+def _built(folder: Path, job: Job, *, variant: Backend | None, is_windowed: bool) -> Bundle:
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
@@ -382,9 +382,9 @@ def _built(folder: Path, job: Job, *, flavour: Backend | None, is_windowed: bool
 
     max_len = _REHEARSED_TOKENS if job.rehearsal else _MAX_LEN
     options = EngineOptions()
-    if flavour is not None:
+    if variant is not None:
         profiles = profiles_from_options(max_len, batch="1", one_profile=job.rehearsal)
-        options = EngineOptions(flavours=(flavour,), profiles=profiles)
+        options = EngineOptions(variants=(variant,), profiles=profiles)
     build(
         BuildOptions(
             model=_checkpoint(folder / "checkpoint", job),

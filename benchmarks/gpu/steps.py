@@ -51,11 +51,11 @@ def _model(name: str, budget_s: float, model: str, variant: str) -> Step:
     return Step(name, budget_s, proves, "end_to_end:measure", {"model": model, "variant": variant})
 
 
-def _engine(name: str, budget_s: float, flavour: str, *, is_windowed: bool = False) -> Step:
+def _engine(name: str, budget_s: float, variant: str, *, is_windowed: bool = False) -> Step:
     proves = (
-        f"that {flavour} runs {'our plugin' if is_windowed else 'its own attention'}, right and how fast, or refuses"
+        f"that {variant} runs {'our plugin' if is_windowed else 'its own attention'}, right and how fast, or refuses"
     )
-    return Step(name, budget_s, proves, "backends:run_engine", {"flavour": flavour, "is_windowed": is_windowed})
+    return Step(name, budget_s, proves, "backends:run_engine", {"variant": variant, "is_windowed": is_windowed})
 
 
 def _kernels(name: str, budget_s: float, proves: str, family: str, **options: Any) -> Step:

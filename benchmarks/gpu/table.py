@@ -246,7 +246,7 @@ def _of_gpu(busy_share: float | None, peak_bytes: int | None) -> str:
 
 def _call_line(row: Row) -> str:
     """A call of a whole model or bundle."""
-    what = f"{row['model']}, {row.get('variant') or row.get('flavour') or row.get('provider')}"
+    what = f"{row['model']}, {row.get('variant') or row.get('provider')}"
     what += " with our plugin" if row.get("windowed") else ""
     what += f" by {row['attention']}" if "attention" in row else ""
     what += f", {row['answers']}" if "answers" in row else ""

@@ -41,7 +41,7 @@ class RebuildOptions:
         bundle: a bundle's directory.
         output: directory of the new bundle; the same directory replaces it.
         engines: which engines, and the architectures of kernels, for ONNX Runtime alone where no engine is built. The
-            bundle's engines of other flavours are kept.
+            bundle's engines of other variants are kept.
         targets: names of targets whose graphs are added, or written again.
         int8: how the graphs for CPUs with int8 weights are made, in place of the bundle's; None keeps the bundle's.
         force: replace a bundle at `output` where that is another directory.
@@ -81,10 +81,10 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
     progress.step("Reading the bundle")
     bundle = open_bundle(options.bundle)
     with staged_directory(options.output, BUNDLE_DIRECTORY, force=options.force or in_place) as directory:
-        kept = [engine for engine in bundle.manifest.engines if Backend(engine.flavour) not in options.engines.flavours]
+        kept = [engine for engine in bundle.manifest.engines if Backend(engine.variant) not in options.engines.variants]
         graphs = _graphs_to_keep(bundle.manifest, options)
-        only_kernels = bool(options.engines.architectures) and not options.engines.flavours
-        writes_kernels = only_kernels or bool(options.engines.flavours)
+        only_kernels = bool(options.engines.architectures) and not options.engines.variants
+        writes_kernels = only_kernels or bool(options.engines.variants)
         files = _files_to_keep(bundle, kept, graphs, keeps_kernels=bool(kept) or not writes_kernels)
         _copy(bundle, directory, files)
         manifest = bundle.manifest
@@ -151,9 +151,9 @@ def _graphs_to_keep(manifest: Manifest, options: RebuildOptions) -> list[GraphFi
 def _files_to_keep(
     bundle: Bundle, kept: Sequence[EngineFile], graphs: Sequence[GraphFile], *, keeps_kernels: bool
 ) -> list[str]:
-    """All files but replaced graphs and engines, their passports, and kernels that are written again."""
+    """All files but replaced graphs and engines, their metadata, and kernels that are written again."""
     dropped = {
-        name for engine in bundle.manifest.engines if engine not in kept for name in (engine.file, engine.passport)
+        name for engine in bundle.manifest.engines if engine not in kept for name in (engine.file, engine.metadata)
     } | {graph.file for graph in bundle.manifest.graphs if graph not in graphs}
     return [
         name

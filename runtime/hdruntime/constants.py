@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Version of the bundle's layout and manifest; increased when an older runtime could misread a bundle."""
 
 MANIFEST_FILE = "manifest.json"

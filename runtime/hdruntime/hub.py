@@ -76,18 +76,18 @@ def opened_bundle(bundle: Path | str | Bundle, backend: Backend | str = _AUTO, p
 def _needed(manifest: Manifest, backend: str, precision: str) -> set[str]:
     """The files that a backend reads."""
     entry = backend_named(backend)
-    flavour = None if entry is None else entry.flavour
-    has_engine = {engine.file: engine.flavour for engine in manifest.engines}
+    variant = None if entry is None else entry.variant
+    has_engine = {engine.file: engine.variant for engine in manifest.engines}
     on_gpu = bool(gpus()) if entry is None else entry.needs_gpu
-    flavours = set(has_engine.values()) if entry is None and on_gpu else {flavour}
+    variants = set(has_engine.values()) if entry is None and on_gpu else {variant}
 
     def is_needed(name: str) -> bool:
         if name in has_engine:
-            return has_engine[name] in flavours
+            return has_engine[name] in variants
         if name.startswith(f"{KERNELS_FOLDER}/"):
             return on_gpu
         if name.endswith((".onnx", ".onnx.data")):
-            return flavour is None and (_INT8 not in name or precision == _INT8)
+            return variant is None and (_INT8 not in name or precision == _INT8)
         return not name.endswith(_OF_LIBRARIES)
 
     return set(filter(is_needed, manifest.files))

@@ -241,7 +241,7 @@ def test_what_the_sanitizer_finds_fails_its_step(job: Any, tmp_path: Path, monke
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("suite")
     job = Job(step="onnxruntime", output=folder / "rows.jsonl", rehearsal=True)
-    return backends._built(folder, job, flavour=None, is_windowed=False)
+    return backends._built(folder, job, variant=None, is_windowed=False)
 
 
 @pytest.fixture
@@ -269,11 +269,11 @@ def test_a_refusal_of_tensorrt_is_recorded_word_by_word(given: Any, monkeypatch:
     from hdruntime.errors import EngineError
 
     refusal = EngineError("sm_90 is not supported.\nUse another")
-    monkeypatch.setattr(hdexport.graph.targets.tensorrt.packages, "load_flavour", Mock(side_effect=refusal))
+    monkeypatch.setattr(hdexport.graph.targets.tensorrt.packages, "load_variant", Mock(side_effect=refusal))
     with pytest.raises(SkippedError, match="sm_90 is not supported"):
         backends.run_engine(given, "tensorrt", is_windowed=True)
     (row,) = rows_of(given.output)
-    assert (row["flavour"], row["status"], row["reason"]) == ("tensorrt", "refused", str(refusal))
+    assert (row["variant"], row["status"], row["reason"]) == ("tensorrt", "refused", str(refusal))
     (line,) = lines_of([row | {"rehearsal": False}])
     assert line.endswith(f", tensorrt with our plugin: refused: {refusal}")
 

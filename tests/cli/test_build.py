@@ -205,7 +205,7 @@ def test_without_a_sample_model_it_says_how_to_get_it(
 def test_verbose_says_why_there_is_no_engine(
     hdexport: Command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Both flavours fail to load, whatever is installed; the output is refused before anything is built.
+    # Both variants fail to load, whatever is installed; the output is refused before anything is built.
     for name in ("tensorrt", "tensorrt_rtx"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('as if it were broken')")
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -368,7 +368,7 @@ def test_an_option_that_does_not_fit_is_explained(refused: Refused, checkpoint: 
         assert names_in(tmp_path) == [], options
 
 
-def test_a_requested_flavour_that_cannot_build_here_is_an_error(
+def test_a_requested_variant_that_cannot_build_here_is_an_error(
     refused: Refused, checkpoint: Path, tmp_path: Path
 ) -> None:
     from hdexport.graph.targets.tensorrt.target import TensorRtTarget

@@ -87,7 +87,7 @@ def make_bundle(path: Path) -> Path:
     (path / "engines").mkdir()
     (path / "engines" / "tiny.engine").write_bytes(bytes(2_500_000))
     (path / "engines" / "tiny.json").write_text(
-        '{"flavour": "tensorrt_rtx", "plugins": ["Windowed"], "built_on": {"driver": null, "gpu": "RTX 4090"}}'
+        '{"variant": "tensorrt_rtx", "plugins": ["Windowed"], "built_on": {"driver": null, "gpu": "RTX 4090"}}'
     )
     onnx.save(graph_with_a_branch(), path / "model.onnx")
     change(path, **CHANGES)
@@ -138,7 +138,7 @@ def bundle(tmp_path: Path) -> Path:
     return make_bundle(tmp_path / "tiny-4096-float16")
 
 
-def test_it_shows_all_that_the_manifest_the_graphs_and_the_passports_say(hdexport: Command, bundle: Path) -> None:
+def test_it_shows_all_that_the_manifest_the_graphs_and_the_metadata_say(hdexport: Command, bundle: Path) -> None:
     """Piped, without colours."""
     done = hdexport("inspect", bundle)
     assert (done.returncode, done.stderr) == (0, "")
@@ -192,7 +192,7 @@ def test_eight_graphs_fit_into_a_hundred_columns(
 def test_json_is_complete(hdexport: Command, bundle: Path) -> None:
     data = json.loads(hdexport("inspect", bundle, "--json").stdout)
     assert data["operators"] == {"model.onnx": {"Gather": 2, "Equal": 1, "If": 1}}
-    assert data["passports"]["engines/tiny.engine"]["plugins"] == ["Windowed"]
+    assert data["engine_metadata"]["engines/tiny.engine"]["plugins"] == ["Windowed"]
     assert data["manifest"]["positions"]["first_row"] == 2
     assert data["size_bytes"] == sum(
         path.stat().st_size for path in bundle.rglob("*.*") if path.is_file() and path.name != "manifest.json"
@@ -268,7 +268,7 @@ def test_global_tokens_are_described(hdexport: Command, bundle: Path) -> None:
         (Default(fill=Fill.FIRST_TOKEN), None, "global tokens the first token unless given"),
         (Default(fill=Fill.ZEROS), 4, "global tokens none unless given, at most 4"),
     ):
-        shape, role = ("batch", "tokens"), Role.MARKS
+        shape, role = ("batch", "tokens"), Role.GLOBAL_ATTENTION_MASK
         marks = InputSpec(name="marks", dtype="int64", shape=shape, role=role, default=default, bound=bound)
         change(bundle, inputs=(*INPUTS[:2], marks), graphs=())
         assert line in lines_of(hdexport("inspect", bundle).stdout)

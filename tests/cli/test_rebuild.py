@@ -58,8 +58,8 @@ def test_an_engine_is_rebuilt_for_another_gpu_without_the_checkpoint(hdexport, c
     assert done.stdout == f"{copy / 'engines/tensorrt_rtx.engine'}: tensorrt_rtx {version}, sm86, sm120\n"
     assert after.engines[0].architectures == ("sm86", "sm120")
     assert after.engines[0].profiles == before.engines[0].profiles
-    passport = json.loads((copy / after.engines[0].passport).read_text())
-    assert passport["plugins"] == {"SlidingWindowAttention": 2}
+    metadata = json.loads((copy / after.engines[0].metadata).read_text())
+    assert metadata["plugins"] == {"SlidingWindowAttention": 2}
     assert kernels_of(copy) == {"sm86", "sm120"}
     assert after.kernel_architectures == ("sm86", "sm120")
     assert after.kernel_nodes == before.kernel_nodes != ()
@@ -81,7 +81,7 @@ def test_what_is_given_replaces_what_the_engine_had(hdexport, copy: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     engine = manifest_of(tmp_path / "other").engines[0]
     assert [profile.tokens for profile in engine.profiles] == [(1, 100, 100)]
-    assert json.loads((tmp_path / "other" / engine.passport).read_text())["plugins"] == {}
+    assert json.loads((tmp_path / "other" / engine.metadata).read_text())["plugins"] == {}
     assert kernels_of(tmp_path / "other") == set(), "kernels that no engine is left for"
     assert manifest_of(tmp_path / "other").kernel_nodes == (), "nor does ONNX Runtime look for them"
     assert kernels_of(copy) != set(), "the bundle itself stays as it was"
@@ -106,7 +106,7 @@ def test_kernels_for_a_gpu_that_no_engine_runs_on_are_added_beside_the_engine(hd
 def test_a_bundle_without_engines_gets_one(hdexport, bundle: Path, tmp_path: Path) -> None:
     done = hdexport("rebuild", bundle, "--target", "tensorrt-rtx", "--sm", 86, "-o", tmp_path / "other")
     assert done.returncode == 0, done.stderr
-    assert [engine.flavour for engine in manifest_of(tmp_path / "other").engines] == ["tensorrt_rtx"]
+    assert [engine.variant for engine in manifest_of(tmp_path / "other").engines] == ["tensorrt_rtx"]
     assert manifest_of(tmp_path / "other").verification == manifest_of(bundle).verification is not None
     assert manifest_of(bundle).engines == ()
 

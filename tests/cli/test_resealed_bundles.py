@@ -107,7 +107,7 @@ WRONG = [
     ("outputs/1/shape", ["batch", "tokens", 4], r"sentence_embedding should be \[batch, embedding_size\]"),
     ("outputs/1/shape/1", 5, r"sentence_embedding float32 \[batch, 4\].* but the manifest of .* lists "),
     ("outputs/0/shape/2", 5, r"last_hidden_state float32 \[batch, tokens, 4\].* but the manifest of .* lists "),
-    ("inputs/1/role", "marks", r"manifest\.inputs has 0 of the role mask; exactly one is needed"),
+    ("inputs/1/role", "global_attention_mask", r"manifest\.inputs has 0 of the role mask; exactly one is needed"),
     ("inputs/1/name", "mask", r"The inputs of .* but the manifest of .* lists .*, mask int64 \[batch, tokens\]"),
     ("inputs/2/role", "segments", r"manifest\.inputs\[2\]\.role should be one of 'ids', .*\n.*\n.*pip install -U"),
     ("name", "\ud800", r"not valid JSON"),
@@ -250,11 +250,11 @@ def test_no_command_is_broken_by_a_damaged_graph(
     refused("run", copied, tmp_path / "in.txt", "-o", tmp_path / "out.jsonl", message=unread)
 
 
-def test_a_malformed_passport_is_refused(bundle: tuple[Path, dict[str, Any]], hdexport: Command) -> None:
+def test_malformed_engine_metadata_is_refused(bundle: tuple[Path, dict[str, Any]], hdexport: Command) -> None:
     path, manifest = bundle
     for text in ("", "[]", '{"a": NaN}', "[" * 5000, "\ud800"):
-        (path / ENGINE.passport).write_text(text, errors="surrogatepass")
-        assert re.search(r"passport .*rtx\.json cannot be read", inspected(hdexport, resealed(path, manifest)))
+        (path / ENGINE.metadata).write_text(text, errors="surrogatepass")
+        assert re.search(r"metadata .*rtx\.json cannot be read", inspected(hdexport, resealed(path, manifest)))
 
 
 @pytest.mark.parametrize("bundle", ["blocks"], indirect=True)

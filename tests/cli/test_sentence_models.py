@@ -86,7 +86,7 @@ def test_an_engine_is_built_that_takes_the_mask_of_the_pooled_tokens(prompted: P
     assert mask is not None
     assert mask.name == "pooling_mask"
     (engine,) = bundle.manifest.engines
-    assert engine.flavour == Backend.TENSORRT_RTX.value
+    assert engine.variant == Backend.TENSORRT_RTX.value
     names = [spec.name for spec in (*bundle.manifest.inputs, *bundle.manifest.outputs)]
     # TensorRT names the tensors of an engine in its file; reading them otherwise takes a GPU.
     content = bundle.file(engine.file).read_bytes()

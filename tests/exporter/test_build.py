@@ -151,7 +151,7 @@ def test_an_engine_that_cannot_be_built_here_is_reported_first(checkpoint, tmp_p
     steps: list[str] = []
     progress = Progress()
     progress.step = steps.append  # type: ignore[method-assign]
-    engines = EngineOptions(flavours=(Backend.TENSORRT,))
+    engines = EngineOptions(variants=(Backend.TENSORRT,))
     with pytest.raises(HdexportError, match=r"hdexport\[tensorrt\]|GPU"):
         build(options_for(checkpoint, tmp_path / "bundle", engines=engines), progress)
     assert steps == []

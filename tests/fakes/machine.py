@@ -130,7 +130,7 @@ class Machine:
     def runner(self, backend: Backend | None = None, **options: Any) -> Any:
         """A runner of the bundle's engine."""
         engine, gpu = self.bundle.manifest.engines[0], GpuOptions(**options)
-        self.opened.append(TensorRtRunner(self.bundle, engine, backend=backend or Backend(engine.flavour), gpu=gpu))
+        self.opened.append(TensorRtRunner(self.bundle, engine, backend=backend or Backend(engine.variant), gpu=gpu))
         return self.opened[-1]
 
     def session(self, **options: Any) -> Session:
@@ -210,7 +210,7 @@ class SessionMachine(Machine):
 
 
 def new_machines(patch: pytest.MonkeyPatch, folder: Path, library: str) -> Iterator[MachineMaker]:
-    """For a fixture, which makes a machine: (seed=0, profiles=..., flavour=..., backend module=..., **the bundle's and
+    """For a fixture, which makes a machine: (seed=0, profiles=..., variant=..., backend module=..., **the bundle's and
     the engine's options). The library is tensorrt or onnxruntime, which makes no difference to the bundle."""
     if library == "tensorrt" and importlib.util.find_spec("tensorrt_rtx") is None:
         pytest.skip("our plugins need TensorRT-RTX's base classes: pip install 'hdexport[rtx]'")
@@ -221,7 +221,7 @@ def new_machines(patch: pytest.MonkeyPatch, folder: Path, library: str) -> Itera
         seed: int = 0,
         *,
         profiles: Sequence[ProfileShape] = (SHORT, LONG),
-        flavour: str = "tensorrt",
+        variant: str = "tensorrt",
         module: str | None = None,
         eagerness: float | None = None,
         made_by: Callable[[Path], Path] | None = None,
@@ -234,15 +234,15 @@ def new_machines(patch: pytest.MonkeyPatch, folder: Path, library: str) -> Itera
             for names in (("task", "token_types", "padding"), ("input_type", "output_type"))
         )
         make_bundle(path, **of_bundle) if made_by is None else made_by(path)
-        bundle = add_engine(path, profiles, flavour=flavour, types=types, **options)
+        bundle = add_engine(path, profiles, variant=variant, types=types, **options)
         if library == "onnxruntime":
             provider = SimulatedProvider(device)
             provider.install(patch)
             machines.append(SessionMachine(bundle, device, provider))
         else:
-            trt = SimulatedTensorRt(device, module or flavour)
+            trt = SimulatedTensorRt(device, module or variant)
             patch.setitem(sys.modules, "cuda.bindings.driver", device)  # type: ignore[misc]
-            patch.setitem(sys.modules, module or flavour, trt)
+            patch.setitem(sys.modules, module or variant, trt)
             machines.append(Machine(bundle, device, trt))
         return machines[-1]
 

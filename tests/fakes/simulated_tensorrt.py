@@ -63,11 +63,11 @@ def simulated_engine(
 
 
 class SimulatedTensorRt(ModuleType):
-    """The module of a flavour.
+    """The module of a variant.
 
     Args:
         device: the GPU.
-        flavour: the module's name.
+        variant: the module's name.
 
     Attributes:
         trouble: what fails -> TensorRT's message: "deserialize", "context", "profile" (which raises, as the bindings
@@ -83,8 +83,8 @@ class SimulatedTensorRt(ModuleType):
 
     __version__ = "9.9.9"
 
-    def __init__(self, device: SimulatedDevice, flavour: str) -> None:
-        super().__init__(flavour)
+    def __init__(self, device: SimulatedDevice, variant: str) -> None:
+        super().__init__(variant)
         self.device = device
         self.trouble: dict[str, str] = {}
         self.living: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
@@ -394,7 +394,7 @@ def add_engine(
     bundle: Path,
     profiles: Sequence[ProfileShape],
     *,
-    flavour: str = "tensorrt",
+    variant: str = "tensorrt",
     max_len: int = 512,
     types: Mapping[str, str] | None = None,
     **changes: Any,
@@ -404,20 +404,20 @@ def add_engine(
     Args:
         bundle: its directory.
         profiles: of the engine.
-        flavour: of the engine.
+        variant: of the engine.
         max_len: of the bundle.
         types: options of `simulated_engine`.
         changes: other fields of the engine in the manifest.
     """
     manifest = open_bundle(bundle).manifest
-    made_for = {"flavour": flavour, "version": "9.9.9", "architectures": ("sm86",), "profiles": tuple(profiles)}
-    listed = engine_file(flavour, **made_for)
+    made_for = {"variant": variant, "version": "9.9.9", "architectures": ("sm86",), "profiles": tuple(profiles)}
+    listed = engine_file(variant, **made_for)
     (bundle / "engines").mkdir(exist_ok=True)
     model = onnx.load(bundle / "model.onnx")  # with weights that lie beside it
     (bundle / listed.file).write_bytes(simulated_engine(model.SerializeToString(), profiles, **(types or {})))
     built_on = {"platform": "Linux", "driver": None, "gpu": None, "date": "2026-11-21"}
-    passport = {"plugins": {}, "engine_sha256": "", "onnx_sha256": {}, "built_on": built_on}
-    (bundle / listed.passport).write_text(json.dumps(passport))
+    metadata = {"plugins": {}, "engine_sha256": "", "onnx_sha256": {}, "built_on": built_on}
+    (bundle / listed.metadata).write_text(json.dumps(metadata))
     engines = (dataclasses.replace(listed, **changes),)
     positions = dataclasses.replace(manifest.positions, rows=max_len)
     changed = dataclasses.replace(manifest, engines=engines, max_len=max_len, positions=positions)

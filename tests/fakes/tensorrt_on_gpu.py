@@ -90,8 +90,8 @@ class GpuOfTests:
 class TensorRtOnGpu(SimulatedTensorRt):
     """See the module. Its engines take ids and a mask, and give hidden states."""
 
-    def __init__(self, driver: Any, flavour: str) -> None:
-        super().__init__(GpuOfTests(driver), flavour)  # type: ignore[arg-type]
+    def __init__(self, driver: Any, variant: str) -> None:
+        super().__init__(GpuOfTests(driver), variant)  # type: ignore[arg-type]
         finite = np.nan_to_num(TABLE)  # the word "nan" is in no test of this engine
         self._table = torch.from_numpy(finite).cuda()
 

@@ -35,7 +35,7 @@ OF_ALL = {"manifest.json", "config.json", "tokenizer.json"}
 GRAPHS = {"model.onnx", "model.onnx.data", "onnxruntime_cpu.onnx"}
 INT8 = {"onnxruntime_cpu_int8.onnx", "int8.onnx.data"}
 ENGINES = {"engines/rtx.engine", "engines/trt.engine"}
-PASSPORTS = {"engines/rtx.json", "engines/trt.json"}
+METADATA = {"engines/rtx.json", "engines/trt.json"}
 KERNELS = {"kernels/sm_80.cubin"}
 LIBRARY = {"2_Dense/model.safetensors"}
 
@@ -46,12 +46,12 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = make_bundle(
         tmp_path_factory.mktemp("pushed") / "bundle", task="sentence-similarity", cpu_graph=True, external_data=True
     )
-    for name in ENGINES | KERNELS | INT8 | LIBRARY | PASSPORTS:
+    for name in ENGINES | KERNELS | INT8 | LIBRARY | METADATA:
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_bytes(name.encode())
     manifest = open_bundle(path).manifest
     int8 = GraphFile(file="onnxruntime_cpu_int8.onnx", lowering="onnxruntime_cpu", dtype="int8")
-    engines = (engine_file("rtx"), engine_file("trt", flavour="tensorrt"))
+    engines = (engine_file("rtx"), engine_file("trt", variant="tensorrt"))
     seal(path, dataclasses.replace(manifest, graphs=(*manifest.graphs, int8), engines=engines))
     return path
 
@@ -77,7 +77,7 @@ def test_a_bundle_is_downloaded_once_and_gives_its_answers(hub: HubServer, pushe
             assert np.array_equal(session.embed(TEXTS), expected)
     with hdruntime.SentenceEncoder(name, backend="onnxruntime") as encoder:
         assert np.array_equal(encoder.encode(TEXTS), expected)
-    assert names(hub) == sorted(OF_ALL | GRAPHS | PASSPORTS)
+    assert names(hub) == sorted(OF_ALL | GRAPHS | METADATA)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_only_the_files_of_the_backend_are_downloaded(
     hub.push(NAME, pushed)
     monkeypatch.setattr(hdruntime.hub, "gpus", lambda: [None] * gpus)
     bundle = opened_bundle(NAME, hdruntime.Backend(backend) if backend != "auto" else backend, precision)
-    assert names(hub) == sorted(OF_ALL | PASSPORTS | wanted)
+    assert names(hub) == sorted(OF_ALL | METADATA | wanted)
     assert bundle.manifest == open_bundle(pushed).manifest
     for name in bundle.absent:
         with pytest.raises(BundleError, match=rf"{name} .* was not downloaded"):

@@ -71,7 +71,7 @@ def test_a_backend_of_no_name_is_refused_as_that_and_asks_for_no_gpu(
 def bundle_with_engine(path: Path) -> hdruntime.Bundle:
     bundle = hdruntime.open_bundle(path)
     engine = EngineFile(
-        file="e", passport="p", flavour="tensorrt", version="11", precision="float16", architectures=(), profiles=()
+        file="e", metadata="p", variant="tensorrt", version="11", precision="float16", architectures=(), profiles=()
     )
     return hdruntime.Bundle(bundle.path, dataclasses.replace(bundle.manifest, engines=(engine,)))
 

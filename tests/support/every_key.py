@@ -66,7 +66,7 @@ KERNEL_NODE = KernelNode(
     attributes={"left": 3, "scale": 0.5, "dilation": [1, 2]},
     architectures=("sm90",),
 )
-PASSPORT = {
+METADATA = {
     "plugins": {"SlidingWindowAttention": 1},
     "engine_sha256": "0" * 64,
     "onnx_sha256": {"model.onnx": "0" * 64},
@@ -122,7 +122,7 @@ def bundles_of_every_key(folder: Path) -> dict[str, Path]:
     }
     (made["engine"] / "engines").mkdir()
     (made["engine"] / ENGINE.file).write_bytes(b"no engine")
-    write_json(made["engine"] / ENGINE.passport, PASSPORT)
+    write_json(made["engine"] / ENGINE.metadata, METADATA)
     more = {
         "engine": {
             "engines": (ENGINE,),

@@ -184,8 +184,8 @@ def engine_file(name: str, **changes: Any) -> EngineFile:
     return dataclasses.replace(
         EngineFile(
             file=f"engines/{name}.engine",
-            passport=f"engines/{name}.json",
-            flavour="tensorrt_rtx",
+            metadata=f"engines/{name}.json",
+            variant="tensorrt_rtx",
             version="1.7.1",
             precision="float32",
             architectures=("sm89",),

@@ -302,13 +302,13 @@ def add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
 
 def engine_options(
     options: argparse.Namespace,
-    flavours: Sequence[Backend],
+    variants: Sequence[Backend],
     *,
     max_len: int,
     one_profile: bool,
     previous: EngineOptions | None,
 ) -> EngineOptions:
-    """The engines of these flavours that the options ask for, for inputs of at most so many tokens.
+    """The engines of these variants that the options ask for, for inputs of at most so many tokens.
 
     With ``--batch`` alone, all lengths have one profile if `one_profile`, else there is one per bucket of lengths.
     Options that are left out have the values of `previous`; None for the defaults.
@@ -331,7 +331,7 @@ def engine_options(
             one_profile=one_profile,
         )
     return EngineOptions(
-        flavours=tuple(flavours),
+        variants=tuple(variants),
         attention_impl=previous.attention_impl if impl is None else AttentionImpl(impl),
         profiles=profiles,
         architectures=architectures_from_option(options.sm) or previous.architectures,

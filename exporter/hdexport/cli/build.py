@@ -172,7 +172,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
-    from hdexport.graph.targets.registry import chosen_targets, flavours_of, graph_targets
+    from hdexport.graph.targets.registry import chosen_targets, graph_targets, variants_of
     from hdexport.verify.grid import Grid
     from hdruntime.bundle.manifest import Scheme, Task
 
@@ -186,8 +186,8 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     max_len = options.max_len or checkpoint.usual_len
     task = None if options.task == "auto" else Task(options.task)
     targets = chosen_targets(options.target or ["auto"])
-    flavours = flavours_of(targets)
-    if not flavours:
+    variants = variants_of(targets)
+    if not variants:
         why = "--target asks for ONNX only" if options.target else "none can be built here, see: hdexport doctor"
         refuse_engine_options(options, why=why, kernels=("sm", "attention_impl"))
     return BuildOptions(
@@ -209,7 +209,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         targets=graph_targets(targets),
         int8=int8,
         engines=engine_options(
-            options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
+            options, variants, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),
         verify=None if options.verify == "none" else Grid(options.verify),
         unverified=options.unverified,
@@ -235,7 +235,7 @@ def own_length(manifest: Manifest) -> str | None:
 
 def _print_summary(output: Path, manifest: Manifest) -> None:
     size_bytes = sum(record.size_bytes for record in manifest.files.values())
-    engines = ", ".join(f"{engine.flavour} engine" for engine in manifest.engines) or "no engine"
+    engines = ", ".join(f"{engine.variant} engine" for engine in manifest.engines) or "no engine"
     print(
         f"{output}: {manifest.name}, {manifest.task}, 1 to {manifest.max_len} tokens, {manifest.dtype}, "
         f"{size_bytes / 1e6:.1f} MB, {engines}"

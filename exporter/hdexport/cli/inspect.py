@@ -48,18 +48,18 @@ def run(options: argparse.Namespace) -> int:
         fix_checksum(options.bundle)
     bundle = open_bundle(options.bundle)
     operators, why_not = _operators(bundle)
-    passports = {engine.file: _passport(bundle, engine) for engine in bundle.manifest.engines}
+    metadata = {engine.file: _engine_metadata(bundle, engine) for engine in bundle.manifest.engines}
     if options.json:
         everything = {
             "path": str(bundle.path),
             "size_bytes": _size_bytes(bundle.manifest),
             "operators": operators,
-            "passports": passports,
+            "engine_metadata": metadata,
             "manifest": dataclasses.asdict(bundle.manifest),
         }
         print(json.dumps(everything, indent=2))
         return 0
-    _show(bundle, operators, why_not, passports)
+    _show(bundle, operators, why_not, metadata)
     return 0
 
 
@@ -79,22 +79,24 @@ def _operators(bundle: Bundle) -> tuple[dict[str, dict[str, int]] | None, str]:
     return counts, ""
 
 
-def _passport(bundle: Bundle, engine: EngineFile) -> dict[str, object]:
+def _engine_metadata(bundle: Bundle, engine: EngineFile) -> dict[str, object]:
     from hdruntime.bundle.checked_json import from_json
 
-    path = bundle.file(engine.passport)
+    path = bundle.file(engine.metadata)
     try:
         # Everything is shown, including keys of later versions.
-        return from_json(path.read_bytes(), dict[str, object], name="passport")
+        return from_json(path.read_bytes(), dict[str, object], name="engine metadata")
     except (OSError, ValueError) as error:
-        raise BundleCorruptError(f"The passport {path} cannot be read: {error}.", hint="Rebuild the bundle.") from None
+        raise BundleCorruptError(
+            f"The engine metadata {path} cannot be read: {error}.", hint="Rebuild the bundle."
+        ) from None
 
 
 def _show(
     bundle: Bundle,
     operators: dict[str, dict[str, int]] | None,
     why_not: str,
-    passports: dict[str, dict[str, object]],
+    metadata: dict[str, dict[str, object]],
 ) -> None:
     from hdexport.cli.verification_table import print_verification
 
@@ -121,7 +123,7 @@ def _show(
     else:
         _table("Operators", ("graph", "nodes", "of which"), _operator_rows(operators))
     for engine in manifest.engines:
-        _pairs(f"Engine {engine.file}", _engine(engine, passports[engine.file]))
+        _pairs(f"Engine {engine.file}", _engine(engine, metadata[engine.file]))
     _table(
         "Files",
         ("file", "size", "sha256"),
@@ -236,7 +238,7 @@ def _attention(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
     for item in attention_of(manifest):
         yield from item.kind.describe(item.record)
-    marks = manifest.input_of(Role.MARKS)
+    marks = manifest.input_of(Role.GLOBAL_ATTENTION_MASK)
     if marks is not None:
         default = _MARKED[marks.default.fill.value]
         yield "global tokens", f"{default} unless given" + ("" if marks.bound is None else f", at most {marks.bound}")
@@ -283,22 +285,22 @@ def _made_by(made_by: dict[str, str]) -> Iterator[tuple[str, str]]:
     yield "made: with", ", ".join(versions) or "versions unknown"
 
 
-def _engine(engine: EngineFile, passport: dict[str, object]) -> Iterator[tuple[str, str]]:
+def _engine(engine: EngineFile, metadata: dict[str, object]) -> Iterator[tuple[str, str]]:
     later = " and later" if engine.version_compatible else ""
-    yield "made for", f"{engine.flavour} {engine.version}{later}, {', '.join(engine.architectures)}"
+    yield "made for", f"{engine.variant} {engine.version}{later}, {', '.join(engine.architectures)}"
     yield "precision", engine.precision
     for index, profile in enumerate(engine.profiles):
         axes = [(name, bounds) for name, bounds in dataclasses.asdict(profile).items() if bounds is not None]
         sizes = ", ".join(f"{name} {':'.join(map(str, bounds))}" for name, bounds in axes)
         yield f"profile {index}", f"{sizes} (min:opt:max)"
     shown = {field.name for field in dataclasses.fields(engine)}
-    for key, value in passport.items():
+    for key, value in metadata.items():
         if key not in shown:
             yield key, _plain(value)
 
 
 def _plain(value: object) -> str:
-    """A value of a passport for people: JSON without its brackets and quotes."""
+    """A value of the engine metadata for people: JSON without its brackets and quotes."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_plain(item)}" for key, item in value.items()) or "none"
     if isinstance(value, list):

@@ -74,8 +74,8 @@ def run(options: argparse.Namespace) -> int:
         adds_graphs = bool(targets) or int8 is not None
         only_kernels = not adds_graphs and options.sm is not None and not bundle.manifest.engines
         named = options.target or ([ONNX] if only_kernels else None)
-        flavours = _flavours(named, bundle, adds_graphs=adds_graphs)
-        adds_kernels = not flavours and ONNX in (named or ())
+        variants = _variants(named, bundle, adds_graphs=adds_graphs)
+        adds_kernels = not variants and ONNX in (named or ())
         if adds_kernels:
             kernels = ["sm", *(["attention_impl"] if options.attention_impl != AttentionImpl.NATIVE else [])]
             refuse_engine_options(options, why="--sm adds kernels for ONNX Runtime", kernels=kernels)
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
                     f"--target {ONNX} adds kernels for the GPUs that --sm names, and there is no --sm.",
                     hint="Give for example --sm 90.",
                 )
-        elif not flavours:
+        elif not variants:
             refuse_engine_options(options, why="only graphs for CPUs are added")
         manifest = rebuild(
             RebuildOptions(
@@ -92,10 +92,10 @@ def run(options: argparse.Namespace) -> int:
                 output=output,
                 engines=engine_options(
                     options,
-                    flavours,
+                    variants,
                     max_len=bundle.manifest.max_len,
                     one_profile=False,
-                    previous=None if adds_kernels else previous_engines(bundle, flavours),
+                    previous=None if adds_kernels else previous_engines(bundle, variants),
                 ),
                 targets=targets,
                 int8=int8,
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
             progress,
         )
     for engine in manifest.engines:
-        print(f"{output / engine.file}: {engine.flavour} {engine.version}, {', '.join(engine.architectures)}")
+        print(f"{output / engine.file}: {engine.variant} {engine.version}, {', '.join(engine.architectures)}")
     if adds_kernels:
         print(f"{output / KERNELS_FOLDER}: {', '.join(manifest.kernel_architectures)}")
     if targets or int8 is not None:
@@ -120,16 +120,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _flavours(targets: list[str] | None, bundle: Bundle, *, adds_graphs: bool) -> tuple[Backend, ...]:
-    from hdexport.graph.targets.registry import ONNX, chosen_targets, flavours_of
+def _variants(targets: list[str] | None, bundle: Bundle, *, adds_graphs: bool) -> tuple[Backend, ...]:
+    from hdexport.graph.targets.registry import ONNX, chosen_targets, variants_of
 
     if targets is None and adds_graphs:
         return ()
     if targets is None:
-        targets = [engine.flavour.replace("_", "-") for engine in bundle.manifest.engines] or ["auto"]
-    flavours = flavours_of(chosen_targets(targets))
-    if not flavours and not adds_graphs and ONNX not in targets:
+        targets = [engine.variant.replace("_", "-") for engine in bundle.manifest.engines] or ["auto"]
+    variants = variants_of(chosen_targets(targets))
+    if not variants and not adds_graphs and ONNX not in targets:
         raise InputError(
             "No engine would be built: no library can build one here.", hint="See what is missing: hdexport doctor"
         )
-    return flavours
+    return variants

@@ -15,7 +15,7 @@ from hdexport.graph.targets.tensorrt.profiles import default_profiles, with_memo
 from hdexport.support.progress import Progress
 from hdplugins import ONNX_DOMAIN
 from hdplugins.tensorrt.plugins import plugin_operators
-from hdruntime.backends.tensorrt.passport import read_passport
+from hdruntime.backends.tensorrt.engine_metadata import read_engine_metadata
 from hdruntime.bundle.manifest import Backend, EngineFile, KernelNode, Manifest, ProfileShape
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENGINES_FOLDER = "engines"
-"""Folder of a bundle with one engine for each flavour, and its passport."""
+"""Folder of a bundle with one engine for each TensorRT variant, and with the engine metadata."""
 
 _LOWERED_FILE = "tensorrt.onnx"
 
@@ -39,7 +39,7 @@ class EngineOptions:
     """Which engines are built, and how.
 
     Attributes:
-        flavours: flavours of TensorRT to build an engine for; empty for no engine.
+        variants: TensorRT variants to build an engine for; empty for no engine.
         attention_impl: which code computes attention that has kernels; None for what a bundle that is rebuilt has, and
             for ``AttentionImpl.AUTO`` in a new one.
         profiles: optimisation profiles of every engine, whose sizes of carried states come from the bundle; empty for
@@ -49,7 +49,7 @@ class EngineOptions:
         version_compatible: build TensorRT engines that later versions and the lean runtime also run.
     """
 
-    flavours: tuple[Backend, ...] = ()
+    variants: tuple[Backend, ...] = ()
     attention_impl: AttentionImpl | None = None
     profiles: tuple[ProfileShape, ...] = ()
     architectures: tuple[str, ...] = ()
@@ -69,19 +69,19 @@ class EngineBuilder:
     `EngineTarget`."""
 
     def __init__(self, options: EngineOptions) -> None:
-        if options.version_compatible and options.flavours and Backend.TENSORRT not in options.flavours:
+        if options.version_compatible and options.variants and Backend.TENSORRT not in options.variants:
             raise InputError(
                 "--version-compatible is for TensorRT engines; a TensorRT-RTX engine runs only with the version that "
                 "built it.",
                 hint="Leave it out, or add --target tensorrt.",
             )
         self._options = options
-        self._targets = [EngineTarget(flavour, options.architectures) for flavour in options.flavours]
+        self._targets = [EngineTarget(variant, options.architectures) for variant in options.variants]
 
     def build(
         self, portable: onnx_ir.Model, directory: Path, *, manifest: Manifest, progress: Progress
     ) -> tuple[EngineFile, ...]:
-        """Build the engines and write them, their passports and the kernels of their plugins into a bundle.
+        """Build the engines and write them, their metadata and the kernels of their plugins into a bundle.
 
         The portable graph is read from the bundle's directory, where its weights lie. The manifest is the bundle's,
         engines and files aside.
@@ -115,17 +115,17 @@ class EngineBuilder:
         ir.save(graph, lowered)
         engines = []
         for target in self._targets:
-            flavour = target.flavour
-            progress.step(f"Building the {flavour.value} engine, {len(profiles)} profiles")
+            variant = target.variant
+            progress.step(f"Building the {variant.value} engine, {len(profiles)} profiles")
             engine = build_engine(
                 lowered,
-                directory / _ENGINES_FOLDER / f"{flavour.value}.engine",
+                directory / _ENGINES_FOLDER / f"{variant.value}.engine",
                 target,
                 bundle=directory,
                 kernels=directory / KERNELS_FOLDER if has_kernels else None,
                 profiles=profiles,
                 precision=dtype,
-                version_compatible=self._options.version_compatible and flavour is Backend.TENSORRT,
+                version_compatible=self._options.version_compatible and variant is Backend.TENSORRT,
                 progress=progress.detail,
             )
             engines.append(engine)
@@ -161,20 +161,20 @@ class EngineBuilder:
                 logger.info("no kernels for this machine's GPUs: %s", error)
 
 
-def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptions | None:
-    """How the bundle's engine of one of these flavours was built, else its first engine; None for a bundle without.
+def previous_engines(bundle: Bundle, variants: Sequence[Backend]) -> EngineOptions | None:
+    """How the bundle's engine of one of these variants was built, else its first engine; None for a bundle without.
 
     GPU architectures are the default: engines are rebuilt for another GPU.
     """
     engines = bundle.manifest.engines
     if not engines:
         return None
-    engine = next((engine for engine in engines if engine.flavour in flavours), engines[0])
-    has_plugins = bool(read_passport(bundle, engine).plugins)
+    engine = next((engine for engine in engines if engine.variant in variants), engines[0])
+    has_plugins = bool(read_engine_metadata(bundle, engine).plugins)
     could_have = {f"{ONNX_DOMAIN}::{operator.name}" for operator in plugin_operators()} & set(bundle.manifest.operators)
     native = bool(could_have) and not has_plugins
     return EngineOptions(
         attention_impl=AttentionImpl.NATIVE if native else None,
         profiles=engine.profiles,
-        version_compatible=engine.version_compatible and Backend.TENSORRT in flavours,
+        version_compatible=engine.version_compatible and Backend.TENSORRT in variants,
     )

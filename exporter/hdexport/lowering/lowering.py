@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 ENGINES = "tensorrt"
-"""In `Lowering.fused`, the engines of both flavours of TensorRT."""
+"""In `Lowering.fused`, the engines of both variants of TensorRT."""
 
 _Part = TypeVar("_Part")
 

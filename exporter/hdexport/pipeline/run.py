@@ -179,7 +179,7 @@ def _write_graphs(
     progress.step("Lowering for ONNX Runtime")
     request = GraphRequest(options.precision, manifest.num_layers, options.ffn_chunk)
     lowered = [target.write(portable, directory, request) for target in targets_named([ONNX, *options.targets])]
-    if options.ffn_chunk is not None and options.engines.flavours:
+    if options.ffn_chunk is not None and options.engines.variants:
         progress.result("--ffn-chunk is for ONNX Runtime; engines compute feed-forward networks whole.")
     engines = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
     engine_builder.write_kernels(directory, manifest=manifest, progress=progress)

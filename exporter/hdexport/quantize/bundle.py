@@ -63,9 +63,9 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
         texts=texts.source,
         count=len(texts.ids),
         tokens=tokens,
-        products=len(used),
-        kept_float=tuple(sorted(kept)),
-        worst_cosine=cosine,
+        int8_weights=len(used),
+        float_weights=tuple(sorted(kept)),
+        min_cosine=cosine,
     )
     progress.result(
         f"int8: {len(used)} of {len(products)} weights, calibrated with {len(texts.ids)} texts, {texts.source}; "

@@ -126,7 +126,7 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]
         if readers := [entry.name for entry in on_gpu if graph.lowering in entry.lowerings[:1]]:
             files.append((graph.file, graph, None, readers))
     for built in bundle.manifest.engines:
-        files.append((built.file, None, built, [entry.name for entry in on_gpu if entry.flavour == built.flavour]))
+        files.append((built.file, None, built, [entry.name for entry in on_gpu if entry.variant == built.variant]))
     found: list[GraphSet] = []
     reasons: list[str | None] = []
     for name, lowered, engine, readers in files:

@@ -112,14 +112,14 @@ class Reference:
         first; the first token, one inside and the last are marked; the first third is a prompt, which is not pooled;
         and tokens attend to all but the last quarter."""
         place = np.arange(length)
-        bound = next((spec.bound for spec in self._module.inputs if spec.role is Role.MARKS), None)
+        bound = next((spec.bound for spec in self._module.inputs if spec.role is Role.GLOBAL_ATTENTION_MASK), None)
         marked = np.zeros(length, np.int64)
         marked[[0, length // 3, length - 1][:bound]] = 1
         return {
             Role.IDS: self.text(row, length),
             Role.MASK: np.ones(length, np.int64),
             Role.TOKEN_TYPES: (place >= (length + 1) // 2).astype(np.int64),
-            Role.MARKS: marked,
+            Role.GLOBAL_ATTENTION_MASK: marked,
             Role.POOLED: (place >= length // 3).astype(np.int64),
             Role.ATTENDED: (place < length - length // 4).astype(np.int64),
         }

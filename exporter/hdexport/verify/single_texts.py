@@ -89,7 +89,13 @@ def single_text_runner(bundle: Bundle, graph: onnx_ir.Model) -> Callable[..., di
         ids = np.concatenate([np.full(padding, pad, np.int64), text])[np.newaxis]
         # The first token stands for tokens that a caller may mark; a single text has tokens of one type.
         first, real = (places == padding).astype(np.int64), (places >= padding).astype(np.int64)
-        known = {Role.IDS: ids, Role.MASK: real, Role.MARKS: first, Role.POOLED: real, Role.ATTENDED: real}
+        known = {
+            Role.IDS: ids,
+            Role.MASK: real,
+            Role.GLOBAL_ATTENTION_MASK: first,
+            Role.POOLED: real,
+            Role.ATTENDED: real,
+        }
         feeds = {
             spec.name: state_at_start(spec, rows=1, memory=bundle.manifest.least_memory)
             if spec.role is Role.MEMORY

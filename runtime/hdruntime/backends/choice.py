@@ -65,7 +65,7 @@ def open_runner(
         return bundle, _opened(chosen, bundle, asked), _ASKED
     asked = asked._replace(machine=machine or this_machine(gpu.device))
     if rebuild and asked.on.gpu is not None:
-        builders = [entry for entry in ([chosen] if chosen else backends()) if entry.flavour is not None]
+        builders = [entry for entry in ([chosen] if chosen else backends()) if entry.variant is not None]
         if builders:
             bundle = rebuilt_where_needed(bundle, builders, asked)
     if chosen is not None:

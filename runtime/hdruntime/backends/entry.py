@@ -184,8 +184,8 @@ class BackendEntry(abc.ABC):
 
     # Backends on a GPU.
 
-    flavour: ClassVar[str | None] = None
-    """Of the engines that it opens, as `EngineFile.flavour` names them; None where it opens graphs."""
+    variant: ClassVar[str | None] = None
+    """Of the engines that it opens, as `EngineFile.variant` names them; None where it opens graphs."""
 
     is_advised: ClassVar[bool] = True
     """Whether it is among the ways to use a GPU that a message lists."""
@@ -196,7 +196,7 @@ class BackendEntry(abc.ABC):
 
     def is_built_into(self, bundle: Bundle) -> bool:
         """Whether a bundle has something for it, so that ``auto`` tries it on a GPU."""
-        return self.flavour is None or any(engine.flavour == self.flavour for engine in bundle.manifest.engines)
+        return self.variant is None or any(engine.variant == self.variant for engine in bundle.manifest.engines)
 
     def steps(self, bundle: Bundle, machine: ThisMachine) -> list[str] | None:
         """Commands after which it gets further on this machine's GPU; None where it never runs on such a GPU."""

@@ -36,7 +36,7 @@ def rebuilt_where_needed(bundle: Bundle, entries: Sequence[BackendEntry], asked:
     possible = [entry for entry in entries if entry.builds_for(gpu.architecture)]
     buildable = [entry for entry in possible if entry.has_builder(asked.on)]
     if not buildable:
-        missing = " or ".join(dict.fromkeys(str(entry.flavour) for entry in possible))
+        missing = " or ".join(dict.fromkeys(str(entry.variant) for entry in possible))
         unsupported = f"{' or '.join(entry.name for entry in entries)} supports no GPU of {gpu.architecture}"
         why = f"{missing} is not installed" if missing else unsupported
         raise BackendUnavailableError(
@@ -93,11 +93,11 @@ def advice(entry: BackendEntry, bundle: Bundle, machine: ThisMachine) -> str:
 
 
 def ways(bundle: Bundle, machine: ThisMachine, *, have_failed: bool = False) -> list[str]:
-    """Lines that say how to use a machine's GPU: by an engine, of the bundle's own flavour if possible, and by a graph.
+    """Lines that say how to use a machine's GPU: by an engine, of the bundle's own variant if possible, and by a graph.
     With `have_failed`, backends that nothing speaks against are not among them: they were tried."""
     on_gpu = [entry for entry in backends() if entry.needs_gpu and entry.is_advised]
     own = [entry for entry in on_gpu if entry.is_built_into(bundle)]
-    if all(entry.steps(bundle, machine) is None for entry in own if entry.flavour is not None):
+    if all(entry.steps(bundle, machine) is None for entry in own if entry.variant is not None):
         own.insert(0, on_gpu[0])
     steps = {entry.name.value: entry.steps(bundle, machine) for entry in own}
     return ["To use the GPU:"] + [

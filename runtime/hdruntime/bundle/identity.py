@@ -16,7 +16,7 @@ def identity_of_bundle(manifest: Manifest) -> str:
     Engines, their kernels and the record of who built them are left out: they compute the same, and are rebuilt for
     another machine, which may continue the job.
     """
-    engine_files = {name for engine in manifest.engines for name in (engine.file, engine.passport)}
+    engine_files = {name for engine in manifest.engines for name in (engine.file, engine.metadata)}
     files = {
         name: record
         for name, record in manifest.files.items()

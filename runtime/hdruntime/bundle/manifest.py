@@ -26,7 +26,7 @@ AttentionScale = Literal["logn", "none"]
 Side = Literal["right", "left"]
 TokenizerSource = Literal["library", "file"]
 GraphDtype = Literal["float32", "float16", "bfloat16", "int8"]
-Flavour = Literal["tensorrt", "tensorrt_rtx"]
+TensorRtVariant = Literal["tensorrt", "tensorrt_rtx"]
 
 
 class Backend(str, Enum):
@@ -117,8 +117,8 @@ class Role(str, Enum):
     """[batch, tokens], int64: 1 for real tokens, 0 for padding."""
     TOKEN_TYPES = "token_types"
     """[batch, tokens], int64: which of a pair's texts a token is of."""
-    MARKS = "marks"
-    """[batch, tokens], int64: 1 for tokens that attention treats in a way of their own; see `InputSpec.bound`."""
+    GLOBAL_ATTENTION_MASK = "global_attention_mask"
+    """[batch, tokens], int64: 1 for tokens with global attention; see `InputSpec.bound`."""
     POOLED = "pooled"
     """[batch, tokens], int64: 1 for tokens that a sentence's vector is pooled of, 0 for tokens of its prompt."""
     ATTENDED = "attended"
@@ -177,12 +177,12 @@ class InputSpec(TensorSpec):
     Attributes:
         role: its purpose.
         default: its value if a caller omits it.
-        bound: of token types, their number, or None in bundles that do not say; of marks, the most that a row may have,
-            or None for any number; of a carried state with an axis ``memory``, the most that it may have; of one
-            [batch, 1] that counts the tokens of a document, the most with the call's own tokens. None for others: the
-            number of ids is `Manifest.vocab_size`.
-        fed_from: of a carried state, the output that it was in the call before, whose name is another: names in a graph
-            are unique. None for other roles.
+        bound: maximum, by role; None for other inputs. Token types: number of types, None in bundles that do not say.
+            Global attention mask: maximum of global tokens in a row, None for any number. Carried state with an axis
+            ``memory``: maximum size of the axis. Carried state [batch, 1] that counts the tokens of a document: maximum
+            of tokens, with the tokens of the call. The number of ids is `Manifest.vocab_size`.
+        fed_from: for a carried state, the output of the previous call that it is fed from; another name, because names
+            in a graph are unique. None for other roles.
     """
 
     role: Role
@@ -285,13 +285,13 @@ class Fp16Overflow:
     """The largest activation of a float16 graph, on text that was run in float32.
 
     Attributes:
-        largest: its magnitude; None if it was infinite or NaN.
-        limit: float16's largest number.
-        operator: operator of the graph's node that computes it.
-        node: that node's name.
-        module: of PyTorch's model, "encoder.layer.3.output.dense"; empty if it is unknown.
-        tokens: of each text.
-        text: the kind of the texts, "English text" or "random ids".
+        largest: magnitude of the activation; None if it was infinite or NaN.
+        limit: largest number of float16.
+        operator: operator of the node that computes the activation.
+        node: name of the node.
+        module: module of the PyTorch model, such as "encoder.layer.3.output.dense"; empty if it is unknown.
+        tokens: tokens of each text.
+        text: kind of the texts, "English text" or "random ids".
     """
 
     largest: float | None
@@ -308,20 +308,21 @@ class Int8Calibration:
     """The calibration of the int8 graphs, and its result.
 
     Attributes:
-        texts: the file's name, "English text" or "random ids".
+        texts: name of the file with the texts, "English text" or "random ids".
         count: number of texts.
-        tokens: of all of them together.
-        products: weights that are int8.
-        kept_float: names of weights of layers that are not, because the answers would differ too much.
-        worst_cosine: of other texts' answers with the float graph's.
+        tokens: tokens of all texts together.
+        int8_weights: number of weights that are int8.
+        float_weights: names of the linear layers' weights that stay in float, because int8 changes the outputs too
+            much.
+        min_cosine: smallest cosine between an output of the int8 graph and of the float graph, on other texts.
     """
 
     texts: str
     count: Size
     tokens: Size
-    products: Count
-    kept_float: tuple[str, ...]
-    worst_cosine: float
+    int8_weights: Count
+    float_weights: tuple[str, ...]
+    min_cosine: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,17 +339,17 @@ class EngineFile:
     """A TensorRT engine.
 
     Attributes:
-        passport: a JSON file beside it, see `hdruntime.backends.tensorrt.passport`.
-        flavour: ``tensorrt`` or ``tensorrt_rtx``, which built it.
-        version: of that package; an engine runs with the version that built it.
-        precision: of the graph's weights.
+        metadata: JSON file beside the engine; see `hdruntime.backends.tensorrt.engine_metadata`.
+        variant: TensorRT variant that built the engine.
+        version: version of the variant's package. Only this version runs an engine that is not version compatible.
+        precision: dtype of the graph's weights.
         architectures: GPU architectures that the engine runs on, e.g. ``sm89``.
-        version_compatible: whether later versions run it too, and TensorRT's lean runtime.
+        version_compatible: whether later versions and TensorRT's lean runtime run the engine, too.
     """
 
     file: str
-    passport: str
-    flavour: Flavour
+    metadata: str
+    variant: TensorRtVariant
     version: str
     precision: Dtype
     architectures: tuple[str, ...]

@@ -37,7 +37,7 @@ _FILLS_OF_ROLE = {
     Role.IDS: (Fill.REQUIRED,),
     Role.MASK: (Fill.ONES,),
     Role.TOKEN_TYPES: (Fill.ZEROS, Fill.AFTER_TOKEN),
-    Role.MARKS: (Fill.REQUIRED, Fill.ZEROS, Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN),
+    Role.GLOBAL_ATTENTION_MASK: (Fill.REQUIRED, Fill.ZEROS, Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN),
     Role.POOLED: (Fill.ONES,),
     Role.ATTENDED: (Fill.ONES,),
     Role.MEMORY: (Fill.ZEROS, Fill.ONES),
@@ -170,7 +170,7 @@ def _problems_of_input(spec: InputSpec, outputs: Iterable[TensorSpec]) -> Iterat
     if (spec.default.token_id is None) == (spec.default.fill in _FILLS_BY_TOKEN):
         yield f".default.token_id is {spec.default.token_id} for the fill {spec.default.fill.value}"
     counts = spec.role is Role.MEMORY and spec.shape == ("batch", 1)
-    is_bounded = spec.role in (Role.TOKEN_TYPES, Role.MARKS) or spec.has_memory_axis or counts
+    is_bounded = spec.role in (Role.TOKEN_TYPES, Role.GLOBAL_ATTENTION_MASK) or spec.has_memory_axis or counts
     if spec.bound is not None and not is_bounded:
         yield (
             f".bound is {spec.bound}; only token types, marks, memories of tokens, and memories that count them have a "

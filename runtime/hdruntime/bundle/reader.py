@@ -173,7 +173,7 @@ def _named_files(manifest: Manifest) -> list[str]:
     """Every file that the manifest refers to."""
     named = [graph.file for graph in manifest.graphs]
     for engine in manifest.engines:
-        named += [engine.file, engine.passport]
+        named += [engine.file, engine.metadata]
     if manifest.tokenizer is not None:
         named.append(manifest.tokenizer.file)
     return named

@@ -20,7 +20,7 @@ class GpuOptions:
             outputs; the least recently used graph is dropped first.
         kernel_specialization: when TensorRT-RTX compiles kernels for the shapes of batches: ``lazy`` in the background,
             ``eager`` at once, ``none`` never; None is ``lazy``, whose engine stays on the GPU until the process ends.
-            Other flavours refuse it.
+            Other variants refuse it.
     """
 
     device: int = 0

@@ -23,7 +23,7 @@ BUILD_WITH_MEMORY = (
 
 _MEANINGS = {
     Role.MASK: "1 for real tokens and 0 for padding",
-    Role.MARKS: "1 for global tokens and 0 for all others",
+    Role.GLOBAL_ATTENTION_MASK: "1 for global tokens and 0 for all others",
     Role.POOLED: "1 for tokens that are pooled and 0 for a prompt's",
     Role.ATTENDED: "1 for tokens that other tokens attend to and 0 for tokens that only attend",
 }
@@ -92,7 +92,7 @@ def inputs_of_texts(encodings: Sequence[Encoding], manifest: Manifest, *, memory
 
 def surely_fit(encodings: Sequence[Encoding], manifest: Manifest) -> bool:
     """Whether :func:`check_text` refuses none of these texts, by the quickest look; False where it may."""
-    marks = manifest.input_of(Role.MARKS)
+    marks = manifest.input_of(Role.GLOBAL_ATTENTION_MASK)
     if marks is not None and marks.default.fill is Fill.UNTIL_TOKEN:
         return False
     for role in (Role.IDS, Role.TOKEN_TYPES) if _reads_types_of_texts(manifest) else (Role.IDS,):
@@ -120,7 +120,7 @@ def check_text(encoding: Encoding, manifest: Manifest) -> None:
 
 def check_texts_for_marks(texts: Sequence[Encoding], manifest: Manifest) -> None:
     """Refuse texts without default marks: their question is not found, or is too long."""
-    spec = manifest.input_of(Role.MARKS)
+    spec = manifest.input_of(Role.GLOBAL_ATTENTION_MASK)
     if spec is None or spec.default.fill is not Fill.UNTIL_TOKEN:
         return
     for index, text in enumerate(texts):
@@ -144,7 +144,7 @@ def _filled_inputs(given: Mapping[str, AnyArray], manifest: Manifest, *, memory:
     for spec in manifest.inputs:
         value = mask if spec.name == manifest.mask else given.get(spec.name)
         filled[spec.name] = _default(spec, ids, mask, memory) if value is None else value
-        if spec.role is Role.MARKS:
+        if spec.role is Role.GLOBAL_ATTENTION_MASK:
             _check_marks(spec, filled[spec.name], mask)
         elif spec.role is Role.MEMORY and not spec.has_memory_axis and spec.bound is not None:
             _check_document(spec.name, filled[spec.name], mask, spec.bound)
@@ -204,7 +204,7 @@ def _read(value: object, spec: InputSpec) -> AnyArray:
     return _integers(
         value,
         spec.name,
-        may_be_boolean=is_mask or spec.role in (Role.MARKS, Role.POOLED, Role.ATTENDED),
+        may_be_boolean=is_mask or spec.role in (Role.GLOBAL_ATTENTION_MASK, Role.POOLED, Role.ATTENDED),
         may_be_float=is_mask,
     )
 

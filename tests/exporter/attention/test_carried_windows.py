@@ -284,7 +284,7 @@ def test_a_verification_finds_a_memory_that_is_ignored(across, tmp_path: Path) -
 def test_an_engine_is_built(half, tmp_path: Path, impl: AttentionImpl) -> None:
     """For other lengths and another memory than the traced ones, 37 and 23."""
     engines = EngineOptions(
-        flavours=(Backend.TENSORRT_RTX,),
+        variants=(Backend.TENSORRT_RTX,),
         attention_impl=impl,
         profiles=profiles_from_options(half.manifest.max_len, profiles="100,300", batch="1:3:8"),
         architectures=("sm86",),

@@ -135,7 +135,7 @@ def own_answer(bundle: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -
 def test_question_answering_marks_the_question_as_hugging_face_does(tiny_bundles) -> None:
     bundle = tiny_bundles("longformer", "question-answering")
     question = marked_input(Default(fill=Fill.UNTIL_TOKEN, token_id=SEPARATOR_ID), bound=64)
-    assert bundle.manifest.input_of(Role.MARKS) == question
+    assert bundle.manifest.input_of(Role.GLOBAL_ATTENTION_MASK) == question
     input_ids = np.random.default_rng(1).integers(SEPARATOR_ID + 1, VOCAB_SIZE, (3, 90))
     attention_mask = np.ones_like(input_ids)
     # Hugging Face wants exactly three separators, as <s> question </s></s> context </s> has.
@@ -168,7 +168,7 @@ def marked_input(default: Default, *, bound: int) -> InputSpec:
         name="global_attention_mask",
         dtype="int64",
         shape=("batch", "tokens"),
-        role=Role.MARKS,
+        role=Role.GLOBAL_ATTENTION_MASK,
         default=default,
         bound=bound,
     )

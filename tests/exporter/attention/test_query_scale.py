@@ -284,7 +284,7 @@ def test_a_window_that_leaves_queries_as_they_are_is_warned_of(
 def test_an_engine_is_built_from_it_and_rebuilt(tiny_bundles, tmp_path: Path, precision: str) -> None:
     bundle = tiny_bundles("bert", precision=precision, attention_scale="logn", **HEADS_OF_32)
     profiles = profiles_from_options(300, profiles="50,300", batch="1:3:8")
-    engines = EngineOptions(flavours=(Backend.TENSORRT_RTX,), profiles=profiles, architectures=("sm86",))
+    engines = EngineOptions(variants=(Backend.TENSORRT_RTX,), profiles=profiles, architectures=("sm86",))
     manifest = rebuild(RebuildOptions(bundle=bundle.path, output=tmp_path / "rebuilt", engines=engines))
     assert manifest.positions == bundle.manifest.positions
     assert manifest.positions.attention_scale == "logn"

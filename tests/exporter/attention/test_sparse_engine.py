@@ -111,7 +111,7 @@ def test_an_engine_is_built(
     bundle = tiny_bundles(model_type, precision=precision, max_len=MAX_LEN, attention=spec, **sizes)
     output = tmp_path / "bundle"
     engines = EngineOptions(
-        flavours=(Backend.TENSORRT_RTX,),
+        variants=(Backend.TENSORRT_RTX,),
         attention_impl=AttentionImpl.PLUGIN if plugins else AttentionImpl.NATIVE,
         profiles=PROFILES,
         # That there are kernels for every GPU of an engine is tested with the kernels.
@@ -126,6 +126,6 @@ def test_an_engine_is_built(
     assert {profile.memory for profile in engine.profiles} == {(1, MEMORY, MEMORY) if remembers else None}
     assert engine.profiles == with_memory(PROFILES, most=MEMORY if remembers else 0)
     assert (output / engine.file).stat().st_size > 10_000
-    assert json.loads((output / engine.passport).read_text())["plugins"] == plugins
+    assert json.loads((output / engine.metadata).read_text())["plugins"] == plugins
     kernels = {Path(name).name for name in manifest.files if name.startswith("kernels/")}
     assert {name.partition("-")[0] for name in kernels} == set(plugins)

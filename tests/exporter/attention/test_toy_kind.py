@@ -73,7 +73,7 @@ def test_it_is_built_and_verified_with_an_engine(bundle: Path, built: subprocess
     assert 7 in manifest["verification"]["graphs"]["model.onnx"]["tokens"]
     assert manifest["attention"] == [{"kind": "every_kth", "step": 3, "layers": 2}]
     assert manifest["operators"] == {}
-    assert [engine["flavour"] for engine in manifest["engines"]] == ["tensorrt_rtx"]
+    assert [engine["variant"] for engine in manifest["engines"]] == ["tensorrt_rtx"]
     assert {node.domain for node in onnx.load(bundle / "model.onnx", load_external_data=False).graph.node} == {""}
 
 

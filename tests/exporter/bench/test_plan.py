@@ -47,7 +47,7 @@ def copied(bundle: Path, to: Path, **changes: Any) -> Path:
     for engine in manifest.engines:
         (to / engine.file).parent.mkdir(exist_ok=True)
         (to / engine.file).write_bytes(b"no engine")
-        (to / engine.passport).write_text("{}")
+        (to / engine.metadata).write_text("{}")
     seal(to, manifest)
     return to
 

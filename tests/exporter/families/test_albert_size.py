@@ -11,7 +11,7 @@ import transformers
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.build import EngineOptions
-from hdexport.graph.targets.registry import chosen_targets, flavours_of
+from hdexport.graph.targets.registry import chosen_targets, variants_of
 from hdexport.graph.targets.tensorrt.profiles import profiles_from_options
 from hdruntime.bundle.manifest import Manifest
 
@@ -53,7 +53,7 @@ def test_weights_and_engine_hold_one_layer(checkpoint, tmp_path, precision: str,
             max_len=MAX_LEN,
             precision=precision,
             engines=EngineOptions(
-                flavours=flavours_of(chosen_targets(["tensorrt-rtx"])),
+                variants=variants_of(chosen_targets(["tensorrt-rtx"])),
                 profiles=profiles_from_options(MAX_LEN, one_profile=family.shares_layers),
             ),
             verify=None,

@@ -197,4 +197,4 @@ def test_a_tensorrt_rtx_engine_is_built_of_local_and_global_layers(
         profiles=profiles_from_options(FAR["max_len"], profiles="100,4200", batch="1:3:4"),
         precision="float16",
     )
-    assert json.loads((tmp_path / engine.passport).read_text())["plugins"] == plugins
+    assert json.loads((tmp_path / engine.metadata).read_text())["plugins"] == plugins

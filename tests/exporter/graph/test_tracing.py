@@ -74,7 +74,7 @@ class _Remembers(GraphModule):
 
     def __init__(self) -> None:
         zeros, tokens = Default(fill=Fill.ZEROS), ("batch", "tokens")
-        topics = InputSpec(name="topics", dtype="int64", shape=tokens, role=Role.MARKS, default=zeros)
+        topics = InputSpec(name="topics", dtype="int64", shape=tokens, role=Role.GLOBAL_ATTENTION_MASK, default=zeros)
         memory = InputSpec(
             name="memory", dtype="float32", shape=MEMORY, role=Role.MEMORY, default=zeros, fed_from="new_memory"
         )

@@ -53,8 +53,8 @@ def test_answers_are_near_the_float_graphs(quantized, model_type: str, options) 
     path = quantized(model_type, **options)
     record = open_bundle(path).manifest.int8
     assert record is not None
-    assert record.products == len(int8_weights(path))
-    assert record.products + len(record.kept_float) >= 6
+    assert record.int8_weights == len(int8_weights(path))
+    assert record.int8_weights + len(record.float_weights) >= 6
     ids = np.random.default_rng(3).integers(5, open_bundle(path).manifest.vocab_size, (3, 40))
     exact = hdruntime.load(path, backend="onnxruntime", threads=1)(input_ids=ids)
     found = hdruntime.load(path, backend="onnxruntime", threads=1, precision="int8")(input_ids=ids)

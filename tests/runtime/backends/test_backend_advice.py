@@ -40,8 +40,8 @@ INSTALL = {
 
 ENGINE = EngineFile(
     file="engines/it.engine",
-    passport="engines/it.json",
-    flavour="tensorrt",
+    metadata="engines/it.json",
+    variant="tensorrt",
     version="11.4.0",
     precision="float16",
     architectures=("sm86",),
@@ -52,7 +52,7 @@ BUNDLED = {
     "tensorrt": (ENGINE,),
     "version-compatible": (dataclasses.replace(ENGINE, version_compatible=True),),
     "of a newer version": (dataclasses.replace(ENGINE, version="12.0.0", version_compatible=True),),
-    "tensorrt_rtx": (dataclasses.replace(ENGINE, flavour="tensorrt_rtx", architectures=("sm80", "sm86", "sm89")),),
+    "tensorrt_rtx": (dataclasses.replace(ENGINE, variant="tensorrt_rtx", architectures=("sm80", "sm86", "sm89")),),
 }
 GPUS = ["sm61", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
 
@@ -81,17 +81,17 @@ def follow(advice: str, bundle: Bundle, machine: ThisMachine) -> tuple[Bundle, T
     for command in advice.split(" && "):
         if command.startswith("hdexport rebuild"):
             words = shlex.split(command)
-            flavour = Backend(words[words.index("--target") + 1].replace("-", "_"))
-            version = machine.versions.get(flavour)
-            assert version is not None, f"{command}: {flavour.value} is not installed"
-            assert builds_for(flavour, machine.gpu.architecture), command
+            variant = Backend(words[words.index("--target") + 1].replace("-", "_"))
+            version = machine.versions.get(variant)
+            assert version is not None, f"{command}: {variant.value} is not installed"
+            assert builds_for(variant, machine.gpu.architecture), command
             of_rtx = [name for name in RTX_ARCHITECTURES if name not in RTX_ON_REQUEST]
             given = [f"sm{words[words.index('--sm') + 1]}"] if "--sm" in words else of_rtx
             engine = dataclasses.replace(
                 ENGINE,
-                flavour=flavour.value,
+                variant=variant.value,
                 version=version,
-                architectures=tuple(given) if flavour is Backend.TENSORRT_RTX else (machine.gpu.architecture,),
+                architectures=tuple(given) if variant is Backend.TENSORRT_RTX else (machine.gpu.architecture,),
                 version_compatible="--version-compatible" in words,
             )
             bundle = with_engines(bundle, engine)

@@ -47,7 +47,7 @@ def add_engine(path: Path, *, architectures: tuple[str, ...]) -> Bundle:
     """Add an engine that no TensorRT would load."""
     version = ADA.versions[Backend.TENSORRT_RTX]
     return simulated_tensorrt.add_engine(
-        path, PROFILES, flavour="tensorrt_rtx", version=version, architectures=architectures
+        path, PROFILES, variant="tensorrt_rtx", version=version, architectures=architectures
     )
 
 

@@ -19,7 +19,14 @@ IDS, MASK, TYPES = INPUTS
 REQUIRED, ZEROS, ONES = (Default(fill=fill) for fill in (Fill.REQUIRED, Fill.ZEROS, Fill.ONES))
 FIRST_TOKEN = Default(fill=Fill.FIRST_TOKEN)
 UNTIL, AFTER = (Default(fill=fill, token_id=3) for fill in (Fill.UNTIL_TOKEN, Fill.AFTER_TOKEN))
-MARKS = InputSpec(name="marks", dtype="int64", shape=("batch", "tokens"), role=Role.MARKS, default=FIRST_TOKEN, bound=4)
+MARKS = InputSpec(
+    name="marks",
+    dtype="int64",
+    shape=("batch", "tokens"),
+    role=Role.GLOBAL_ATTENTION_MASK,
+    default=FIRST_TOKEN,
+    bound=4,
+)
 MEMORY = InputSpec(
     name="memory", dtype="float32", shape=("batch", 1, 4, 4), role=Role.MEMORY, default=ZEROS, fed_from="left"
 )
@@ -60,7 +67,7 @@ def test_inputs_are_known_by_their_roles_not_their_names_or_places(manifest: Man
     found = read(manifest, names[TYPES], names[MASK], names[IDS])
     assert (found.ids, found.mask) == ("my ids", "my mask")
     assert found.input_of(Role.TOKEN_TYPES) == names[TYPES]
-    assert found.input_of(Role.MARKS) is None
+    assert found.input_of(Role.GLOBAL_ATTENTION_MASK) is None
 
 
 def test_there_may_be_several_memories(manifest: Manifest) -> None:

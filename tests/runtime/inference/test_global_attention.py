@@ -46,7 +46,7 @@ def marking_bundle(new_bundle: Callable[..., Path]) -> Callable[[Default], Path]
         plain = open_bundle(path).manifest
         write_echo(path / "model.onnx", OUTPUTS[task])
         marks = dataclasses.replace(
-            plain.inputs[1], name="global_attention_mask", role=Role.MARKS, default=default, bound=BOUND
+            plain.inputs[1], name="global_attention_mask", role=Role.GLOBAL_ATTENTION_MASK, default=default, bound=BOUND
         )
         outputs = tuple(TensorSpec(name=name, dtype="float32", shape=axes) for name, axes in OUTPUTS[task].items())
         changes = {"inputs": (*plain.inputs, marks), "outputs": outputs, "hidden_size": 1, "task": task}

@@ -72,7 +72,7 @@ class WindowSetup(Setup):
     @property
     def bound(self) -> int:
         """The most global tokens that a caller may mark in a text; 0 where none can be marked."""
-        return max((spec.bound or 0 for spec in self.inputs if spec.role is Role.MARKS), default=0)
+        return max((spec.bound or 0 for spec in self.inputs if spec.role is Role.GLOBAL_ATTENTION_MASK), default=0)
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """Windows around the layers, or the family's own."""
@@ -179,7 +179,7 @@ class WindowKind(AttentionKind):
     def read(self, record: WindowAttention, bundle: Bundle) -> WindowSetup:
         """The setup from the record and the inputs, which hold all of it."""
         manifest = bundle.manifest
-        inputs = tuple(spec for spec in manifest.inputs if spec.role in (Role.MARKS, Role.MEMORY))
+        inputs = tuple(spec for spec in manifest.inputs if spec.role in (Role.GLOBAL_ATTENTION_MASK, Role.MEMORY))
         carried = CallStates(manifest.memories) if manifest.memories else None
         return WindowSetup(is_own=record.converted is None, inputs=inputs, window=record.converted, carried=carried)
 
@@ -309,7 +309,7 @@ def _marks(subject: Subject, max_global: int | None) -> InputSpec:
         name="global_attention_mask",
         dtype="int64",
         shape=("batch", "tokens"),
-        role=Role.MARKS,
+        role=Role.GLOBAL_ATTENTION_MASK,
         default=default,
         # More rows than the longest text has tokens are more than an engine overwrites.
         bound=min(max_global or bound, subject.max_len),

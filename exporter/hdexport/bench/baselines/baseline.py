@@ -281,7 +281,7 @@ class Texts:
         tokens = rows.shape[1]
         # The runtime adds the other inputs: masks of ones, token types of zeros, its default of global tokens.
         manifest = self._bundle.manifest
-        mask = manifest.input_of(Role.MARKS)
+        mask = manifest.input_of(Role.GLOBAL_ATTENTION_MASK)
         if mask is not None and mask.default.token_id is not None:
             rows[:, min(_QUESTION_TOKENS, mask.bound or _QUESTION_TOKENS, tokens - 1)] = mask.default.token_id
         # Baselines run sequences without a memory cache.

@@ -232,9 +232,9 @@ def _native_backends(bundle: Bundle, machine: ThisMachine) -> list[BackendEntry]
         for entry in entries
         if lowerings.intersection(entry.lowerings) and (machine.gpu is not None or not entry.needs_gpu)
     ]
-    flavours: list[str] = [engine.flavour for engine in bundle.manifest.engines]
-    of_engines = [entry for entry in entries if entry.flavour in flavours and entry.is_advised]
-    of_engines.sort(key=lambda entry: flavours.index(str(entry.flavour)))
+    variants: list[str] = [engine.variant for engine in bundle.manifest.engines]
+    of_engines = [entry for entry in entries if entry.variant in variants and entry.is_advised]
+    of_engines.sort(key=lambda entry: variants.index(str(entry.variant)))
     return [*of_graphs, *of_engines]
 
 

@@ -62,14 +62,14 @@ def chosen_targets(names: Sequence[str]) -> tuple[Target, ...]:
 
 def graph_targets(chosen: Sequence[Target]) -> tuple[str, ...]:
     """Names of those that write graphs."""
-    return tuple(target.name for target in chosen if target.flavour is None)
+    return tuple(target.name for target in chosen if target.variant is None)
 
 
-def flavours_of(chosen: Sequence[Target]) -> tuple[Backend, ...]:
-    """Flavours of those that build engines."""
-    flavours = tuple(target.flavour for target in chosen if target.flavour is not None)
-    logger.info("engines to build: %s", ", ".join(flavour.value for flavour in flavours) or "none")
-    return flavours
+def variants_of(chosen: Sequence[Target]) -> tuple[Backend, ...]:
+    """Variants of those that build engines."""
+    variants = tuple(target.variant for target in chosen if target.variant is not None)
+    logger.info("engines to build: %s", ", ".join(variant.value for variant in variants) or "none")
+    return variants
 
 
 def targets_named(names: Sequence[str]) -> list[Target]:

@@ -105,7 +105,7 @@ class Target:
 
     # Engines.
 
-    flavour: ClassVar[Backend | None] = None
+    variant: ClassVar[Backend | None] = None
     """Of the engines that it builds; None where it writes graphs."""
 
     # Verification.

@@ -32,7 +32,7 @@ _OLDEST_OF_TENSORRT = 75
 
 
 class EngineBackend(BackendEntry):
-    """A flavour of TensorRT, which opens the engines that the same flavour has built."""
+    """A variant of TensorRT, which opens the engines that the same variant has built."""
 
     needs_gpu = True
     in_text: ClassVar[str]
@@ -59,17 +59,17 @@ class EngineBackend(BackendEntry):
                 hint="Leave it out, or use the backend onnxruntime_cuda.",
             )
         from hdruntime.backends.tensorrt import runner
-        from hdruntime.backends.tensorrt.passport import older_driver, read_passport
+        from hdruntime.backends.tensorrt.engine_metadata import older_driver, read_engine_metadata
 
         engine, _ = self._best_engine(bundle, asked.on)
         assert engine is not None
-        remark = older_driver(read_passport(bundle, engine), asked.on)
+        remark = older_driver(read_engine_metadata(bundle, engine), asked.on)
         if remark is not None:
             logger.warning("%s: %s", engine.file, remark)
         return runner.TensorRtRunner(bundle, engine, backend=self.name, gpu=asked.gpu)
 
     def differences(self, engine: EngineFile, machine: ThisMachine) -> tuple[str, ...]:
-        """Why it cannot run an engine of its flavour on a machine; () if it can."""
+        """Why it cannot run an engine of its variant on a machine; () if it can."""
         reasons = []
         if machine.driver is None:
             reasons.append("there is no NVIDIA driver here")
@@ -126,9 +126,9 @@ class EngineBackend(BackendEntry):
 
     def _best_engine(self, bundle: Bundle, machine: ThisMachine) -> tuple[EngineFile | None, tuple[str, ...]]:
         """The engine with the fewest reasons against it, and these reasons."""
-        engines = [engine for engine in bundle.manifest.engines if engine.flavour == self.flavour]
+        engines = [engine for engine in bundle.manifest.engines if engine.variant == self.variant]
         if not engines:
-            return None, (f"the bundle has no {self.flavour} engine",)
+            return None, (f"the bundle has no {self.variant} engine",)
         reasons = {engine: self.differences(engine, machine) for engine in engines}
         best = min(engines, key=lambda engine: len(reasons[engine]))
         return best, reasons[best]
@@ -141,7 +141,7 @@ class EngineBackend(BackendEntry):
                 f"{self.in_text} runs version-compatible engines only, and it was not built with --version-compatible"
             ]
         if engine.version_compatible and version_numbers(here) < version_numbers(engine.version):
-            built_by = next(entry.in_text for entry in BACKENDS if entry.name.value == engine.flavour)
+            built_by = next(entry.in_text for entry in BACKENDS if entry.name.value == engine.variant)
             return [f"it was built by {built_by} {engine.version}, and {here} here is older"]
         if not engine.version_compatible and here != engine.version:
             return [f"it was built by {self.in_text} {engine.version}, and {here} is installed here"]
@@ -152,7 +152,7 @@ class TensorRtBackend(EngineBackend):
     """TensorRT, which builds engines on the GPU that they are for."""
 
     name = Backend.TENSORRT
-    flavour = "tensorrt"
+    variant = "tensorrt"
     library = in_text = "TensorRT"
     rank = 10
     package = "tensorrt"
@@ -170,7 +170,7 @@ class TensorRtRtxBackend(EngineBackend):
     """TensorRT-RTX, which builds engines without a GPU."""
 
     name = Backend.TENSORRT_RTX
-    flavour = "tensorrt_rtx"
+    variant = "tensorrt_rtx"
     library = in_text = "TensorRT-RTX"
     rank = 20
     package = "tensorrt_rtx"
@@ -202,7 +202,7 @@ class TensorRtLeanBackend(EngineBackend):
     """TensorRT's lean runtime, which runs version-compatible engines of TensorRT and builds none."""
 
     name = Backend.TENSORRT_LEAN
-    flavour = "tensorrt"
+    variant = "tensorrt"
     library = "TensorRT lean runtime"
     in_text = "TensorRT's lean runtime"
     rank = 30

@@ -1,4 +1,4 @@
-"""A bundle's engine, deserialised by its flavour of TensorRT and checked against the bundle's manifest."""
+"""A bundle's engine, deserialised by its variant of TensorRT and checked against the bundle's manifest."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LoadedEngine:
     """An engine, ready to create execution contexts.
 
     Attributes:
-        trt: the flavour's module.
+        trt: the variant's module.
         config: runtime configuration of execution contexts.
         cache: TensorRT-RTX's runtime cache, else None.
         inputs: name -> axes, and the type in the engine; carried states last.
@@ -136,7 +136,7 @@ def load_engine(
         OutOfMemoryError: the GPU has too little memory for the engine.
         BundleCorruptError: the engine differs from the manifest.
     """
-    trt = _load_flavour(backend)
+    trt = _load_variant(backend)
     log, trt_logger = log_of(trt)
     log.take_errors()
     take_plugin_errors()
@@ -178,7 +178,7 @@ def _error(doing: str, messages: tuple[str, ...]) -> BackendError:
     return BackendError(f"{doing}: {text}", hint="Rebuild the engine for this machine, or use the backend onnxruntime.")
 
 
-def _load_flavour(backend: Backend) -> ModuleType:
+def _load_variant(backend: Backend) -> ModuleType:
     if backend is Backend.TENSORRT_RTX:
         provide_library_link()
     try:

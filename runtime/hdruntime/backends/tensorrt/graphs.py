@@ -2,7 +2,7 @@
 
 TensorRT-RTX can capture graphs by itself, but captures again whenever an address changes, and input and output buffers
 alternate between batches here; nor can its graphs be counted, bounded, or compared with a run without them. So all
-flavours use these graphs. TensorRT-RTX with lazy compilation replaces kernels between runs and uses none.
+variants use these graphs. TensorRT-RTX with lazy compilation replaces kernels between runs and uses none.
 """
 
 from __future__ import annotations

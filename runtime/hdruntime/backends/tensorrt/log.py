@@ -45,7 +45,7 @@ class TensorRtLog:
 
 @functools.cache
 def log_of(trt: ModuleType) -> tuple[TensorRtLog, Any]:
-    """The log of a flavour, and its TensorRT logger: one per process, because a flavour keeps its first logger."""
+    """The log of a variant, and its TensorRT logger: one per process, because a variant keeps its first logger."""
     log = TensorRtLog()
 
     class Logger(trt.ILogger):  # type: ignore[name-defined]

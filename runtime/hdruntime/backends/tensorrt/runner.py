@@ -1,4 +1,4 @@
-"""Engines of TensorRT's flavours behind the interface of `hdruntime.backends.Runner`."""
+"""Engines of TensorRT's variants behind the interface of `hdruntime.backends.Runner`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class TensorRtRunner(GpuRunner[EngineModel]):
     """An engine on a GPU; see `GpuRunner`.
 
-    The engine is one that this machine can run; the backend is the flavour that built it, or ``Backend.TENSORRT_LEAN``
+    The engine is one that this machine can run; the backend is the variant that built it, or ``Backend.TENSORRT_LEAN``
     for version-compatible engines. An engine that would pad some batches so far that their answers change is refused.
     """
 

@@ -26,8 +26,8 @@ from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_gra
 from hdexport.graph.targets.tensorrt.packages import (
     EngineTarget,
     architectures_from_option,
-    load_flavour,
     load_polygraphy,
+    load_variant,
 )
 from hdexport.graph.targets.tensorrt.profiles import profiles_from_options, with_memory
 from hdexport.graph.targets.tensorrt.target import TensorRtTarget
@@ -93,7 +93,7 @@ def built(onnx_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
 @needs_rtx
 def test_an_engine_is_built_with_a_profile_a_bucket(built: Built, onnx_path: Path) -> None:
     assert built.engine.file == "engines/float16.engine"
-    assert built.engine.passport == "engines/float16.json"
+    assert built.engine.metadata == "engines/float16.json"
     assert built.engine.profiles == profiles_from_options(_POSITIONS, profiles="17,64,256", batch="1:2:4")
     assert _files(built.folder) == ["engines/float16.engine", "engines/float16.json"]
     weights = onnx_path.with_name("model.onnx.data")
@@ -101,26 +101,26 @@ def test_an_engine_is_built_with_a_profile_a_bucket(built: Built, onnx_path: Pat
 
 
 @needs_rtx
-def test_the_passport_says_what_the_engine_is_and_comes_from(built: Built, onnx_path: Path) -> None:
-    trt, engine = load_flavour(Backend.TENSORRT_RTX), built.engine
-    passport = json.loads((built.folder / engine.passport).read_text())
+def test_the_metadata_says_what_the_engine_is_and_comes_from(built: Built, onnx_path: Path) -> None:
+    trt, engine = load_variant(Backend.TENSORRT_RTX), built.engine
+    metadata = json.loads((built.folder / engine.metadata).read_text())
     weights = onnx_path.with_name("model.onnx.data")
-    assert passport["flavour"] == engine.flavour == "tensorrt_rtx"
-    assert passport["version"] == engine.version == trt.__version__
-    assert passport["precision"] == "float16"
-    assert tuple(passport["architectures"]) == engine.architectures == ("sm89", "sm120")
-    assert [profile["tokens"] for profile in passport["profiles"]] == [
+    assert metadata["variant"] == engine.variant == "tensorrt_rtx"
+    assert metadata["version"] == engine.version == trt.__version__
+    assert metadata["precision"] == "float16"
+    assert tuple(metadata["architectures"]) == engine.architectures == ("sm89", "sm120")
+    assert [profile["tokens"] for profile in metadata["profiles"]] == [
         list(profile.tokens) for profile in engine.profiles
     ]
-    assert {tuple(profile["batch"]) for profile in passport["profiles"]} == {(1, 2, 4)}
-    assert {profile["memory"] for profile in passport["profiles"]} == {None}
-    assert passport["plugins"] == {}
-    assert passport["engine_sha256"] == hashlib.sha256((built.folder / engine.file).read_bytes()).hexdigest()
-    assert passport["onnx_sha256"] == {
+    assert {tuple(profile["batch"]) for profile in metadata["profiles"]} == {(1, 2, 4)}
+    assert {profile["memory"] for profile in metadata["profiles"]} == {None}
+    assert metadata["plugins"] == {}
+    assert metadata["engine_sha256"] == hashlib.sha256((built.folder / engine.file).read_bytes()).hexdigest()
+    assert metadata["onnx_sha256"] == {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (onnx_path, weights)
     }
-    assert passport["built_on"]["driver"] == gpu.driver_version()
-    assert set(passport["built_on"]) == {"platform", "driver", "gpu", "date"}
+    assert metadata["built_on"]["driver"] == gpu.driver_version()
+    assert set(metadata["built_on"]) == {"platform", "driver", "gpu", "date"}
 
 
 @needs_rtx
@@ -133,8 +133,8 @@ def test_windowed_layers_are_plugin_layers_only_if_requested(
     # TensorRT-RTX checks shapes at the best ones alone: none of these is a window's or a block's length.
     profiles = profiles_from_options(_POSITIONS, profiles="37,101,251", batch="1:2:3")
     engine = _build(path, tmp_path, profiles=profiles)
-    passport = json.loads((tmp_path / engine.passport).read_text())
-    assert passport["plugins"] == ({"SlidingWindowAttention": plugins} if plugins else {})
+    metadata = json.loads((tmp_path / engine.metadata).read_text())
+    assert metadata["plugins"] == ({"SlidingWindowAttention": plugins} if plugins else {})
     # The name of a plugin's field, which the engine must hold to make the plugin again.
     assert (b"global_bound" in (tmp_path / engine.file).read_bytes()) == (plugins > 0)
 
@@ -195,7 +195,7 @@ def test_a_build_for_other_gpus_asks_for_no_cache_of_timings_on_this_machines(
     def refuse(config: Any, content: bytes) -> None:
         raise AssertionError("there is no such GPU")
 
-    monkeypatch.setattr(load_flavour(Backend.TENSORRT_RTX).IBuilderConfig, "create_timing_cache", refuse)
+    monkeypatch.setattr(load_variant(Backend.TENSORRT_RTX).IBuilderConfig, "create_timing_cache", refuse)
     assert _build(onnx_path, tmp_path, profiles=profiles_from_options(8), architectures=["sm89"]).file
 
 
@@ -229,8 +229,8 @@ def test_the_tokens_of_a_memory_have_sizes_of_their_own(remembering: Path, tmp_p
     profiles = with_memory(profiles_from_options(99, profiles="17,99", batch="1:2:3"), most=50)
     engine = _build(remembering, tmp_path, profiles=profiles, precision="float32")
     assert [profile.memory for profile in engine.profiles] == [(1, 50, 50)] * 2
-    passport = json.loads((tmp_path / engine.passport).read_text())
-    assert [profile["memory"] for profile in passport["profiles"]] == [[1, 50, 50]] * 2
+    metadata = json.loads((tmp_path / engine.metadata).read_text())
+    assert [profile["memory"] for profile in metadata["profiles"]] == [[1, 50, 50]] * 2
 
 
 @needs_rtx
@@ -361,7 +361,7 @@ def test_a_package_that_does_not_load_is_distinguished_from_a_missing_one(monkey
 
     monkeypatch.setattr("hdexport.graph.targets.tensorrt.packages.require", fail)
     with pytest.raises(EngineError, match=r"tensorrt_rtx is installed but does not load: libnvinfer.*\n.*doctor"):
-        load_flavour(Backend.TENSORRT_RTX)
+        load_variant(Backend.TENSORRT_RTX)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")

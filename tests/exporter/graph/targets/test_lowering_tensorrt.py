@@ -17,7 +17,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
-from hdexport.graph.targets.tensorrt.packages import load_flavour
+from hdexport.graph.targets.tensorrt.packages import load_variant
 from hdexport.graph.targets.tensorrt.plugin_nodes import block_index_use_of, own_shapes, plugin_nodes
 from hdplugins.attention.plugin_spec import BlockIndexUse
 from hdruntime.bundle.manifest import Backend
@@ -202,7 +202,7 @@ def _builds_fused(layer: Layer, tmp_path: Path) -> bool:
     """Whether TensorRT-RTX, which builds the lowered graph, sees an attention layer in it."""
     pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX builds engines without a GPU; not installed")
     # Through hdexport, or plugins would be out of reach for the tests that follow in this process.
-    trt = load_flavour(Backend.TENSORRT_RTX)
+    trt = load_variant(Backend.TENSORRT_RTX)
     path = tmp_path / "lowered.onnx"
     ir.save(native_graph(layer, dtype=layer.dtype), path)
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))

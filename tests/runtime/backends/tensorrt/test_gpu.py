@@ -33,7 +33,7 @@ COSINE = 0.999
 
 
 @pytest.fixture(scope="module", params=["tensorrt", "tensorrt_rtx"])
-def flavour(request: pytest.FixtureRequest) -> Backend:
+def variant(request: pytest.FixtureRequest) -> Backend:
     for package in (request.param, "cuda", "torch", "triton"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"the package {package} is not installed")
@@ -41,14 +41,14 @@ def flavour(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture(scope="module", params=[None, "window:16"], ids=["dense", "window"])
-def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(request: pytest.FixtureRequest, variant: Backend, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdruntime.bundle.manifest import Task
     from support.tiny_models import save_tiny_model
 
-    folder = tmp_path_factory.mktemp(flavour.value)
+    folder = tmp_path_factory.mktemp(variant.value)
     # Fused attention needs a head_dim of at least 32.
     save_tiny_model(
         folder / "model", "bert", Task.FEATURE_EXTRACTION, hidden_size=64, num_attention_heads=2, intermediate_size=96
@@ -60,13 +60,13 @@ def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: p
             max_len=MAX_LEN,
             precision="float16",
             attention=attention_from_spec(request.param),
-            engines=EngineOptions(flavours=(flavour,), profiles=PROFILES),
+            engines=EngineOptions(variants=(variant,), profiles=PROFILES),
             verify=None,
         )
     )
     built = open_bundle(folder / "bundle")
     if gpus()[0].architecture not in built.manifest.engines[0].architectures:
-        pytest.skip(f"{flavour.value} has no engines for GPUs of {gpus()[0].architecture}")
+        pytest.skip(f"{variant.value} has no engines for GPUs of {gpus()[0].architecture}")
     return built
 
 
@@ -94,15 +94,15 @@ def case(bundle: Bundle) -> CaseMaker:
 
 
 @pytest.fixture
-def new_runner(bundle: Bundle, flavour: Backend) -> Iterator[RunnerMaker]:
+def new_runner(bundle: Bundle, variant: Backend) -> Iterator[RunnerMaker]:
     """Make a runner: (graphs="on" | "off", or None for the defaults)."""
     opened: list[TensorRtRunner] = []
 
     def make(graphs: str | None) -> TensorRtRunner:
-        eager = flavour is Backend.TENSORRT_RTX and graphs == "on"
+        eager = variant is Backend.TENSORRT_RTX and graphs == "on"
         options = {"graphs": graphs, "kernel_specialization": "eager" if eager else None} if graphs else {}
         gpu = GpuOptions(**options)
-        opened.append(TensorRtRunner(bundle, bundle.manifest.engines[0], backend=flavour, gpu=gpu))
+        opened.append(TensorRtRunner(bundle, bundle.manifest.engines[0], backend=variant, gpu=gpu))
         return opened[-1]
 
     yield make
@@ -207,9 +207,9 @@ def test_closing_frees_all_memory(case: CaseMaker, new_runner: RunnerMaker) -> N
 
 
 def test_the_runtime_cache_of_tensorrt_rtx_is_written_and_read(
-    bundle: Bundle, flavour: Backend, case: CaseMaker, new_runner: RunnerMaker, caplog: pytest.LogCaptureFixture
+    bundle: Bundle, variant: Backend, case: CaseMaker, new_runner: RunnerMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if flavour is not Backend.TENSORRT_RTX:
+    if variant is not Backend.TENSORRT_RTX:
         pytest.skip("only TensorRT-RTX has a runtime cache")
     for _ in range(2):
         runner = new_runner(None)

@@ -163,7 +163,7 @@ def test_memory_too_short_for_a_graph_leaves_the_shape_without_one(machine: Mach
 def test_tensorrt_rtx_uses_graphs_if_kernels_stay(new_machine: MachineMaker) -> None:
     for specialization in ["eager", "none"]:
         with named_case(specialization):
-            machine = new_machine(flavour="tensorrt_rtx")
+            machine = new_machine(variant="tensorrt_rtx")
             runner = machine.runner(graphs="on", kernel_specialization=specialization)
             assert run_times(machine, runner, 3) == [0, 2, 1]
 
@@ -171,7 +171,7 @@ def test_tensorrt_rtx_uses_graphs_if_kernels_stay(new_machine: MachineMaker) -> 
 def test_tensorrt_rtx_uses_no_graphs_if_kernels_are_replaced(
     new_machine: MachineMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine = new_machine(flavour="tensorrt_rtx")
+    machine = new_machine(variant="tensorrt_rtx")
     machine.device.elapsed_ms = ENQUEUE_BOUND_MS
     with caplog.at_level(logging.INFO):
         assert run_times(machine, machine.runner(), 4) == [0] * 4
@@ -183,7 +183,7 @@ def test_tensorrt_rtx_uses_no_graphs_if_kernels_are_replaced(
 def test_an_engine_of_tensorrt_rtx_that_cannot_be_captured_is_not(
     new_machine: MachineMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine = new_machine(flavour="tensorrt_rtx")
+    machine = new_machine(variant="tensorrt_rtx")
     machine.trt.trouble["uncapturable"] = "yes"
     runner = machine.runner(graphs="on", kernel_specialization="eager")
     assert run_times(machine, runner, 4) == [0] * 4

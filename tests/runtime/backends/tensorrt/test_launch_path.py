@@ -62,7 +62,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bundle]:
 
 def runner_of(bundle: Bundle, **options: Any) -> TensorRtRunner:
     engine = bundle.manifest.engines[0]
-    return TensorRtRunner(bundle, engine, backend=Backend(engine.flavour), gpu=GpuOptions(**options))
+    return TensorRtRunner(bundle, engine, backend=Backend(engine.variant), gpu=GpuOptions(**options))
 
 
 def check(batch: dict[str, np.ndarray], found: Any) -> None:

@@ -74,7 +74,7 @@ def test_plugins_that_tensorrt_creates_with_a_context_find_their_kernels(
 
 
 def test_closing_does_not_wait_for_threads_that_compile_and_log(new_machine: MachineMaker) -> None:
-    machine = new_machine(flavour="tensorrt_rtx")
+    machine = new_machine(variant="tensorrt_rtx")
     for options in ({}, {"kernel_specialization": "eager"}):
         runner = machine.runner(**options)
         machine.run(runner, new_batch(2, 20))
@@ -103,12 +103,12 @@ def test_version_compatible_engines_run_on_the_lean_runtime(new_machine: Machine
     machine.run(runner, new_batch(2, 40))
 
 
-def test_without_its_package_a_flavour_names_the_command(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for flavour in ["tensorrt", "tensorrt_rtx"]:
-        with named_case(flavour):
-            monkeypatch.setitem(sys.modules, flavour, None)
-            with pytest.raises(MissingDependencyError, match=f"'{flavour}', which is not installed.\n.*pip install"):
-                machine.runner(backend=Backend(flavour))
+def test_without_its_package_a_variant_names_the_command(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variant in ["tensorrt", "tensorrt_rtx"]:
+        with named_case(variant):
+            monkeypatch.setitem(sys.modules, variant, None)
+            with pytest.raises(MissingDependencyError, match=f"'{variant}', which is not installed.\n.*pip install"):
+                machine.runner(backend=Backend(variant))
 
 
 def test_without_cuda_python_a_driver_or_the_gpu_the_error_gives_advice(

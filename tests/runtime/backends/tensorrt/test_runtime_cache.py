@@ -20,7 +20,7 @@ from hdruntime.constants import RUNTIME_CACHE_SUFFIX
 
 @pytest.fixture
 def machine(new_machine: MachineMaker) -> Machine:
-    return new_machine(flavour="tensorrt_rtx")
+    return new_machine(variant="tensorrt_rtx")
 
 
 def cache_files(folder: Path) -> list[Path]:
@@ -44,8 +44,8 @@ def test_kernels_are_kept_beside_the_engine_for_the_next_session(machine: Machin
     assert compiled(machine) == {"2x32", "2x64"}
 
 
-def test_sessions_without_new_shapes_and_other_flavours_write_nothing(new_machine: MachineMaker) -> None:
-    unused, other = new_machine(flavour="tensorrt_rtx"), new_machine()
+def test_sessions_without_new_shapes_and_other_variants_write_nothing(new_machine: MachineMaker) -> None:
+    unused, other = new_machine(variant="tensorrt_rtx"), new_machine()
     unused.runner().close()
     runner = other.runner()
     other.run(runner, new_batch(2, 20))

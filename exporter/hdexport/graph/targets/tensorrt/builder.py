@@ -22,9 +22,9 @@ from hdexport.graph.targets.tensorrt.packages import EngineTarget, load_polygrap
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugin_class import take_plugin_errors
 from hdplugins.tensorrt.plugins import plugins_with_kernels
+from hdruntime.backends.tensorrt.engine_metadata import BuiltOn, EngineMetadata
 from hdruntime.backends.tensorrt.log import log_of
-from hdruntime.backends.tensorrt.passport import BuiltOn, Passport
-from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Flavour, ProfileShape
+from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, ProfileShape, TensorRtVariant
 from hdruntime.bundle.reader import sha256_of_file
 from hdruntime.errors import EngineError
 from hdruntime.gpu.driver import driver_version, gpus
@@ -39,8 +39,8 @@ _PROFILE_COMPLAINT = re.compile(r"values for profile (\d+) violate shape constra
 _NO_FUSED_ATTENTION = "Attention operation was not supported by a dedicated kernel"
 
 
-_PASSPORT_VERSION = 2
-"""Of the keys of a passport."""
+_METADATA_VERSION = 2
+"""Version of the keys of the engine metadata."""
 
 
 def build_engine(
@@ -55,12 +55,12 @@ def build_engine(
     kernels: Path | None = None,
     progress: Progress | None = None,
 ) -> EngineFile:
-    """Build an engine and write it with its passport, each whole or not at all.
+    """Build an engine and write it with its metadata, each whole or not at all.
 
     Args:
         onnx_path: a graph lowered by `tensorrt_graph`, weights beside it. Its inputs' first axis is the batch, an axis
             called memory that of carried states, and another without a size the tokens.
-        destination: the engine's file; the passport gets the same name with ``.json``.
+        destination: the engine's file; the metadata gets the same name with ``.json``.
         bundle: directory that contains ``destination``, to which the paths in the result are relative.
         precision: of the graph's weights, e.g. ``float16``: recorded, not set, because the network is strongly typed.
         version_compatible: build a TensorRT engine that later versions and TensorRT's lean runtime also run. The lean
@@ -81,7 +81,7 @@ def build_engine(
             version_compatible=version_compatible,
             monitor=watch.as_monitor(target.trt),
         )
-        is_rtx = target.flavour is Backend.TENSORRT_RTX
+        is_rtx = target.variant is Backend.TENSORRT_RTX
         try:
             serialized, plugins = serialize(user_allocation=is_rtx)
         except EngineError as refusal:
@@ -90,17 +90,17 @@ def build_engine(
             # TensorRT may refuse the graph with either option: that error is raised here.
             serialized, plugins = serialize(user_allocation=False)
             logger.warning("The engine cannot be captured into CUDA graphs. %s", refusal)
-    passport = Passport(
+    metadata = EngineMetadata(
         plugins=plugins,
         engine_sha256=hashlib.sha256(serialized).hexdigest(),
         onnx_sha256=onnx_hashes(onnx_path),
         built_on=built_here(),
     )
-    passport_path = destination.with_suffix(".json")
+    metadata_path = destination.with_suffix(".json")
     engine = EngineFile(
         file=destination.relative_to(bundle).as_posix(),
-        passport=passport_path.relative_to(bundle).as_posix(),
-        flavour=cast(Flavour, target.flavour.value),  # `EngineTarget` takes no other
+        metadata=metadata_path.relative_to(bundle).as_posix(),
+        variant=cast(TensorRtVariant, target.variant.value),  # `EngineTarget` takes no other
         version=target.trt.__version__,
         precision=precision,
         architectures=target.architectures,
@@ -109,7 +109,7 @@ def build_engine(
     )
     destination.parent.mkdir(parents=True, exist_ok=True)
     write_whole(destination, serialized)
-    write_passport(passport, engine, passport_path)
+    write_engine_metadata(metadata, engine, metadata_path)
     return engine
 
 
@@ -128,7 +128,7 @@ def _serialize(
     With ``user_allocation``, an engine of TensorRT-RTX allocates nothing when it runs, without which its stream cannot
     be captured (TensorRT-RTX's notes on CUDA graphs).
     """
-    backend = load_polygraphy(target.flavour)
+    backend = load_polygraphy(target.variant)
     log, trt_logger = log_of(target.trt)
     # Errors of an earlier build.
     log.take_errors()
@@ -163,7 +163,7 @@ def _serialize(
 
 
 def _plugins(target: EngineTarget, kernels: Path | None) -> AbstractContextManager[None]:
-    if target.flavour is Backend.TENSORRT:
+    if target.variant is Backend.TENSORRT:
         return plugins_with_kernels(target.trt, kernels)
     if provide_library_link():
         return plugins_with_kernels(target.trt, None)
@@ -299,7 +299,7 @@ def onnx_hashes(path: Path) -> dict[str, str]:
     return {name: sha256_of_file(path.parent / name) for name in (path.name, *sorted(locations))}
 
 
-def write_passport(passport: Passport, engine: EngineFile, path: Path) -> None:
-    """Write the JSON, whole or not at all: the passport, and the manifest's facts but for the names of files."""
-    facts = {key: value for key, value in asdict(engine).items() if key not in ("file", "passport")}
-    write_whole(path, json.dumps({"passport_version": _PASSPORT_VERSION, **asdict(passport), **facts}, indent=2) + "\n")
+def write_engine_metadata(metadata: EngineMetadata, engine: EngineFile, path: Path) -> None:
+    """Write the JSON, whole or not at all: the metadata, and the manifest's facts but for the names of files."""
+    facts = {key: value for key, value in asdict(engine).items() if key not in ("file", "metadata")}
+    write_whole(path, json.dumps({"metadata_version": _METADATA_VERSION, **asdict(metadata), **facts}, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The flavours of TensorRT: which of them can build on this machine, for which GPUs, each with its own Polygraphy."""
+"""The variants of TensorRT: which of them can build on this machine, for which GPUs, each with its own Polygraphy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hdruntime.errors import EngineError, HdexportError, InputError
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.optional import require
 
-_FLAVOURS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
+_VARIANTS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
 
 _NO_ARCHITECTURE = ("NONE", "CURRENT")
 """Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
@@ -24,25 +24,25 @@ _NO_ARCHITECTURE = ("NONE", "CURRENT")
 _KERNELS_ALONE = "Kernels for ONNX Runtime alone are --target onnx."
 
 
-def load_flavour(flavour: Backend) -> ModuleType:
-    """Import a flavour of TensorRT that can build on this machine.
+def load_variant(variant: Backend) -> ModuleType:
+    """Import a variant of TensorRT that can build on this machine.
 
     Raises:
         MissingDependencyError: the package is not installed; the message gives the command that installs it.
         EngineError: the package does not load, or it needs a GPU and finds none.
     """
-    assert flavour in _FLAVOURS, flavour
-    if flavour is Backend.TENSORRT_RTX:
+    assert variant in _VARIANTS, variant
+    if variant is Backend.TENSORRT_RTX:
         provide_library_link()
     try:
-        trt = require(flavour.value)
+        trt = require(variant.value)
     except HdexportError:
         raise
     except (ImportError, OSError) as error:
         raise EngineError(
-            f"The package {flavour.value} is installed but does not load: {error}", hint="See: hdexport doctor"
+            f"The package {variant.value} is installed but does not load: {error}", hint="See: hdexport doctor"
         ) from error
-    if flavour is Backend.TENSORRT and not gpus():
+    if variant is Backend.TENSORRT and not gpus():
         driver = driver_version()
         raise EngineError(
             "TensorRT times its kernels on the GPU it builds for, and CUDA sees no GPU here "
@@ -53,17 +53,17 @@ def load_flavour(flavour: Backend) -> ModuleType:
 
 
 @functools.lru_cache(maxsize=1)
-def load_polygraphy(flavour: Backend) -> ModuleType:
-    """Polygraphy's TensorRT backend, bound to a flavour.
+def load_polygraphy(variant: Backend) -> ModuleType:
+    """Polygraphy's TensorRT backend, bound to a variant.
 
-    Polygraphy binds itself to one flavour when it is imported. A change of flavour imports Polygraphy again,
+    Polygraphy binds itself to one variant when it is imported. A change of variant imports Polygraphy again,
     so that one command can build engines for both.
     """
     for name in [name for name in sys.modules if name.partition(".")[0] == "polygraphy"]:
         del sys.modules[name]
     require("polygraphy")
     config: Any = importlib.import_module("polygraphy.config")
-    config.USE_TENSORRT_RTX = flavour is Backend.TENSORRT_RTX
+    config.USE_TENSORRT_RTX = variant is Backend.TENSORRT_RTX
     return importlib.import_module("polygraphy.backend.trt")
 
 
@@ -92,11 +92,11 @@ class EngineTarget:
         architectures: architectures of the GPUs that the engine runs on.
     """
 
-    def __init__(self, flavour: Backend, restricted_to: Sequence[str] = ()) -> None:
-        self.flavour = flavour
+    def __init__(self, variant: Backend, restricted_to: Sequence[str] = ()) -> None:
+        self.variant = variant
         self.restricted_to = tuple(restricted_to)
-        self.trt = load_flavour(flavour)
-        self.architectures = self._of_this_gpu() if flavour is Backend.TENSORRT else self._of_tensorrt_rtx()
+        self.trt = load_variant(variant)
+        self.architectures = self._of_this_gpu() if variant is Backend.TENSORRT else self._of_tensorrt_rtx()
 
     def _of_this_gpu(self) -> tuple[str, ...]:
         if self.restricted_to:

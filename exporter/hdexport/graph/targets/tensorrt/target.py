@@ -16,19 +16,19 @@ class TensorRtTarget(Target):
 
     name = "tensorrt"
     help = "tensorrt adds an engine for this machine's GPU"
-    backend = flavour = Backend.TENSORRT
+    backend = variant = Backend.TENSORRT
 
     def require(self) -> None:
         """Engines are refused where they are built."""
 
     def is_possible(self) -> bool:
-        """Whether the flavour can build on this machine."""
+        """Whether the variant can build on this machine."""
         from hdexport.graph.targets.tensorrt import packages
 
         try:
-            packages.load_flavour(self.flavour)
+            packages.load_variant(self.variant)
         except HdexportError as error:
-            logger.info("no %s engine can be built here. %s", self.flavour.value, error)
+            logger.info("no %s engine can be built here. %s", self.variant.value, error)
             return False
         return True
 
@@ -38,7 +38,7 @@ class TensorRtRtxTarget(TensorRtTarget):
 
     name = "tensorrt-rtx"
     help = "tensorrt-rtx adds one for GeForce, RTX and A100"
-    backend = flavour = Backend.TENSORRT_RTX
+    backend = variant = Backend.TENSORRT_RTX
 
 
 TARGETS = (TensorRtTarget(), TensorRtRtxTarget())

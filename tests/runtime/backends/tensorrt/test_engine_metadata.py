@@ -14,7 +14,7 @@ from hdplugins.tensorrt.link import provide_library_link
 from hdruntime.backends.entry import ThisMachine
 from hdruntime.backends.registry import this_machine
 from hdruntime.backends.tensorrt.backend import BACKENDS
-from hdruntime.backends.tensorrt.passport import older_driver, read_passport
+from hdruntime.backends.tensorrt.engine_metadata import older_driver, read_engine_metadata
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BundleCorruptError
@@ -23,8 +23,8 @@ from support.comparators import named_case
 
 ENGINE = EngineFile(
     file="engines/tensorrt_rtx.engine",
-    passport="engines/tensorrt_rtx.json",
-    flavour="tensorrt_rtx",
+    metadata="engines/tensorrt_rtx.json",
+    variant="tensorrt_rtx",
     version="1.7.1.116",
     precision="float16",
     architectures=("sm86", "sm89"),
@@ -32,8 +32,8 @@ ENGINE = EngineFile(
 )
 ADA = Gpu(name="NVIDIA L4", architecture="sm89", memory_bytes=24 * 2**30)
 MACHINE = ThisMachine(gpu=ADA, driver="580.65.06", versions={Backend.TENSORRT_RTX: "1.7.1.116"})
-PASSPORT = {
-    "passport_version": 2,
+METADATA = {
+    "metadata_version": 2,
     "plugins": {"SlidingWindowAttention": 6},
     "engine_sha256": "00",
     "onnx_sha256": {"tensorrt.onnx": "11"},
@@ -82,25 +82,25 @@ def test_a_version_compatible_engine_runs_on_later_versions_and_the_lean_runtime
     for version_compatible, backend, here, runs in VERSIONS:
         with named_case(version_compatible, backend, here, runs):
             engine = dataclasses.replace(
-                ENGINE, flavour="tensorrt", version="11.4.0.106", version_compatible=version_compatible
+                ENGINE, variant="tensorrt", version="11.4.0.106", version_compatible=version_compatible
             )
             machine = dataclasses.replace(MACHINE, versions={backend: here})
             assert (differences(engine, backend, machine) == ()) is runs
 
 
-def test_a_passport_is_read_and_an_older_driver_remarked(sealed: Callable[..., Bundle]) -> None:
-    passport = read_passport(sealed(), ENGINE)
-    assert passport.plugins == {"SlidingWindowAttention": 6}
+def test_engine_metadata_is_read_and_an_older_driver_noted(sealed: Callable[..., Bundle]) -> None:
+    metadata = read_engine_metadata(sealed(), ENGINE)
+    assert metadata.plugins == {"SlidingWindowAttention": 6}
     for driver in ("575.51.03", "580.65.06", None):
-        assert older_driver(passport, dataclasses.replace(MACHINE, driver=driver)) is None
+        assert older_driver(metadata, dataclasses.replace(MACHINE, driver=driver)) is None
     for driver in ("575.9", "99.1"):
-        assert "575.51.03" in str(older_driver(passport, dataclasses.replace(MACHINE, driver=driver)))
+        assert "575.51.03" in str(older_driver(metadata, dataclasses.replace(MACHINE, driver=driver)))
 
 
-@pytest.mark.parametrize("text", ["", json.dumps(PASSPORT | {"built_on": {}}), "[" * 10_000])
-def test_a_malformed_passport_is_refused(sealed: Callable[..., Bundle], text: str) -> None:
+@pytest.mark.parametrize("text", ["", json.dumps(METADATA | {"built_on": {}}), "[" * 10_000])
+def test_malformed_engine_metadata_is_refused(sealed: Callable[..., Bundle], text: str) -> None:
     with pytest.raises(BundleCorruptError, match=r"tensorrt_rtx\.json cannot be read: .*\nRebuild the bundle"):
-        read_passport(sealed(text), ENGINE)
+        read_engine_metadata(sealed(text), ENGINE)
 
 
 def test_versions_are_those_of_the_installed_packages() -> None:
@@ -112,12 +112,12 @@ def test_versions_are_those_of_the_installed_packages() -> None:
 
 @pytest.fixture
 def sealed(bundle_path: Path) -> Callable[..., Bundle]:
-    """Make a bundle with a file in place of the engine, and its passport with this text."""
+    """Make a bundle with a file in place of the engine, and its metadata with this text."""
 
-    def make(text: str = json.dumps(PASSPORT)) -> Bundle:
+    def make(text: str = json.dumps(METADATA)) -> Bundle:
         (bundle_path / "engines").mkdir()
         (bundle_path / ENGINE.file).write_text("no engine")
-        (bundle_path / ENGINE.passport).write_text(text)
+        (bundle_path / ENGINE.metadata).write_text(text)
         seal(bundle_path, dataclasses.replace(open_bundle(bundle_path).manifest, engines=(ENGINE,)))
         return open_bundle(bundle_path)
 
