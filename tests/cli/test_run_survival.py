@@ -145,7 +145,7 @@ def has_committed_more(output: Path, process: Fork) -> Callable[[], bool]:
 
 
 def kept_rows(output: Path) -> int:
-    """Rows of whole portions, and those that are done of the next one."""
+    """Rows of whole shards, and those that are done of the next one."""
     try:
         saved = json.loads((output.parent / f".{output.name}.job" / "progress.json").read_text())
     except FileNotFoundError:

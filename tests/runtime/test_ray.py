@@ -25,9 +25,9 @@ import hdruntime
 from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.errors import BackendError, BundleError, HdexportError, InputError
 from hdruntime.jobs import Job, JobOptions, plan_job, run_job
-from hdruntime.jobs.portions import LocalPool, Portion, PortionResult, RowOptions, cut_portions
 from hdruntime.jobs.row_reader import row_maker
 from hdruntime.jobs.rows import Columns, Position, Row
+from hdruntime.jobs.shards import LocalPool, RowOptions, Shard, ShardResult, split_into_shards
 from hdruntime.ray import BundleMapper, RayPool
 from hdruntime.ray import pool as pool_module
 from hdruntime.ray.worker import JobWorker
@@ -104,24 +104,24 @@ def job_of(
     return plan_job(hdruntime.open_bundle(bundle_path), [rows], folder / output, options=options)
 
 
-def portions_of(texts: list[str], *, characters: int = 400) -> list[Portion]:
+def shards_of(texts: list[str], *, characters: int = 400) -> list[Shard]:
     row_of = row_maker(Columns())
     rows = (row_of({"text": text}, Position(row=number)) for number, text in enumerate(texts, start=1))
-    return list(cut_portions(rows, characters=characters))
+    return list(split_into_shards(rows, characters=characters))
 
 
-def results_in_one_process(bundle_path: Path, job: Job, portions: list[Portion]) -> list[tuple[Portion, PortionResult]]:
+def results_in_one_process(bundle_path: Path, job: Job, shards: list[Shard]) -> list[tuple[Shard, ShardResult]]:
     with hdruntime.load(bundle_path, threads=1) as session:
-        return list(LocalPool(session, job.task, options=job.options).map(iter(portions)))
+        return list(LocalPool(session, job.task, options=job.options).map(iter(shards)))
 
 
-def comparable(pairs: list[tuple[Portion, PortionResult]]) -> list[tuple[object, ...]]:
+def comparable(pairs: list[tuple[Shard, ShardResult]]) -> list[tuple[object, ...]]:
     """Rows, counts and results in order, vectors as their bits."""
 
     def bits(row: dict[str, Any]) -> dict[str, object]:
         return {**row, "embedding": None if row["embedding"] is None else row["embedding"].tobytes()}
 
-    return [(portion.rows, result.counts, list(map(bits, result.results))) for portion, result in pairs]
+    return [(shard.rows, result.counts, list(map(bits, result.results))) for shard, result in pairs]
 
 
 def workers() -> list[psutil.Process]:
@@ -149,13 +149,13 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_whatever_becomes_of_t
     """A worker is killed, another one later, and then a node is lost."""
     import ray
 
-    portions = portions_of(TEXTS)
-    assert len(portions) > 20
+    shards = shards_of(TEXTS)
+    assert len(shards) > 20
     drawn, killed = 0, []
 
-    def killing() -> Iterator[Portion]:
+    def killing() -> Iterator[Shard]:
         nonlocal drawn
-        for number, portion in enumerate(portions):
+        for number, shard in enumerate(shards):
             drawn += 1
             if number in (10, 15):
                 # One that was killed may still be there.
@@ -163,7 +163,7 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_whatever_becomes_of_t
                 os.kill(killed[-1], signal.SIGKILL)
             if number == 20:
                 two_nodes.remove_node(two_nodes.worker_nodes.copy().pop(), allow_graceful=False)
-            yield portion
+            yield shard
 
     got = []
     with RayPool(bundle_path, job) as pool:
@@ -179,44 +179,44 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_whatever_becomes_of_t
     assert len(killed) == 2
     # The worker of the lost node may be the one that was killed last, and is not there yet.
     assert caplog.text.count("a worker died and is replaced") in (2, 3)
-    expected = results_in_one_process(bundle_path, job, portions)
+    expected = results_in_one_process(bundle_path, job, shards)
     assert comparable(got) == comparable(expected)
     assert sum(result.counts.failed_rows for _, result in got) == len(TEXTS) / 3
-    # The comparison sees an exchanged pair of portions, and one that is there twice.
+    # The comparison sees an exchanged pair of shards, and one that is there twice.
     for wrong in ([got[1], got[0], *got[2:]], [*got, got[-1]]):
         assert comparable(wrong) != comparable(expected)
 
 
-def on_a_worker(bundle_path: Path, job: Job, portions: list[Portion]) -> list[tuple[Portion, PortionResult]]:
-    """What a worker makes of portions: in a task, whose process the next one reuses; each actor starts a new one."""
+def on_a_worker(bundle_path: Path, job: Job, shards: list[Shard]) -> list[tuple[Shard, ShardResult]]:
+    """What a worker makes of shards: in a task, whose process the next one reuses; each actor starts a new one."""
     import ray
 
-    def call(identity: str, options: JobOptions, rows: list[list[Row]]) -> list[PortionResult]:
+    def call(identity: str, options: JobOptions, rows: list[list[Row]]) -> list[ShardResult]:
         worker = JobWorker()
         worker.load(bundle_path, options, backend="auto", threads=1, identity=identity)
         return [worker.infer(each) for each in rows]
 
     identity = identity_of_bundle(hdruntime.open_bundle(bundle_path).manifest)
-    given = (identity, job.options, [portion.rows for portion in portions])
-    return list(zip(portions, ray.get(ray.remote(num_cpus=0)(call).remote(*given)), strict=True))
+    given = (identity, job.options, [shard.rows for shard in shards])
+    return list(zip(shards, ray.get(ray.remote(num_cpus=0)(call).remote(*given)), strict=True))
 
 
 def test_late_chunking_gives_on_a_worker_what_it_gives_in_one_process(
     cluster: Any, bundle_path: Path, tmp_path: Path
 ) -> None:
     job = job_of(bundle_path, TEXTS, tmp_path, options=JobOptions(late_chunking="tokens:4", overlap=3))
-    portions = portions_of(TEXTS)
-    got = on_a_worker(bundle_path, job, portions)
-    assert comparable(got) == comparable(results_in_one_process(bundle_path, job, portions))
+    shards = shards_of(TEXTS)
+    got = on_a_worker(bundle_path, job, shards)
+    assert comparable(got) == comparable(results_in_one_process(bundle_path, job, shards))
     assert sum(len(result.results) for _, result in got) > 2 * len(TEXTS)
 
 
 def test_streamed_rows_are_on_a_worker_what_they_are_in_one_process(cluster: Any, tmp_path: Path) -> None:
     bundle = make_streaming_bundle(tmp_path / "bundle")
     job = job_of(bundle, TEXTS, tmp_path, options=JobOptions(overflow=Overflow.RECUR, segment=4))
-    portions = portions_of(TEXTS)
-    got = on_a_worker(bundle, job, portions)
-    assert comparable(got) == comparable(results_in_one_process(bundle, job, portions))
+    shards = shards_of(TEXTS)
+    got = on_a_worker(bundle, job, shards)
+    assert comparable(got) == comparable(results_in_one_process(bundle, job, shards))
     too_long = TEXTS.count("long " * MAX_LEN)
     assert sum(result.counts.failed_rows for _, result in got) == len(TEXTS) / 3 - too_long
 
@@ -241,7 +241,7 @@ def test_workers_that_die_over_and_over_end_the_job_with_the_reason(
         pytest.raises(BackendError, match=f"{message}(.|\n)*--batch-tokens"),
         RayPool(bundle_path, job) as pool,
     ):
-        list(pool.map(iter(portions_of(TEXTS))))
+        list(pool.map(iter(shards_of(TEXTS))))
     wait_until(lambda: not workers())
 
 
@@ -307,8 +307,8 @@ def test_map_batches_adds_what_a_job_writes(
     assert table.column("error")[-1].as_py() == "Column 'text' is null; a string is required."
     # To the last bit, of the same batches.
     blocks = [TEXTS[start : start + BLOCK_ROWS] for start in range(0, len(TEXTS), BLOCK_ROWS)]
-    portions = [portions_of(block, characters=10**6)[0] for block in blocks]
-    expected = [row for _, done in results_in_one_process(bundle_path, job, portions) for row in done.results]
+    shards = [shards_of(block, characters=10**6)[0] for block in blocks]
+    expected = [row for _, done in results_in_one_process(bundle_path, job, shards) for row in done.results]
     for name in ("tokens", "error"):
         assert table.column(name).to_pylist()[:-1] == [row[name] for row in expected]
     vectors = [None if row["embedding"] is None else row["embedding"].tolist() for row in expected]

@@ -21,9 +21,9 @@ from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.jobs import JobOptions, plan_job, run_job
-from hdruntime.jobs.portions import LocalPool, Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress, RowCounts
 from hdruntime.jobs.rows import Row
+from hdruntime.jobs.shards import LocalPool, Shard, ShardResult
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")
@@ -48,28 +48,28 @@ def run(
 
 
 class WordPool:
-    """Does portions without a session: the vector of a text is made of its checksum, "nan" is a bad text.
+    """Does shards without a session: the vector of a text is made of its checksum, "nan" is a bad text.
 
     For tests that do not depend on the process that runs the rows.
     """
 
-    portion_characters = 2**17
+    shard_characters = 2**17
 
     def __init__(self, *, computes_beside: bool = False) -> None:
         self.computes_beside = computes_beside
 
-    def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
-        for portion in portions:
-            results = [_result(row) for row in portion.rows]
+    def map(self, shards: Iterator[Shard]) -> Generator[tuple[Shard, ShardResult], None, None]:
+        for shard in shards:
+            results = [_result(row) for row in shard.rows]
             errors = [result for result in results if result["error"] is not None]
             counts = RowCounts(
                 rows=len(results),
-                tokens=sum(len(row.text.split()) for row in portion.rows),
+                tokens=sum(len(row.text.split()) for row in shard.rows),
                 errors={"input": len(errors)} if errors else {},
                 first_error=str(errors[0]["error"]) if errors else None,
-                dropped_columns=sorted({name for row in portion.rows for name in row.dropped}),
+                dropped_columns=sorted({name for row in shard.rows for name in row.dropped}),
             )
-            yield portion, PortionResult(results=results, counts=counts)
+            yield shard, ShardResult(results=results, counts=counts)
 
 
 def _result(row: Row) -> dict[str, object]:

@@ -29,7 +29,7 @@ _LANE_OF_FILE: Mapping[str, str] = {
     "text/": TOKENIZING,
     "inference/": ANSWERS,
     "tasks/": ANSWERS,
-    "jobs/portions.py": ANSWERS,
+    "jobs/shards.py": ANSWERS,
     "jobs/vectors.py": ANSWERS,
     "backends/": COMPUTING,
     "jobs/": WRITING,

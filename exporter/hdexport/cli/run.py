@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
     from hdruntime.jobs import Job, JobOptions
-    from hdruntime.jobs.portions import JobPool
     from hdruntime.jobs.progress import JobProgress
+    from hdruntime.jobs.shards import JobPool
     from hdruntime.session import Session
 
 SUMMARY = "run a bundle over files of texts"
@@ -196,7 +196,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         choices=["float32", "float16", "int8", "uint8", "binary", "ubinary"],
         default="float32",
         help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range, of --ranges or of "
-        "the first portion of rows; binary and ubinary have one bit per dimension",
+        "the first shard of rows; binary and ubinary have one bit per dimension",
     )
     group.add_argument(
         "--ranges",
@@ -205,7 +205,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         type=Path,
         help="calibration ranges of int8 and uint8 embeddings: the output of an earlier job of that type, so that "
         "queries and documents have one scale, or a .npy file of float32 [2, dimensions] (default: each dimension's "
-        "range in the first portion of rows)",
+        "range in the first shard of rows)",
     )
     group.add_argument(
         "--max-active-dims",
@@ -302,7 +302,7 @@ def run(options: argparse.Namespace) -> int:
                     done = run_job(job, pool, on_progress=report.progress)
             else:
                 report.done_already(done)
-                job.place.upload()
+                job.destination.upload()
         except KeyboardInterrupt as stop:
             report.ended("stopped", f"stopped{_kept(job) or ': nothing was kept'}")
             return exit_code(stop)
@@ -317,7 +317,7 @@ def run(options: argparse.Namespace) -> int:
             explained = type(error)(f"{error}{_kept(job) if continues else ''}")
             report.ended("failed", str(explained))
             raise explained from error
-        has_column = not (options.skip_failed or job.place.format.is_matrix)
+        has_column = not (options.skip_failed or job.destination.format.is_matrix)
         report.ended("done", _failures(done, has_column=has_column))
     padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
     cut = f", {done.truncated_rows} truncated" if done.truncated_rows else ""
@@ -391,7 +391,7 @@ def _pool(
     bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport, session: Session | None
 ) -> Iterator[tuple[JobPool, str]]:
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
-    from hdruntime.jobs.portions import LocalPool
+    from hdruntime.jobs.shards import LocalPool
 
     if options.ray is not None:
         if options.rebuild:
@@ -440,7 +440,7 @@ def _chosen(options: argparse.Namespace, backend: Backend, reason: str) -> str:
 
 def _kept(job: Job) -> str:
     again = "the same command without --restart" if job.options.restart else "the same command"
-    kept = job.place.kept()
+    kept = job.destination.kept()
     return f"\n{kept}: {again} continues after them." if kept else ""
 
 

@@ -16,10 +16,10 @@ from hdruntime.folders import files_below, require_readable
 from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, RowFormat, format_of
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.kept_columns import kept_value
-from hdruntime.jobs.places import LocalFile, read_errors_explained
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import ID, Columns
 from hdruntime.jobs.saved_datasets import without_notes
+from hdruntime.jobs.sources import LocalFile, read_errors_explained
 
 logger = logging.getLogger(__name__)
 
@@ -68,18 +68,18 @@ def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[Na
     if unknown:
         shown = ", ".join(map(str, unknown[:_MOST_NAMES])) + (", ..." if len(unknown) > _MOST_NAMES else "")
         logger.warning("%d files below %s are not read: no texts have their endings: %s", len(unknown), folder, shown)
-    places = list(map(LocalFile, known))
-    if not places:
+    sources = list(map(LocalFile, known))
+    if not sources:
         raise InputError(
             f"{folder} holds no texts: no .txt, .md, .rst, .jsonl, .csv, .tsv, .parquet or .arrow file.",
             hint=f"Name another folder, or a file, with {option}.",
         )
-    for place in without_notes(places):
-        assert isinstance(place, LocalFile)
-        if _is_document(place.path):
-            yield NamedText(place.file.relative_to(folder).as_posix(), _document(place))
+    for source in without_notes(sources):
+        assert isinstance(source, LocalFile)
+        if _is_document(source.path):
+            yield NamedText(source.file.relative_to(folder).as_posix(), _document(source))
         else:
-            yield from _rows(place.file, columns)
+            yield from _rows(source.file, columns)
 
 
 def _texts_of_file(file: Path, columns: Columns) -> Iterator[NamedText]:
@@ -119,22 +119,22 @@ def _found(file: Path, columns: Columns) -> list[InputFile]:
         raise InputError(str(error).replace("--text-column", "--column")) from None
 
 
-def _document(place: LocalFile) -> str:
-    with read_errors_explained(place.name):
-        version = place.version()
-        file = InputFile(place=place, format=RowFormat.TEXT, version=version, types={}, partitions={})
+def _document(source: LocalFile) -> str:
+    with read_errors_explained(source.name):
+        version = source.version()
+        file = InputFile(source=source, format=RowFormat.TEXT, version=version, types={}, partitions={})
         with file.opened() as stream:
             content = stream.read(MAX_LINE_BYTES + 1)
     if len(content) > MAX_LINE_BYTES:
         raise InputError(
-            f"{place.name} has more than {MAX_LINE_BYTES} bytes, the maximum length of a text.",
+            f"{source.name} has more than {MAX_LINE_BYTES} bytes, the maximum length of a text.",
             hint="Split it into several files.",
         )
     try:
         return content.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{place.name} is not valid UTF-8: its byte {error.start + 1}, {error.reason}.",
+            f"{source.name} is not valid UTF-8: its byte {error.start + 1}, {error.reason}.",
             hint="Convert it (iconv -f latin1 -t utf8), or move it away.",
         ) from error
 

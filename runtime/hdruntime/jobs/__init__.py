@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 from hdruntime.jobs.job import Job, JobOptions, plan_job, run_job
-from hdruntime.jobs.portions import LocalPool, RowOptions
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.shards import LocalPool, RowOptions
 from hdruntime.jobs.vectors import VectorOptions

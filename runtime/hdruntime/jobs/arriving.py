@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from hdruntime.jobs.input_files import MAX_LINE_BYTES
-from hdruntime.jobs.places import Version, read_errors_explained
-from hdruntime.jobs.portions import Portion, cut_portions
 from hdruntime.jobs.rows import Row
+from hdruntime.jobs.shards import Shard, split_into_shards
+from hdruntime.jobs.sources import Version, read_errors_explained
 
 _READ_BYTES = 2**16
 """Read at a time: all that a pipe of Linux holds."""
@@ -26,17 +26,17 @@ _HEAD_BYTES = 2**20
 """Bytes that are read for the columns of the first rows, unless the first row is longer."""
 
 _HELD_BYTES_PER_CHARACTER = 4
-"""Bytes of input that are read ahead, per character of a portion: some portions."""
+"""Bytes of input that are read ahead, per character of a shard: some shards."""
 
 _FEWEST_CHARACTERS = 2**12
-"""Characters of the smallest portion that more rows wait behind: about a batch of 1024 tokens."""
+"""Characters of the smallest shard that more rows wait behind: about a batch of 1024 tokens."""
 
 _LEAST_SECONDS = 0.1
-"""Time for which a portion may run however little its rows may wait, so that portions have some batches."""
+"""Time for which a shard may run however little its rows may wait, so that shards have some batches."""
 
 _SHARE_OF_AGE = 0.5
-"""A portion may also run for this share of the time that its first row has waited: rows behind a long queue come in
-large portions, as those of a file do."""
+"""A shard may also run for this share of the time that its first row has waited: rows behind a long queue come in
+large shards, as those of a file do."""
 
 
 def standard_input_arrives() -> bool:
@@ -57,7 +57,7 @@ class _ReaderGoneError(Exception):
 
 
 class ArrivingInput:
-    """The standard input, read while it stays open; a place, see `hdruntime.jobs.places`.
+    """The standard input, read while it stays open; a source, see `hdruntime.jobs.sources`.
 
     Before `begin` it holds the first rows, which may be read any number of times; then all rows, once.
     """
@@ -165,8 +165,8 @@ class ArrivingInput:
 class _Lines:
     """An `ArrivingInput` as a stream of bytes, which closes nothing."""
 
-    def __init__(self, place: ArrivingInput) -> None:
-        self.read, self.readline = place.read, place.readline
+    def __init__(self, source: ArrivingInput) -> None:
+        self.read, self.readline = source.read, source.readline
 
     def seek(self, offset: int) -> None:
         assert offset == 0, "a standard input is read once, from its start"
@@ -177,21 +177,21 @@ class _Lines:
     def __exit__(self, *_: object) -> None: ...
 
 
-class ArrivingPortions(Iterator[Portion]):
-    """The portions of rows that come while earlier ones are run; a thread reads them.
+class ArrivingShards(Iterator[Shard]):
+    """The shards of rows that come while earlier ones are run; a thread reads them.
 
-    A portion ends where one of a file would, or earlier: when its first row has waited as long as it may (a row that
-    came while others were run does not wait again), and when it has so many characters that, at the pace of the portion
+    A shard ends where one of a file would, or earlier: when its first row has waited as long as it may (a row that
+    came while others were run does not wait again), and when it has so many characters that, at the pace of the shard
     before, it runs for as long as a row may wait.
 
     Args:
         rows: of the input, read by the thread.
-        place: the input.
-        characters: most of a portion.
+        source: the input.
+        characters: most of a shard.
     """
 
-    def __init__(self, rows: Iterator[Row], place: ArrivingInput, *, characters: int) -> None:
-        self._rows, self._place = rows, place
+    def __init__(self, rows: Iterator[Row], source: ArrivingInput, *, characters: int) -> None:
+        self._rows, self._source = rows, source
         self._queue: queue.SimpleQueue[tuple[Row, float] | BaseException | None] = queue.SimpleQueue()
         self._most_bytes = _HELD_BYTES_PER_CHARACTER * characters
         self._taken_bytes = 0
@@ -201,34 +201,34 @@ class ArrivingPortions(Iterator[Portion]):
         self._characters = 0
         self._begun = 0.0
         self._pace = 0.0
-        self._portions = cut_portions(self._arrived(), characters=characters)
+        self._shards = split_into_shards(self._arrived(), characters=characters)
         self._thread = threading.Thread(target=self._read_all, name="arriving-rows", daemon=True)
-        place.begin()
+        source.begin()
         self._thread.start()
 
-    def __next__(self) -> Portion:
+    def __next__(self) -> Shard:
         if self._characters:
             self._pace = self._characters / max(time.monotonic() - self._begun, 1e-6)
         self._oldest, self._characters = None, 0
-        portion = next(self._portions)
+        shard = next(self._shards)
         self._begun = time.monotonic()
-        return portion
+        return shard
 
     def stop(self) -> None:
-        """End the thread, and the portions."""
+        """End the thread, and the shards."""
         if not self._is_stopped:
             self._is_stopped = True
-            self._place.stop()
+            self._source.stop()
             self._room.set()
             self._queue.put(None)
             self._thread.join()
-            self._place.close()
+            self._source.close()
 
     def _arrived(self) -> Iterator[Row | None]:
         """The rows; None where those that came should wait no longer, or are enough."""
         most = 0.0
         while True:
-            wait = None if self._oldest is None else self._oldest + self._place.wait_seconds - time.monotonic()
+            wait = None if self._oldest is None else self._oldest + self._source.wait_seconds - time.monotonic()
             try:
                 item = self._queue.get(timeout=wait if wait is None else max(0.0, wait))
             except queue.Empty:
@@ -249,8 +249,8 @@ class ArrivingPortions(Iterator[Portion]):
                 yield None
 
     def _most_characters(self, age: float) -> float:
-        """Characters that end a portion whose first row has waited so many seconds."""
-        seconds = max(self._place.wait_seconds, _LEAST_SECONDS, _SHARE_OF_AGE * age)
+        """Characters that end a shard whose first row has waited so many seconds."""
+        seconds = max(self._source.wait_seconds, _LEAST_SECONDS, _SHARE_OF_AGE * age)
         return max(_FEWEST_CHARACTERS, self._pace * seconds)
 
     def _read_all(self) -> None:

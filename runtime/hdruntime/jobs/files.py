@@ -32,7 +32,7 @@ SAVED_FILE = "progress.json"
 RESULTS_FILE = "results"
 RANGES_FILE = "ranges.json"
 PART_FILE = "part"
-"""Rows of the portion that runs, see `hdruntime.jobs.part_file`."""
+"""Rows of the shard that runs, see `hdruntime.jobs.part_file`."""
 
 FINISHED_FILE = "finished"
 """The whole output, a file or a directory of files."""
@@ -130,7 +130,7 @@ class OpenFolder:
         return None if written is None else np.array(json.loads(self._content(RANGES_FILE, written)), np.float32)
 
     def part(self, saved: SavedPart) -> bytes:
-        """The rows of a portion that runs."""
+        """The rows of a shard that runs."""
         return self._content(PART_FILE, saved.file)
 
     def _content(self, name: str, written: Checksum) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hdruntime.jobs.input_files import InputFile
-from hdruntime.jobs.places import Version
+from hdruntime.jobs.sources import Version
 
 Identity = Mapping[str, object]
 """Name for messages -> value, as JSON gives it back."""
@@ -17,7 +17,7 @@ _OPAQUE = ("bundle", "columns of the output")
 
 def identity_of_inputs(files: Sequence[InputFile]) -> list[list[object]]:
     """Path or URL, size in bytes and modification time of each file, in order."""
-    return [[file.place.identity, file.version.size_bytes, file.version.modified] for file in files]
+    return [[file.source.identity, file.version.size_bytes, file.version.modified] for file in files]
 
 
 def difference(old: Identity, new: Identity) -> str | None:

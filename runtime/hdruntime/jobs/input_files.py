@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from hdruntime.errors import InputError
-from hdruntime.jobs.places import LocalFile, Place, Version, read_errors_explained
 from hdruntime.jobs.rows import Position
+from hdruntime.jobs.sources import LocalFile, Source, Version, read_errors_explained
 
 
 class RowFormat(str, Enum):
@@ -105,7 +105,7 @@ class InputFile:
         partitions: column -> value, from directories such as ``lang=en``.
     """
 
-    place: Place
+    source: Source
     format: RowFormat
     version: Version
     rows: int | None = None
@@ -115,7 +115,7 @@ class InputFile:
 
     @property
     def name(self) -> str:
-        return self.place.name
+        return self.source.name
 
     def bytes_before(self, offset: int) -> int:
         """Bytes of the file before an offset, which counts rows if `rows` is known; 0 in a compressed file, and in an
@@ -133,10 +133,10 @@ class InputFile:
     def version_now(self) -> Version:
         """The version of the file as it is now; an InputError if the file is missing."""
         with read_errors_explained(self.name):
-            return self.place.version()
+            return self.source.version()
 
     def _stream(self, offset: int) -> BinaryIO:
-        stream = self.place.opened()
+        stream = self.source.opened()
         if self._compression is None:
             stream.seek(offset)
             return stream
@@ -147,7 +147,7 @@ class InputFile:
 
     @property
     def _compression(self) -> str | None:
-        return _COMPRESSIONS.get(PurePosixPath(self.place.path.lower()).suffix)
+        return _COMPRESSIONS.get(PurePosixPath(self.source.path.lower()).suffix)
 
 
 def format_of(path: str) -> RowFormat | None:
@@ -257,11 +257,11 @@ def column_batches(file: InputFile, names: Sequence[str], *, start: int = 0) -> 
     with read_errors_explained(file.name):
         try:
             if file.format is RowFormat.ARROW:
-                with file.place.opened() as stream:
+                with file.source.opened() as stream:
                     batches = arrow_batches(stream, names)
                     yield from _from_row(start, _in_slices(batches))
             else:
-                with opened_parquet(file.place) as opened:
+                with opened_parquet(file.source) as opened:
                     yield from _batches(opened, names, start)
         except (pa.ArrowException, OSError) as error:
             raise InputError(
@@ -301,9 +301,9 @@ def _from_row(start: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
         start = max(0, start - len(batch))
 
 
-def opened_parquet(place: Place) -> Any:
+def opened_parquet(source: Source) -> Any:
     """The file, opened by Arrow; raises its exceptions and OSError."""
-    return pa.parquet.ParquetFile(place.file if isinstance(place, LocalFile) else place.opened(), pre_buffer=False)
+    return pa.parquet.ParquetFile(source.file if isinstance(source, LocalFile) else source.opened(), pre_buffer=False)
 
 
 def _batches(opened: Any, names: Sequence[str], start: int) -> Iterator[pa.RecordBatch]:

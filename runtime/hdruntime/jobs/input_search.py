@@ -16,10 +16,10 @@ import pyarrow as pa
 from hdruntime.errors import InputError
 from hdruntime.jobs.arriving import ArrivingInput
 from hdruntime.jobs.input_files import InputFile, RowFormat, arrow_batches, format_of, opened_parquet
-from hdruntime.jobs.places import LocalFile, Place, places_at, read_errors_explained
 from hdruntime.jobs.row_reader import csv_records, is_encodable, read_values
 from hdruntime.jobs.rows import ID, Columns, Position
 from hdruntime.jobs.saved_datasets import without_notes
+from hdruntime.jobs.sources import LocalFile, Source, find_sources, read_errors_explained
 from hdruntime.jobs.writers import OPEN_TYPE
 
 logger = logging.getLogger(__name__)
@@ -68,17 +68,17 @@ def find_inputs(
         raise InputError("No input was given. Name at least one file or directory.")
     if list(map(str, names)).count("-") > 1:
         raise InputError("The input - is named twice, but the standard input can be read only once.")
-    places: list[Place] = []
+    sources: list[Source] = []
     for name in names:
         if str(name) == "-" and wait_seconds is not None:
-            places.append(ArrivingInput(wait_seconds=wait_seconds))
+            sources.append(ArrivingInput(wait_seconds=wait_seconds))
             continue
-        found = places_at(name, known=lambda path: bool(input_format or format_of(path)), spool=spool)
+        found = find_sources(name, known=lambda path: bool(input_format or format_of(path)), spool=spool)
         if not found:
             raise InputError(f"{name} holds no file that ends in {_ENDINGS}.")
-        places += found
-    places = without_notes(places)
-    files = _with_partitions([_found_file(place, columns, input_format) for place in places])
+        sources += found
+    sources = without_notes(sources)
+    files = _with_partitions([_found_file(source, columns, input_format) for source in sources])
     _require_rows(files, inputs=names)
     resolved = replace(columns, id=_id_column(columns, files))
     for file in files:
@@ -122,7 +122,7 @@ def _field(name: str, kinds: Sequence[pa.DataType | None]) -> pa.Field:
 
 def _with_partitions(files: Sequence[InputFile]) -> list[InputFile]:
     """The files with the columns of their directories; files without rows do not count."""
-    found = iter(_partitions([file.place.path for file in files if file.rows != 0]))
+    found = iter(_partitions([file.source.path for file in files if file.rows != 0]))
     return [_with_partition(file, *next(found)) if file.rows != 0 else file for file in files]
 
 
@@ -160,21 +160,21 @@ def _partitions(paths: Sequence[str]) -> list[tuple[dict[str, object], dict[str,
     return found
 
 
-def _found_file(place: Place, columns: Columns, input_format: RowFormat | None) -> InputFile:
+def _found_file(source: Source, columns: Columns, input_format: RowFormat | None) -> InputFile:
     """The file with its own columns; without any if it has no rows."""
-    kind = input_format or (RowFormat.JSONL if place.path == "-" else format_of(place.path))
+    kind = input_format or (RowFormat.JSONL if source.path == "-" else format_of(source.path))
     if kind is None:
-        ending = PurePath(place.path).suffix or "nothing"
+        ending = PurePath(source.path).suffix or "nothing"
         raise InputError(
-            f"{place.name} has no known format: its name ends in {ending!r}.",
+            f"{source.name} has no known format: its name ends in {ending!r}.",
             hint=f"Inputs end in {_ENDINGS}; or name the format: --input-format",
         )
-    if isinstance(place, ArrivingInput):
-        place.wait_for_rows(lambda: _has_row(place, kind, columns), lines=FIRST_ROWS)
-    with read_errors_explained(place.name):
-        place.opened().close()
-        version = place.version()
-    empty = InputFile(place=place, format=kind, version=version, rows=0, partitions={}, types={})
+    if isinstance(source, ArrivingInput):
+        source.wait_for_rows(lambda: _has_row(source, kind, columns), lines=FIRST_ROWS)
+    with read_errors_explained(source.name):
+        source.opened().close()
+        version = source.version()
+    empty = InputFile(source=source, format=kind, version=version, rows=0, partitions={}, types={})
     if version.size_bytes == 0:
         return empty
     file = _FIND_COLUMNS[kind](replace(empty, rows=None), columns)
@@ -182,9 +182,9 @@ def _found_file(place: Place, columns: Columns, input_format: RowFormat | None) 
     return file if has_rows else empty
 
 
-def _has_row(place: Place, kind: RowFormat, columns: Columns) -> bool:
+def _has_row(source: Source, kind: RowFormat, columns: Columns) -> bool:
     """Whether a row can be read of what has come so far."""
-    file = InputFile(place=place, format=kind, version=place.version(), partitions={}, types={})
+    file = InputFile(source=source, format=kind, version=source.version(), partitions={}, types={})
     return any(True for _ in read_values(_FIND_COLUMNS[kind](file, columns), columns, Position()))
 
 
@@ -232,7 +232,7 @@ def _fits(kind: pa.DataType, option: str) -> bool:
 
 def _parquet_columns(file: InputFile, columns: Columns) -> InputFile:
     try:
-        with read_errors_explained(file.name), opened_parquet(file.place) as opened:
+        with read_errors_explained(file.name), opened_parquet(file.source) as opened:
             rows, schema = opened.metadata.num_rows, opened.schema_arrow
     except pa.ArrowException as error:
         raise InputError(f"{file.name} is not a readable Parquet file: {error}.") from error
@@ -242,21 +242,21 @@ def _parquet_columns(file: InputFile, columns: Columns) -> InputFile:
 def _arrow_columns(file: InputFile, columns: Columns) -> InputFile:
     rows = None
     try:
-        with read_errors_explained(file.name), _mapped(file.place) as stream:
+        with read_errors_explained(file.name), _mapped(file.source) as stream:
             schema, batches = arrow_batches(stream)
-            if file.place.is_local:
+            if file.source.is_local:
                 rows = sum(map(len, batches))
     except pa.ArrowException as error:
         raise InputError(f"{file.name} is not a readable Arrow file: {error}.") from error
     return replace(file, rows=rows, columns=tuple(schema.names), types={field.name: field.type for field in schema})
 
 
-def _mapped(place: Place) -> Any:
+def _mapped(source: Source) -> Any:
     """The file, mapped into memory where it is on this machine: its rows are counted without reading their values.
 
     Rows are read without a map, which would end the process where another program shortens the file.
     """
-    return pa.memory_map(str(place.file)) if isinstance(place, LocalFile) else place.opened()
+    return pa.memory_map(str(source.file)) if isinstance(source, LocalFile) else source.opened()
 
 
 def _csv_columns(file: InputFile, columns: Columns) -> InputFile:
@@ -273,7 +273,7 @@ def _text_columns(file: InputFile, columns: Columns) -> InputFile:
 def _json_columns(file: InputFile, columns: Columns) -> InputFile:
     with file.opened() as stream:
         begin = stream.read(100).lstrip(codecs.BOM_UTF8 + b" \t\r\n")
-        if begin[:1] == b"[" and ".json" in PurePath(file.place.path.lower()).suffixes:
+        if begin[:1] == b"[" and ".json" in PurePath(file.source.path.lower()).suffixes:
             raise InputError(
                 f"{file.name} holds one JSON array; a job reads one JSON object per line.",
                 hint="Convert it: jq -c '.[]' FILE.json > FILE.jsonl",

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.jobs.input_files import InputFile
-from hdruntime.jobs.portions import Portion, cut_portions
 from hdruntime.jobs.row_reader import checksum_before, read_rows
 from hdruntime.jobs.rows import Columns, Position, Row
+from hdruntime.jobs.shards import Shard, split_into_shards
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,8 @@ class InputWatch:
         self._touched: dict[int, Stamp] = {}
         self._lock = threading.Lock()
 
-    def portions(self, start: Position, stamp: Stamp | None, *, characters: int) -> Iterator[Portion]:
-        """The rows after a position, in portions of about so many characters, from files that do not change meanwhile.
+    def shards(self, start: Position, stamp: Stamp | None, *, characters: int) -> Iterator[Shard]:
+        """The rows after a position, in shards of about so many characters, from files that do not change meanwhile.
 
         The stamp is that of the file at the position when an earlier process of the job stopped there; None compares
         checksums in any case.
@@ -43,10 +43,10 @@ class InputWatch:
             _refuse(self._change_of_content(start))
         try:
             rows = read_rows(self._files, columns=self._columns, start=start)
-            for portion in cut_portions(rows, characters=characters):
-                self.require_unchanged(start, portion.rows)
-                yield portion
-                start = portion.end
+            for shard in split_into_shards(rows, characters=characters):
+                self.require_unchanged(start, shard.rows)
+                yield shard
+                start = shard.end
         except InputError:
             # A change may be the cause.
             _refuse(self._change_of_files())
@@ -76,7 +76,7 @@ class InputWatch:
 
     def _change(self, end: Position, *, whole: bool) -> str | None:
         file = self._files[end.file]
-        if not (whole or file.place.is_local):
+        if not (whole or file.source.is_local):
             return None  # a store is queried only at the end of the file and of the job
         # The thread that finds a new stamp compares the content before any other takes the stamp for a known one.
         with self._lock:

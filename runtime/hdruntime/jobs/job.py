@@ -24,17 +24,17 @@ from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.inference.overlapping import done_behind
 from hdruntime.inference.streaming import checked_segment
-from hdruntime.jobs.arriving import ArrivingInput, ArrivingPortions, standard_input_arrives
+from hdruntime.jobs.arriving import ArrivingInput, ArrivingShards, standard_input_arrives
 from hdruntime.jobs.files import damaged
 from hdruntime.jobs.identity import Identity, identity_of_inputs
 from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.output import STDOUT, LocalOutput, Results, StandardOutput, output_at
-from hdruntime.jobs.portions import JobPool, Part, Portion, PortionResult, RowOptions
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.shards import JobPool, Part, RowOptions, Shard, ShardResult
 from hdruntime.jobs.vectors import COLUMN, Ranges, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.writers import ResultFormat, encoding_of
 from hdruntime.tasks.embedding import column_of_spans
@@ -50,7 +50,7 @@ from hdruntime.text.tokenization import Overflow
 logger = logging.getLogger(__name__)
 
 _NEW_OBJECTS = 200_000
-"""Objects of a few portions of short rows; after so many new ones, the garbage collector looks at them."""
+"""Objects of a few shards of short rows; after so many new ones, the garbage collector looks at them."""
 
 _CHANGE_NOTHING = (
     *("batch_size", "batch_tokens", "force", "restart", "max_wait_ms"),
@@ -99,7 +99,7 @@ class Job:
     Attributes:
         files: its inputs that have rows, in order.
         without_rows: the other inputs, which do not belong to its identity.
-        place: where it writes.
+        destination: where it writes.
         options: with the columns of the inputs and the model's number of dimensions resolved.
         task: its results for a row.
         fields: the output's columns: id, kept columns, the task's, tokens, error.
@@ -111,7 +111,7 @@ class Job:
 
     files: tuple[InputFile, ...]
     without_rows: tuple[InputFile, ...]
-    place: LocalOutput | StandardOutput
+    destination: LocalOutput | StandardOutput
     options: JobOptions
     task: TextTask
     fields: tuple[pa.Field, ...]
@@ -123,7 +123,7 @@ class Job:
     @property
     def output(self) -> Path:
         """The file or directory that the job writes on this machine; ``-`` for the standard output."""
-        return self.place.path
+        return self.destination.path
 
     @property
     def done(self) -> JobProgress | None:
@@ -153,8 +153,8 @@ def plan_job(
     """
     options = options or JobOptions()
     options.check()
-    place = output_at(output)
-    place.check(force=options.force)
+    destination = output_at(output)
+    destination.check(force=options.force)
     tokenized = options.columns.input_ids is not None
     task = task_of_bundle(bundle, options, tokenized=tokenized)
     spans = None if options.late_chunking is None else column_of_spans(options.late_chunking)
@@ -165,11 +165,11 @@ def plan_job(
         inputs,
         columns=options.columns,
         input_format=options.input_format,
-        spool=place.spool,
-        wait_seconds=(options.max_wait_ms or 0) / 1000 if rows_arrive(inputs, place.path, options) else None,
+        spool=destination.spool,
+        wait_seconds=(options.max_wait_ms or 0) / 1000 if rows_arrive(inputs, destination.path, options) else None,
     )
-    if any(place.holds(file.place.identity) for file in found):
-        raise InputError(f"{place.name} is an input as well as the output.", hint="Choose another place with -o.")
+    if any(destination.holds(file.source.identity) for file in found):
+        raise InputError(f"{destination.name} is an input as well as the output.", hint="Choose another place with -o.")
     files = [file for file in found if file.rows != 0]
     options = replace(
         options,
@@ -177,16 +177,16 @@ def plan_job(
         vectors=_vectors_of_model(options.vectors, bundle.manifest.sentence),
     )
     fields = _fields(task, files, options)
-    _check_format(place.format, fields, options)
+    _check_format(destination.format, fields, options)
     ranges = _given_ranges(bundle, options.vectors, fields)
     identity = _identity(bundle, task, files, fields, options, prompt, ranges)
-    finished = place.finished(identity, force=options.force, restart=options.restart)
+    finished = destination.finished(identity, force=options.force, restart=options.restart)
     if finished is None and options.vectors.output_dtype.needs_ranges:
-        place.check_ranges(force=options.force)
+        destination.check_ranges(force=options.force)
     return Job(
         files=tuple(files),
         without_rows=tuple(file for file in found if file.rows == 0),
-        place=place,
+        destination=destination,
         options=options,
         task=task,
         fields=fields,
@@ -209,7 +209,7 @@ def run_job(job: Job, pool: JobPool, *, on_progress: Callable[[JobProgress], Non
     Args:
         job: from `plan_job`.
         pool: sessions of the bundle that the job was planned for.
-        on_progress: called when the job begins or continues, after every portion, on a CPU about every two seconds
+        on_progress: called when the job begins or continues, after every shard, on a CPU about every two seconds
             within one, and when all rows are done.
 
     Returns:
@@ -224,14 +224,14 @@ def run_job(job: Job, pool: JobPool, *, on_progress: Callable[[JobProgress], Non
         BrokenPipeError: the reader of the standard output is gone.
     """
     done = job.done or _run(job, pool, on_progress)
-    job.place.upload()
+    job.destination.upload()
     return done
 
 
 def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | None) -> JobProgress:
-    encoding = encoding_of(job.place.format, job.fields)
+    encoding = encoding_of(job.destination.format, job.fields)
     report = on_progress or (lambda progress: None)
-    with job.place.opened(job.identity, encoding, restart=job.options.restart) as folder:
+    with job.destination.opened(job.identity, encoding, restart=job.options.restart) as folder:
         saved = folder.saved
         if saved.position.file >= len(job.files):
             raise damaged(folder.path, f"it continues in input {saved.position.file + 1} of {len(job.files)}")
@@ -239,7 +239,7 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
         if saved.output is None:
             report(meter.progress(JobState.RUNNING, saved))
             try:
-                _run_portions(job, pool, folder, meter, report)
+                _run_shards(job, pool, folder, meter, report)
             except InputChangedError as change:
                 raise InputChangedError(f"{change}.", hint=_kept(folder)) from None
             folder.complete()
@@ -260,7 +260,7 @@ def _run(job: Job, pool: JobPool, on_progress: Callable[[JobProgress], None] | N
     return meter.progress(JobState.FINISHING, done)
 
 
-def _run_portions(
+def _run_shards(
     job: Job,
     pool: JobPool,
     folder: Results,
@@ -272,47 +272,47 @@ def _run_portions(
     watch = InputWatch(job.files, job.options.columns, without_rows=job.without_rows)
     start = folder.saved
 
-    def save(computed: tuple[Portion, PortionResult]) -> Saved:
-        portion, result = computed
-        watch.require_unchanged(folder.saved.position, portion.rows)
+    def save(computed: tuple[Shard, ShardResult]) -> Saved:
+        shard, result = computed
+        watch.require_unchanged(folder.saved.position, shard.rows)
         result = vectors.finish(result)
         if vectors.ranges is not folder.ranges and vectors.ranges is not None:
             folder.keep_ranges(vectors.ranges)
         rows = [row for row in result.results if not (job.options.skip_failed and row["error"])]
         folder.add(
             rows,
-            position=portion.end,
-            stamp=watch.stamp(portion.end.file),
+            position=shard.end,
+            stamp=watch.stamp(shard.end.file),
             counts=folder.saved.counts + result.counts,
             seconds=meter.seconds,
         )
         return folder.saved
 
-    def with_parts(portions: Iterator[Portion]) -> Iterator[Portion]:
-        """The portions, whose rows are kept while a portion runs; the first may have rows of an earlier process."""
+    def with_parts(shards: Iterator[Shard]) -> Iterator[Shard]:
+        """The shards, whose rows are kept while a shard runs; the first may have rows of an earlier process."""
         done = folder.kept_part()
-        for portion in portions:
-            # Portions beside a GPU take a second or two, and several are in work.
-            on_part = None if pool.computes_beside else functools.partial(keep_part, portion)
-            yield replace(portion, done=done, on_part=on_part)
+        for shard in shards:
+            # Shards beside a GPU take a second or two, and several are in work.
+            on_part = None if pool.computes_beside else functools.partial(keep_part, shard)
+            yield replace(shard, done=done, on_part=on_part)
             done = None
 
-    def keep_part(portion: Portion, part: Part) -> None:
-        watch.require_unchanged(folder.saved.position, portion.rows)
-        folder.add_part(part, end=portion.end, seconds=meter.seconds)
+    def keep_part(shard: Shard, part: Part) -> None:
+        watch.require_unchanged(folder.saved.position, shard.rows)
+        folder.add_part(part, end=shard.end, seconds=meter.seconds)
         report(meter.progress(JobState.RUNNING, folder.saved))
 
     with contextlib.ExitStack() as exits:
-        place, *_ = [file.place for file in job.files]
-        if isinstance(place, ArrivingInput):
+        source, *_ = [file.source for file in job.files]
+        if isinstance(source, ArrivingInput):
             rows = read_rows(job.files, columns=job.options.columns)
-            arriving = ArrivingPortions(rows, place, characters=pool.portion_characters)
+            arriving = ArrivingShards(rows, source, characters=pool.shard_characters)
             exits.callback(arriving.stop)
-            portions: Iterator[Portion] = arriving
+            shards: Iterator[Shard] = arriving
         else:
-            portions = with_parts(watch.portions(start.position, start.stamp, characters=pool.portion_characters))
+            shards = with_parts(watch.shards(start.position, start.stamp, characters=pool.shard_characters))
         exits.enter_context(_seldom_collected())
-        computed = exits.enter_context(contextlib.closing(pool.map(portions)))
+        computed = exits.enter_context(contextlib.closing(pool.map(shards)))
         for saved in done_behind(save, computed) if pool.computes_beside else map(save, computed):
             report(meter.progress(JobState.RUNNING, saved))
     watch.require_all_unchanged(folder.saved.position)

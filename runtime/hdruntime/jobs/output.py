@@ -48,10 +48,10 @@ from hdruntime.jobs.files import (
 )
 from hdruntime.jobs.identity import Identity, difference
 from hdruntime.jobs.part_file import bytes_of_rows, rows_of_bytes
-from hdruntime.jobs.places import filesystem_of, special_kind
-from hdruntime.jobs.portions import Part
 from hdruntime.jobs.progress import Saved, SavedPart, json_from_saved, saved_from_json
 from hdruntime.jobs.rows import Position
+from hdruntime.jobs.shards import Part
+from hdruntime.jobs.sources import filesystem_of, special_kind
 from hdruntime.jobs.vectors import Ranges
 from hdruntime.jobs.writers import ResultEncoding, ResultFormat, ResultRows, is_part
 from hdruntime.text.ranges import RANGES_ENDING, RANGES_KEY, write_ranges
@@ -81,7 +81,7 @@ _MOST_CHARACTERS = 500
 """Most characters of the first error in a receipt: a file system may limit attributes to 4 kB."""
 
 _COMMIT_SECONDS = 0.5
-"""Minimum time between two commits. A killed job repeats this much, and a portion."""
+"""Minimum time between two commits. A killed job repeats this much, and a shard."""
 
 _COMMIT_SHARE = 50
 """The pause after a commit is at least this many times its duration: even on a slow disk, commits cost at most 2%."""
@@ -449,12 +449,12 @@ class Results:
         self.saved = dataclasses.replace(self.saved, **progress, results=written, part=None)
 
     def add_part(self, part: Part, *, end: Position, seconds: float) -> None:
-        """Add rows of the next portion, which ends there, before all of it is done; `add` then has them again."""
+        """Add rows of the next shard, which ends there, before all of it is done; `add` then has them again."""
         saved = SavedPart(counts=part.counts, end=end, share=part.share)
         self.saved = dataclasses.replace(self.saved, part=saved, seconds=seconds)
 
     def kept_part(self) -> Part | None:
-        """The rows of the next portion that an earlier process has kept."""
+        """The rows of the next shard that an earlier process has kept."""
         return None
 
     def append(self, data: bytes | memoryview) -> None:
@@ -537,11 +537,11 @@ class JobFolder(Results):
             _write_all(self._results, data)
 
     def add_part(self, part: Part, *, end: Position, seconds: float) -> None:
-        assert self._part is not None, "a complete job has no portion"
+        assert self._part is not None, "a complete job has no shard"
         before = self.saved.part
         with disk_errors_explained(self._output.path):
             if before is None and self._committed.part is not None:
-                self._commit()  # the rows of the portion before, which are results now
+                self._commit()  # the rows of the shard before, which are results now
             content, written = bytes_of_rows(part.values), Checksum() if before is None else before.file
             os.ftruncate(self._part, written.size_bytes)
             os.lseek(self._part, written.size_bytes, os.SEEK_SET)

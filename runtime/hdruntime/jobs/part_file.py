@@ -1,4 +1,4 @@
-"""Rows of a portion that are kept before the whole portion is done, as bytes to which more can be appended."""
+"""Rows of a shard that are kept before the whole shard is done, as bytes to which more can be appended."""
 
 from __future__ import annotations
 

@@ -103,12 +103,12 @@ class JobProgress(RowCounts):
 
 @dataclass(frozen=True, kw_only=True)
 class SavedPart:
-    """Rows after the position of `Saved` that are done before the portion that begins there is.
+    """Rows after the position of `Saved` that are done before the shard that begins there is.
 
     Attributes:
         counts: of these rows.
-        end: where the portion ends.
-        share: of the portion's tokens, 0 to 1.
+        end: where the shard ends.
+        share: of the shard's tokens, 0 to 1.
         file: what the file that keeps the rows holds.
     """
 
@@ -179,7 +179,7 @@ class ProgressMeter:
         seconds = time.monotonic() - self._began
         bytes_read, bytes_total = self._bytes_done(saved), sum(f.version.size_bytes for f in self._files)
         rows = [file.rows for file in self._files]
-        is_arriving = any(file.place.is_arriving for file in self._files)
+        is_arriving = any(file.source.is_arriving for file in self._files)
         read_here = bytes_read - self._bytes_done(self._resumed)
         return JobProgress(
             **vars(saved.all_counts),

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hdruntime.errors import InputError
-from hdruntime.jobs.portions import PortionResult
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import ErrorKind
+from hdruntime.jobs.shards import ShardResult
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 
 COLUMN = "embedding"
@@ -31,7 +31,7 @@ class VectorOptions:
         normalize: scale them to length 1, after truncation.
         output_dtype: type of their values, converted last.
         ranges: file with the calibration ranges of int8 and uint8, see `hdruntime.text.ranges.read_ranges`; None: each
-            dimension's range in the first portion with vectors.
+            dimension's range in the first shard with vectors.
     """
 
     truncate_dim: int | None = None
@@ -68,11 +68,11 @@ def is_of_tokens(field: pa.Field) -> bool:
 
 
 class Vectors:
-    """Finishes the vectors of portions, in order.
+    """Finishes the vectors of shards, in order.
 
     Args:
         ranges: [2, dimensions], minimum and maximum per dimension, if they were given or rows were done before; None
-            computes them, if the type needs ranges, from the first portion with vectors.
+            computes them, if the type needs ranges, from the first shard with vectors.
         chunked: whether a row of the input has several vectors, one per chunk.
     """
 
@@ -81,8 +81,8 @@ class Vectors:
         self._options = options
         self._chunked = chunked
 
-    def finish(self, result: PortionResult) -> PortionResult:
-        """A portion's results with vectors in their final form; InputError if the first has too few rows for ranges."""
+    def finish(self, result: ShardResult) -> ShardResult:
+        """A shard's results with vectors in their final form; InputError if the first has too few rows for ranges."""
         if self._options.is_default:
             return result
         results: list[dict[str, Any]] = [dict(row) for row in result.results]
@@ -109,14 +109,14 @@ class Vectors:
         finished = quantized(matrix, self._options.output_dtype, self._ranges(matrix))
         for row, of_row in zip(rows, _parts(finished, sizes), strict=True):
             row[COLUMN] = of_row if of_tokens else of_row[0]
-        return PortionResult(results=results, counts=counts)
+        return ShardResult(results=results, counts=counts)
 
     def _ranges(self, matrix: npt.NDArray[Any]) -> Ranges | None:
         if self.ranges is None and self._options.output_dtype.needs_ranges:
             if len(matrix) < 2:
                 raise InputError(
                     f"--output-dtype {self._options.output_dtype.value} takes each dimension's range from the job's "
-                    "first portion of rows, which has a single vector.",
+                    "first shard of rows, which has a single vector.",
                     hint="Give the ranges of other vectors of the model "
                     "(--ranges FILE), or use --output-dtype float16 or binary.",
                 )

@@ -24,7 +24,7 @@ from hdruntime.inference.batching import grouped
 from hdruntime.jobs.files import FINISHED_FILE, RESULTS_FILE, OpenFolder
 from hdruntime.jobs.input_files import Cell, cells_of_column
 from hdruntime.jobs.kept_columns import columns_in_parts
-from hdruntime.jobs.portions import cut_by_bytes
+from hdruntime.jobs.shards import cut_by_bytes
 from hdruntime.jobs.vectors import COLUMN
 
 OPEN_TYPE = {b"hdexport": b"open type"}

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
-from hdruntime.jobs.portions import LocalPool, RowOptions, cut_portions
 from hdruntime.jobs.row_reader import row_maker
 from hdruntime.jobs.rows import Columns, Position, Row
+from hdruntime.jobs.shards import LocalPool, RowOptions, split_into_shards
 from hdruntime.jobs.writers import array_of_cells, parquet_field
 from hdruntime.ray.worker import session_in_worker
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
@@ -43,7 +43,7 @@ class BundleMapper:
     ``hdexport run`` writes to Parquet. A row that fails has its error there, and the others continue.
 
     Rows of a batch are sorted by length among themselves, so large batches waste less; ``batch_size=1024`` is a good
-    start. Beside a GPU, a large batch is tokenized in portions, each while the one before it runs. An actor uses the
+    start. Beside a GPU, a large batch is tokenized in shards, each while the one before it runs. An actor uses the
     GPU of ``num_gpus``, else the whole cores of ``num_cpus``, at least one.
 
     Args:
@@ -111,10 +111,10 @@ class BundleMapper:
                 hint='Call map_batches(..., batch_format="pyarrow").',
             )
         self._check_names(batch)
-        portions = cut_portions(self._rows(batch), characters=self._pool.portion_characters)
-        done = [of_portion for _, of_portion in self._pool.map(portions)]
-        results = [result for of_portion in done for result in of_portion.results]
-        truncated = sum(of_portion.counts.truncated_rows for of_portion in done)
+        shards = split_into_shards(self._rows(batch), characters=self._pool.shard_characters)
+        done = [of_shard for _, of_shard in self._pool.map(shards)]
+        results = [result for of_shard in done for result in of_shard.results]
+        truncated = sum(of_shard.counts.truncated_rows for of_shard in done)
         if truncated and self._says_truncation:
             self._says_truncation = False
             logger.warning("%d of %d rows are truncated, and perhaps rows of later batches.", truncated, len(results))

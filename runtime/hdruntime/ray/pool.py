@@ -1,4 +1,4 @@
-"""A batch job over the workers of a Ray cluster: in order, each portion once, even if workers die."""
+"""A batch job over the workers of a Ray cluster: in order, each shard once, even if workers die."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, HdexportError
 from hdruntime.jobs import Job
-from hdruntime.jobs.portions import Portion, PortionResult
+from hdruntime.jobs.shards import Shard, ShardResult
 from hdruntime.ray.cluster import connected, places
 from hdruntime.ray.worker import JobWorker, Loaded
 from hdruntime.tasks.text_inference import WINDOW_CHARACTERS
 
 logger = logging.getLogger(__name__)
 
-_PORTIONS_A_WORKER = 2
-"""One portion that runs, and one that waits for the first to end."""
+_SHARDS_PER_WORKER = 2
+"""One shard that runs, and one that waits for the first to end."""
 
 _HELD_A_WORKER = 4
-"""Portions in the driver's memory for each worker: the worker's, and results that wait for an earlier one."""
+"""Shards in the driver's memory for each worker: the worker's, and results that wait for an earlier one."""
 
 _MOST_DEATHS = 3
-"""The job ends with an error when so many workers died over one portion, or while they loaded the bundle."""
+"""The job ends with an error when so many workers died over one shard, or while they loaded the bundle."""
 
 _PATIENCE_SECONDS = 60
 """After so long without an answer, the log says how many workers have not loaded."""
@@ -36,10 +36,10 @@ _PATIENCE_SECONDS = 60
 
 @dataclass(eq=False)
 class _Piece:
-    """A portion that a worker has, or whose result waits for an earlier one."""
+    """A shard that a worker has, or whose result waits for an earlier one."""
 
-    portion: Portion
-    result: PortionResult | None = None
+    shard: Shard
+    result: ShardResult | None = None
     deaths: int = 0
 
 
@@ -49,7 +49,7 @@ class _Place:
 
     Attributes:
         loading: the worker's answer when it is ready; None after that.
-        pieces: the results to come, each with its portion, in the order in which the worker runs them.
+        pieces: the results to come, each with its shard, in the order in which the worker runs them.
         failed_loads: workers in a row that died here before they were ready.
     """
 
@@ -76,7 +76,7 @@ class RayPool:
 
     As many workers as fit on the cluster: one GPU each if there are GPUs and the backend uses them, else ``threads``
     cores each. The bundle must be at the same path on every node. When a worker is killed or its node is lost, another
-    starts and runs its portions again.
+    starts and runs its shards again.
 
     Args:
         bundle: its directory, at this path on every node.
@@ -94,8 +94,8 @@ class RayPool:
 
     computes_beside = True
 
-    portion_characters = WINDOW_CHARACTERS
-    """About how many characters a portion should have; inside the block, as many as suit the workers' backend."""
+    shard_characters = WINDOW_CHARACTERS
+    """About how many characters a shard should have; inside the block, as many as suit the workers' backend."""
 
     loaded: Loaded | None = None
     """The report of the latest worker when it was ready."""
@@ -140,22 +140,22 @@ class RayPool:
     def __exit__(self, *_: object) -> None:
         self._exits.close()
 
-    def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
-        """Run every portion; see `hdruntime.jobs.portions.JobPool`. Workers that die repeatedly are a BackendError."""
+    def map(self, shards: Iterator[Shard]) -> Generator[tuple[Shard, ShardResult], None, None]:
+        """Run every shard; see `hdruntime.jobs.shards.JobPool`. Workers that die repeatedly are a BackendError."""
         held: deque[_Piece] = deque()
         more = True
         while held or more:
             while more and len(held) < _HELD_A_WORKER * len(self._places) and (place := self._free_place()):
-                portion = next(portions, None)
-                if portion is None:
+                shard = next(shards, None)
+                if shard is None:
                     more = False
                 else:
-                    held.append(_Piece(portion))
+                    held.append(_Piece(shard))
                     self._give(place, held[-1])
             if held and held[0].result is not None:
                 piece = held.popleft()
                 assert piece.result is not None
-                yield piece.portion, piece.result
+                yield piece.shard, piece.result
             elif held or more:
                 self._wait()
 
@@ -172,16 +172,16 @@ class RayPool:
         return actor, loading
 
     def _free_place(self) -> _Place | None:
-        """The place with the fewest portions; None if all are busy or not ready."""
+        """The place with the fewest shards; None if all are busy or not ready."""
         ready = [place for place in self._places if place.loading is None]
         free = min(ready, key=lambda place: len(place.pieces), default=None)
-        return free if free is not None and len(free.pieces) < _PORTIONS_A_WORKER else None
+        return free if free is not None and len(free.pieces) < _SHARDS_PER_WORKER else None
 
     def _give(self, place: _Place, piece: _Piece) -> None:
-        place.pieces.append((place.actor.infer.remote(piece.portion.rows), piece))
+        place.pieces.append((place.actor.infer.remote(piece.shard.rows), piece))
 
     def _wait(self) -> None:
-        """Wait for a worker's answer and take it; hand out the portions of a dead worker."""
+        """Wait for a worker's answer and take it; hand out the shards of a dead worker."""
         answers = {place.next_answer: place for place in self._places if place.next_answer is not None}
         done, _ = self._ray.wait(list(answers), num_returns=1, timeout=_PATIENCE_SECONDS)
         if not done:
@@ -203,14 +203,14 @@ class RayPool:
             return
         if isinstance(value, Loaded):
             logger.info("Ray: a worker on %s runs %s", value.node, value.backend.value)
-            self.portion_characters, self.loaded = value.portion_characters, value
+            self.shard_characters, self.loaded = value.shard_characters, value
             place.loading, place.failed_loads = None, 0
         else:
             _, piece = place.pieces.popleft()
             piece.result = value
 
     def _replace(self, place: _Place, error: Exception) -> None:
-        """Replace a dead worker and run its portions again, unless too many have died."""
+        """Replace a dead worker and run its shards again, unless too many have died."""
         reason = str(error).strip()
         if place.loading is not None:
             place.failed_loads += 1
@@ -220,9 +220,9 @@ class RayPool:
             first = place.pieces[0][1]
             first.deaths += 1
             if first.deaths == _MOST_DEATHS:
-                ids = f"{first.portion.rows[0].id} to {first.portion.rows[-1].id}"
+                ids = f"{first.shard.rows[0].id} to {first.shard.rows[-1].id}"
                 raise _dying(f"running the rows {ids}", reason)
-        logger.warning("Ray: a worker died and is replaced; its portions run again: %s", reason.partition("\n")[0])
+        logger.warning("Ray: a worker died and is replaced; its shards run again: %s", reason.partition("\n")[0])
         self._ray.kill(place.actor)
         self._again.extend(piece for _, piece in place.pieces)
         place.pieces.clear()

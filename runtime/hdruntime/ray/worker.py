@@ -13,8 +13,8 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
 from hdruntime.jobs import JobOptions
-from hdruntime.jobs.portions import LocalPool, Portion, PortionResult
 from hdruntime.jobs.rows import Row
+from hdruntime.jobs.shards import LocalPool, Shard, ShardResult
 from hdruntime.optional import require
 from hdruntime.session import Session, load
 from hdruntime.tasks.of_bundle import task_of_bundle
@@ -73,11 +73,11 @@ class Loaded(NamedTuple):
     node: str
     backend: Backend
     backend_reason: str
-    portion_characters: int
+    shard_characters: int
 
 
 class JobWorker:
-    """An actor that runs portions of a job on its node."""
+    """An actor that runs shards of a job on its node."""
 
     def load(self, path: Path, options: JobOptions, *, backend: str, threads: int, identity: str) -> Loaded:
         """Load the bundle; not in the constructor, whose errors Ray would not pass on unchanged."""
@@ -91,10 +91,10 @@ class JobWorker:
             node=str(require("ray").util.get_node_ip_address()),
             backend=session.backend,
             backend_reason=reason,
-            portion_characters=self._pool.portion_characters,
+            shard_characters=self._pool.shard_characters,
         )
 
-    def infer(self, rows: Sequence[Row]) -> PortionResult:
-        """Run a portion of these rows."""
-        ((_, result),) = self._pool.map(iter([Portion(rows=list(rows))]))
+    def infer(self, rows: Sequence[Row]) -> ShardResult:
+        """Run a shard of these rows."""
+        ((_, result),) = self._pool.map(iter([Shard(rows=list(rows))]))
         return result

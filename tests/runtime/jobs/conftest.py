@@ -1,4 +1,4 @@
-"""Portions of few rows, so that small jobs have several."""
+"""Shards of few rows, so that small jobs have several."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hdruntime.tasks import text_inference
 
 
 @pytest.fixture
-def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 10)
 
 
 @pytest.fixture
-def bundle(bundle_path: Path, small_portions: None) -> Bundle:
+def bundle(bundle_path: Path, small_shards: None) -> Bundle:
     return open_bundle(bundle_path)

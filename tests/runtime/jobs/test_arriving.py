@@ -1,4 +1,4 @@
-"""Rows of a pipe: what runs together, how much is read ahead, and portions that are made beside a GPU."""
+"""Rows of a pipe: what runs together, how much is read ahead, and shards that are made beside a GPU."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.jobs import JobOptions, VectorOptions, arriving, plan_job, run_job
-from hdruntime.jobs.arriving import ArrivingInput, ArrivingPortions
+from hdruntime.jobs.arriving import ArrivingInput, ArrivingShards
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.job import rows_arrive
-from hdruntime.jobs.portions import Portion
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns, Row
+from hdruntime.jobs.shards import Shard
 from hdruntime.text.embeddings import EmbeddingPrecision
 from support.job_runs import WordPool
 
@@ -41,38 +41,38 @@ def lines(*texts: str) -> bytes:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
-def portions_of(
+def shards_of(
     pipe: int, *, characters: int, wait_ms: float, told: Callable[[Iterator[Row]], Iterator[Row]] = iter
-) -> tuple[ArrivingPortions, ArrivingInput]:
+) -> tuple[ArrivingShards, ArrivingInput]:
     (file,) = find_inputs(["-"], columns=Columns(id=""), wait_seconds=wait_ms / 1000)
-    assert isinstance(file.place, ArrivingInput)
+    assert isinstance(file.source, ArrivingInput)
     rows = told(read_rows([file], columns=Columns(id="")))
-    return ArrivingPortions(rows, file.place, characters=characters), file.place
+    return ArrivingShards(rows, file.source, characters=characters), file.source
 
 
-def test_rows_that_come_faster_than_they_are_run_fill_portions_and_others_do_not_wait(pipe: int) -> None:
+def test_rows_that_come_faster_than_they_are_run_fill_shards_and_others_do_not_wait(pipe: int) -> None:
     os.write(pipe, lines(*["12345"] * 100))
-    portions, _ = portions_of(pipe, characters=100, wait_ms=LONG)
+    shards, _ = shards_of(pipe, characters=100, wait_ms=LONG)
     # As many as of a file, though the pipe is open and a row might wait for hours.
-    assert [len(next(portions).rows) for _ in range(5)] == [20] * 5
-    portions.stop()
-    assert list(portions) == []
+    assert [len(next(shards).rows) for _ in range(5)] == [20] * 5
+    shards.stop()
+    assert list(shards) == []
 
 
 def test_a_row_waits_no_longer_than_it_may(pipe: int) -> None:
     os.write(pipe, lines("one"))
-    portions, _ = portions_of(pipe, characters=100, wait_ms=0)
+    shards, _ = shards_of(pipe, characters=100, wait_ms=0)
     for text in ("one", "two", "three"):
-        assert [row.text for row in next(portions).rows] == [text]
+        assert [row.text for row in next(shards).rows] == [text]
         if text != "three":
             os.write(pipe, lines({"one": "two", "two": "three"}[text]))
     os.close(pipe)
-    assert list(portions) == []
-    portions.stop()
+    assert list(shards) == []
+    shards.stop()
 
 
 @pytest.mark.parametrize(
-    ("characters_per_second", "rows_of_portions"),
+    ("characters_per_second", "rows_of_shards"),
     [
         # As long as the first row may wait for, and soon for half of the time that it has waited.
         (8, [41, 41, 41, 62, 93, 139, 209]),
@@ -81,18 +81,18 @@ def test_a_row_waits_no_longer_than_it_may(pipe: int) -> None:
         (2**17, [41, 1311, 1311]),
     ],
 )
-def test_the_first_results_of_many_rows_come_soon_and_full_portions_follow(
-    pipe: int, monkeypatch: pytest.MonkeyPatch, characters_per_second: int, rows_of_portions: list[int]
+def test_the_first_results_of_many_rows_come_soon_and_full_shards_follow(
+    pipe: int, monkeypatch: pytest.MonkeyPatch, characters_per_second: int, rows_of_shards: list[int]
 ) -> None:
     now, read = [0.0], threading.Semaphore(0)
     monkeypatch.setattr(arriving, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def write() -> None:
-        content = lines(*["x" * 100] * sum(rows_of_portions))
+        content = lines(*["x" * 100] * sum(rows_of_shards))
         threading.Thread(target=os.write, args=(pipe, content), daemon=True).start()
 
     def wait_until_read() -> None:
-        for _ in range(sum(rows_of_portions)):
+        for _ in range(sum(rows_of_shards)):
             read.acquire()
 
     def told(rows: Iterator[Row]) -> Iterator[Row]:
@@ -100,19 +100,19 @@ def test_the_first_results_of_many_rows_come_soon_and_full_portions_follow(
             yield row
             read.release()
 
-    def ran(portion: Portion) -> int:
-        now[0] += 100 * len(portion.rows) / characters_per_second
-        return len(portion.rows)
+    def ran(shard: Shard) -> int:
+        now[0] += 100 * len(shard.rows) / characters_per_second
+        return len(shard.rows)
 
     write()
-    portions, _ = portions_of(pipe, characters=2**17, wait_ms=60_000, told=told)
+    shards, _ = shards_of(pipe, characters=2**17, wait_ms=60_000, told=told)
     wait_until_read()
-    assert [ran(next(portions)) for _ in rows_of_portions] == rows_of_portions
+    assert [ran(next(shards)) for _ in rows_of_shards] == rows_of_shards
     # Rows that come later have not waited.
     write()
     wait_until_read()
-    assert ran(next(portions)) == rows_of_portions[1]
-    portions.stop()
+    assert ran(next(shards)) == rows_of_shards[1]
+    shards.stop()
 
 
 def test_a_first_line_that_is_too_long_is_an_error_before_its_end_has_come(pipe: int) -> None:
@@ -126,15 +126,15 @@ def test_a_first_line_that_is_too_long_is_an_error_before_its_end_has_come(pipe:
         os.close(pipe)
 
     threading.Thread(target=write, daemon=True).start()
-    portions, _ = portions_of(pipe, characters=100, wait_ms=0)
+    shards, _ = shards_of(pipe, characters=100, wait_ms=0)
     begun.set()
-    long, other = (row for portion in portions for row in portion.rows)
+    long, other = (row for shard in shards for row in shard.rows)
     assert str(long.error).startswith("Line 1 has more than 16777216 bytes")
     assert (other.text, other.error) == ("read", None)
-    portions.stop()
+    shards.stop()
 
 
-def test_memory_holds_some_portions_however_much_comes(pipe: int) -> None:
+def test_memory_holds_some_shards_however_much_comes(pipe: int) -> None:
     """The writer waits, as for any program that reads at its own pace."""
     count = 20_000
     written = [0]
@@ -147,14 +147,14 @@ def test_memory_holds_some_portions_however_much_comes(pipe: int) -> None:
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
-    portions, _ = portions_of(pipe, characters=1000, wait_ms=LONG)
+    shards, _ = shards_of(pipe, characters=1000, wait_ms=LONG)
     rows = 0
-    for portion in portions:
-        rows += len(portion.rows)
-        # 64 lines a portion, four portions read ahead, and what a pipe and a read of it hold.
+    for shard in shards:
+        rows += len(shard.rows)
+        # 64 lines a shard, four shards read ahead, and what a pipe and a read of it hold.
         assert written[0] - rows <= 4000 * 4 // 64 + 20 + 4 * 2**16 // 64
     assert rows == count
-    portions.stop()
+    shards.stop()
 
 
 @pytest.mark.parametrize("computes_beside", [False, True])

@@ -80,7 +80,7 @@ def cases_in(folder: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def job(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobProgress]:
-    """Runs the same job to an output of that name, which commits after every portion."""
+    """Runs the same job to an output of that name, which commits after every shard."""
     monkeypatch.setattr(job_output, "_COMMIT_SECONDS", 0)
     monkeypatch.setattr(job_output, "_COMMIT_SHARE", 0)
     monkeypatch.setattr(writers, "_GROUP_ROWS", 10)

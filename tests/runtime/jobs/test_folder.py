@@ -134,7 +134,7 @@ while killed(step := step + 1):
 def test_a_job_killed_at_any_step_continues_and_writes_the_same_bytes(
     bundle_path: Path,
     tmp_path: Path,
-    small_portions: None,
+    small_shards: None,
     monkeypatch: pytest.MonkeyPatch,
     ending: str,
     dtype: str,
@@ -160,7 +160,7 @@ def test_a_job_killed_at_any_step_continues_and_writes_the_same_bytes(
 
 
 def test_finished_rows_are_neither_read_nor_run_again(
-    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_portions: None
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None
 ) -> None:
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(30), None, *random_texts(14)])
     output = tmp_path / "out.jsonl"
@@ -183,7 +183,7 @@ def test_finished_rows_are_neither_read_nor_run_again(
     assert [row["id"] for row in read(output)] == list(range(45))
 
 
-def test_counts_and_errors_include_earlier_runs(bundle_path: Path, tmp_path: Path, small_portions: None) -> None:
+def test_counts_and_errors_include_earlier_runs(bundle_path: Path, tmp_path: Path, small_shards: None) -> None:
     texts = [*["long"] * 9, "nan", *["read"] * 10, None, "nan"]
     inputs = write_rows(tmp_path / "in.jsonl", texts)
     run_until(20, bundle_path, inputs, tmp_path / "out.jsonl")
@@ -195,7 +195,7 @@ def test_counts_and_errors_include_earlier_runs(bundle_path: Path, tmp_path: Pat
 
 
 @pytest.fixture
-def unfinished(bundle_path: Path, tmp_path: Path, small_portions: None) -> Path:
+def unfinished(bundle_path: Path, tmp_path: Path, small_shards: None) -> Path:
     """The output of a job over in.jsonl that was stopped after 10 of 25 rows."""
     write_rows(tmp_path / "in.jsonl", list(random_texts(25)))
     run_until(10, bundle_path, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
@@ -246,7 +246,7 @@ def test_a_job_with_other_inputs_is_refused_by_name(bundle_path: Path, tmp_path:
 
 
 def test_inputs_in_another_order_or_fewer_are_another_job(
-    bundle_path: Path, tmp_path: Path, small_portions: None
+    bundle_path: Path, tmp_path: Path, small_shards: None
 ) -> None:
     files = [write_rows(tmp_path / name, list(random_texts(15))) for name in ("a.jsonl", "b.jsonl")]
     bundle = open_bundle(bundle_path)
@@ -259,7 +259,7 @@ def test_inputs_in_another_order_or_fewer_are_another_job(
 
 
 def test_files_without_rows_that_appear_or_go_away_leave_a_job_the_same(
-    bundle_path: Path, tmp_path: Path, small_portions: None
+    bundle_path: Path, tmp_path: Path, small_shards: None
 ) -> None:
     bundle, folder, output = open_bundle(bundle_path), tmp_path / "in", tmp_path / "out.jsonl"
     folder.mkdir()
@@ -339,7 +339,7 @@ def test_a_damaged_folder_is_refused_without_restart(
 
 @pytest.mark.parametrize("content", [None, "another digit"])
 def test_ranges_that_are_not_those_of_the_kept_rows_are_refused(
-    bundle_path: Path, tmp_path: Path, small_portions: None, content: str | None
+    bundle_path: Path, tmp_path: Path, small_shards: None, content: str | None
 ) -> None:
     """Else the remaining rows would get another scale than the kept ones."""
     rows, output = write_rows(tmp_path / "in.jsonl", list(random_texts(25))), tmp_path / "out.jsonl"
@@ -417,7 +417,7 @@ def test_a_finished_job_is_not_run_again(bundle_path: Path, tmp_path: Path, monk
 
 
 def test_commits_take_a_bounded_share_of_the_time(
-    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_portions: None
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None
 ) -> None:
     """On a disk that takes its time to sync, there is one commit at the start and one at the end."""
     synced = []

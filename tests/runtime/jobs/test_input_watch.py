@@ -16,9 +16,9 @@ from hdruntime.errors import InputChangedError
 from hdruntime.jobs import JobOptions, input_watch, plan_job, run_job
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.output import LocalOutput
-from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns, Position
+from hdruntime.jobs.shards import Shard, ShardResult
 from hdruntime.tasks import text_inference
 from support.job_runs import WordPool, left_in, run_words, stop_at, write_rows
 
@@ -176,10 +176,10 @@ def test_rows_that_are_read_after_a_change_are_not_run(bundle: Bundle, tmp_path:
     given: list[int] = []
 
     class Spy(WordPool):
-        def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
-            for portion in portions:
-                given.append(portion.end.row)
-                yield from super().map(iter([portion]))
+        def map(self, shards: Iterator[Shard]) -> Generator[tuple[Shard, ShardResult], None, None]:
+            for shard in shards:
+                given.append(shard.end.row)
+                yield from super().map(iter([shard]))
 
     job = plan_job(bundle, [rows], tmp_path / "out.jsonl")
     with pytest.raises(InputChangedError):
@@ -198,12 +198,12 @@ def test_a_change_after_the_last_row_was_read_is_detected(
 
 
 def test_rows_that_were_read_before_a_change_and_done_after_it_are_not_kept(bundle: Bundle, tmp_path: Path) -> None:
-    """As where many processes run portions, reading is ahead of what is done."""
+    """As where many processes run shards, reading is ahead of what is done."""
     rows = write_input(tmp_path / "in.jsonl")
 
     class Ahead(WordPool):
-        def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
-            done = list(super().map(portions))
+        def map(self, shards: Iterator[Shard]) -> Generator[tuple[Shard, ShardResult], None, None]:
+            done = list(super().map(shards))
             truncate(rows)
             yield from done
 
@@ -258,17 +258,17 @@ def test_a_file_whose_content_differs_is_refused_by_each_thread_that_looks(rows:
     columns = Columns(id="")
     files = find_inputs([rows], columns=columns)
     watch = input_watch.InputWatch(files, columns)
-    portion = next(watch.portions(Position(), None, characters=1000))
+    shard = next(watch.shards(Position(), None, characters=1000))
     rewrite_and_set_back(rows)
     for _ in range(2):
         with pytest.raises(InputChangedError, match="its content differs"):
-            watch.require_unchanged(Position(), portion.rows)
+            watch.require_unchanged(Position(), shard.rows)
     assert watch.stamp(0) == files[0].version.stamp, "of the file whose rows were read"
 
 
 @pytest.mark.parametrize(("index", "at_rows"), [(0, 1400), (1, 1000)])
 def test_of_several_inputs_each_is_watched_to_the_end(bundle: Bundle, tmp_path: Path, index: int, at_rows: int) -> None:
-    """A file that is cut where a portion ends looks as if it had ended there."""
+    """A file that is cut where a shard ends looks as if it had ended there."""
     files = [write_input(tmp_path / f"in{number}.jsonl", rows=1000) for number in range(2)]
 
     def cut() -> None:

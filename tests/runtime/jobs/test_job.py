@@ -17,9 +17,9 @@ import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, BundleCorruptError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, plan_job, run_job
-from hdruntime.jobs.portions import LocalPool
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.shards import LocalPool
 from hdruntime.tasks import text_inference
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 from support.job_runs import (
@@ -41,7 +41,7 @@ BundleMaker = Callable[..., Path]
 
 
 @pytest.mark.parametrize(
-    ("ending", "portion_rows", "batch_tokens"),
+    ("ending", "shard_rows", "batch_tokens"),
     [(".jsonl", 1, 40), (".jsonl", 4096, None), (".parquet", 64, 1)],
 )
 def test_every_row_gets_its_own_embedding_in_order(
@@ -49,10 +49,10 @@ def test_every_row_gets_its_own_embedding_in_order(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ending: str,
-    portion_rows: int,
+    shard_rows: int,
     batch_tokens: int | None,
 ) -> None:
-    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", portion_rows)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", shard_rows)
     texts = random_texts(80)
     inputs = write_rows(tmp_path / "in.jsonl", list(texts))
     done = run(bundle_path, inputs, tmp_path / f"out{ending}", batch_tokens=batch_tokens)

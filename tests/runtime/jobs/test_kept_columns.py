@@ -12,12 +12,12 @@ import pyarrow.parquet
 import pytest
 
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.jobs import JobOptions, input_files, plan_job, portions, row_reader, run_job, writers
+from hdruntime.jobs import JobOptions, input_files, plan_job, row_reader, run_job, shards, writers
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.kept_columns import AS_COLUMNS
-from hdruntime.jobs.portions import Portion, PortionResult, cut_portions
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns, Row
+from hdruntime.jobs.shards import Shard, ShardResult, split_into_shards
 from support.comparators import named_case
 from support.job_runs import WordPool, read, run_words, stop_at
 
@@ -73,14 +73,14 @@ def rows_in(file: Path, *keep: str) -> list[Row]:
 
 
 class Chunks(WordPool):
-    """Gives three results of the first row of a portion and of each row after a failed one, as late chunking does."""
+    """Gives three results of the first row of a shard and of each row after a failed one, as late chunking does."""
 
-    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
-        for portion, result in super().map(portions):
+    def map(self, shards: Iterator[Shard]) -> Iterator[tuple[Shard, ShardResult]]:
+        for shard, result in super().map(shards):
             found: list[dict[str, object]] = []
             for row in result.results:
                 found += [row] * (3 if not found or found[-1]["error"] else 1)
-            yield portion, result._replace(results=found)
+            yield shard, result._replace(results=found)
 
 
 def test_a_kept_column_stays_a_column(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_inputs_of_several_types_make_one_column(bundle_path: Path, tmp_path: Pa
                 assert found.to_pylist() == values
 
 
-def test_rows_of_parquet_and_json_lines_share_a_portion(bundle_path: Path, tmp_path: Path) -> None:
+def test_rows_of_parquet_and_json_lines_share_a_shard(bundle_path: Path, tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(f'{{"text": "long", "x": {number}}}\n' for number in range(20)))
     file = write(tmp_path / "in.parquet", x=pa.array(range(ROWS)))
@@ -206,7 +206,7 @@ def test_a_job_that_was_stopped_continues_with_the_columns_of_its_rows(
 ) -> None:
     file = write(tmp_path / "in.parquet", x=pa.array(range(ROWS)), y=repeated(STAY["structs"]))
     bundle, options = open_bundle(bundle_path), {"columns": Columns(keep=("x", "y"))}
-    monkeypatch.setattr(WordPool, "portion_characters", 500)
+    monkeypatch.setattr(WordPool, "shard_characters", 500)
     with pytest.raises(KeyboardInterrupt):
         run_words(bundle, [file], tmp_path / "out.parquet", on_progress=stop_at(150), **options)
     assert 0 < run_words(bundle, [file], tmp_path / "out.parquet", **options).resumed_rows < ROWS
@@ -214,7 +214,7 @@ def test_a_job_that_was_stopped_continues_with_the_columns_of_its_rows(
     assert pa.parquet.read_table(tmp_path / "out.parquet").equals(pa.parquet.read_table(tmp_path / "whole.parquet"))
 
 
-def test_a_portion_ends_with_the_row_whose_columns_fill_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "_MOST_BYTES", 100)
+def test_a_shard_ends_with_the_row_whose_columns_fill_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_MOST_BYTES", 100)
     file = write(tmp_path / "in.parquet", rows=5, x=pa.array(["x" * size for size in (60, 40, 99, 0, 1)]))
-    assert [len(portion.rows) for portion in cut_portions(rows_in(file, "x"), characters=1000)] == [2, 3]
+    assert [len(shard.rows) for shard in split_into_shards(rows_in(file, "x"), characters=1000)] == [2, 3]

@@ -17,7 +17,7 @@ import pytest
 import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, portions, writers
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, shards, writers
 from hdruntime.jobs.output import JobFolder
 from hdruntime.jobs.rows import Columns
 from hdruntime.ray.mapper import BundleMapper
@@ -181,7 +181,7 @@ def test_a_chunk_that_float16_cannot_hold_fails_and_its_document_counts_once(
 
 @pytest.mark.parametrize("ending", [".jsonl", ".npz"])
 def test_a_stopped_job_continues_and_writes_the_same_bytes(
-    bundle_path: Path, tmp_path: Path, small_portions: None, ending: str
+    bundle_path: Path, tmp_path: Path, small_shards: None, ending: str
 ) -> None:
     texts = [*random_texts(12), "nan", " ", "long documents are read . " * 20, *random_texts(12)]
     inputs = write_rows(tmp_path / "in.jsonl", texts)
@@ -242,16 +242,16 @@ def test_chunks_that_repeat_a_long_kept_column_are_written_in_pieces(
         assert content_of(out) == content_of(whole)
 
 
-@pytest.mark.parametrize(("portion_rows", "batch_tokens"), [(1, None), (4096, 1)])
-def test_portions_and_batches_do_not_change_chunks(
+@pytest.mark.parametrize(("shard_rows", "batch_tokens"), [(1, None), (4096, 1)])
+def test_shards_and_batches_do_not_change_chunks(
     bundle_path: Path,
     rows: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    portion_rows: int,
+    shard_rows: int,
     batch_tokens: int | None,
 ) -> None:
-    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", portion_rows)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", shard_rows)
     run(
         bundle_path, rows, tmp_path / "out.jsonl", late_chunking="tokens:5", skip_failed=True, batch_tokens=batch_tokens
     )
@@ -307,4 +307,4 @@ def test_options_of_split_texts_stay_those_of_split_texts() -> None:
     with pytest.raises(
         InputError, match=r"^BundleMapper adds columns to rows, and late chunking makes several rows of one"
     ):
-        BundleMapper("none", options=portions.RowOptions(late_chunking="sentences"))
+        BundleMapper("none", options=shards.RowOptions(late_chunking="sentences"))

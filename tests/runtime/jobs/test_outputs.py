@@ -24,9 +24,9 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, writers
-from hdruntime.jobs.portions import Portion, PortionResult
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.shards import Shard, ShardResult
 from hdruntime.jobs.writers import ResultFormat
 from hdruntime.tasks import text_inference
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
@@ -136,12 +136,12 @@ IDS = {
 
 
 class SendingPool(WordPool):
-    """Sends portions and results through pickle, as Ray does."""
+    """Sends shards and results through pickle, as Ray does."""
 
-    def map(self, portions: Iterator[Portion]) -> Iterator[tuple[Portion, PortionResult]]:
-        for portion in portions:
-            for _, result in super().map(iter([pickle.loads(pickle.dumps(portion))])):
-                yield portion, pickle.loads(pickle.dumps(result))
+    def map(self, shards: Iterator[Shard]) -> Iterator[tuple[Shard, ShardResult]]:
+        for shard in shards:
+            for _, result in super().map(iter([pickle.loads(pickle.dumps(shard))])):
+                yield shard, pickle.loads(pickle.dumps(result))
 
 
 def test_an_id_of_any_type_is_kept_in_every_output_however_it_is_named(bundle_path: Path, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_vectors_are_truncated_then_normalised_then_quantised(
         np.testing.assert_allclose(found, expected, atol=2e-3 if dtype is EmbeddingPrecision.FLOAT16 else 1e-6)
 
 
-def test_int8_divides_the_range_of_the_first_portion(
+def test_int8_divides_the_range_of_the_first_shard(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", 10)
@@ -329,7 +329,7 @@ def test_int8_divides_the_range_of_the_first_portion(
     options = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
     run(bundle_path, rows, tmp_path / "out.parquet", vectors=options, skip_failed=True)
     vectors = embeddings(bundle_path, texts)
-    # The first portion with vectors is the second.
+    # The first shard with vectors is the second.
     ranges = np.stack([vectors[:10].min(axis=0), vectors[:10].max(axis=0)])
     metadata = pa.parquet.read_schema(tmp_path / "out.parquet").metadata
     np.testing.assert_allclose(json.loads(metadata[b"hdexport.ranges"]), ranges, atol=1e-6)
@@ -537,7 +537,7 @@ def test_outputs_that_the_task_or_format_does_not_support_are_refused(new_bundle
     ).endswith("failed rows are NaN, which binary lacks.\nLeave them out: --skip-failed")
 
 
-def test_portions_become_one_array_in_order(bundle_path: Path, tmp_path: Path) -> None:
+def test_shards_become_one_array_in_order(bundle_path: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "in.jsonl", [f"{number}" for number in range(5000)])
     run_words(open_bundle(bundle_path), [rows], tmp_path / "out.npz")
     run_words(open_bundle(bundle_path), [rows], tmp_path / "out.jsonl")

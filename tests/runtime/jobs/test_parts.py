@@ -1,4 +1,4 @@
-"""A job of one portion of slow rows: progress is shown and rows are kept while the portion runs."""
+"""A job of one shard of slow rows: progress is shown and rows are kept while the shard runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import hdruntime
 from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError
-from hdruntime.jobs import VectorOptions, portions
+from hdruntime.jobs import VectorOptions, shards
 from hdruntime.jobs import output as job_output
 from hdruntime.jobs.files import job_folder_path
 from hdruntime.jobs.output import LocalOutput
@@ -25,13 +25,13 @@ from support.job_runs import content_of, left_in, random_texts, run, write_rows
 TEXTS = [*random_texts(40), "nan", None, "read " * 30, *random_texts(17)]
 
 FEW_TOKENS = 24
-"""Of a batch, so that a portion has many."""
+"""Of a batch, so that a shard has many."""
 
 
 @pytest.fixture
 def parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch ends a part, and is committed."""
-    monkeypatch.setattr(portions, "_PART_SECONDS", 0.0)
+    monkeypatch.setattr(shards, "_PART_SECONDS", 0.0)
     monkeypatch.setattr(job_output, "_COMMIT_SECONDS", 0.0)
     monkeypatch.setattr(job_output, "_COMMIT_SHARE", 0)
 
@@ -60,7 +60,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_portion_that_is_stopped_again_and_again_gives_the_same_bytes_and_runs_no_batch_twice(
+def test_a_shard_that_is_stopped_again_and_again_gives_the_same_bytes_and_runs_no_batch_twice(
     bundle_path: Path, tmp_path: Path, parts_of_a_batch: None, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, options = write_rows(tmp_path / "in.jsonl", TEXTS), JOBS[name]
@@ -135,7 +135,7 @@ def test_a_row_that_fails_alone_after_a_stop_is_that_rows_error(
 def test_rows_that_were_done_are_kept_if_the_job_ends_before_two_seconds(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in the middle of the only portion, with the real times between commits."""
+    """Ctrl-C in the middle of the only shard, with the real times between commits."""
     inputs, batches = write_rows(tmp_path / "in.jsonl", TEXTS), [0]
     of_row = hdruntime.Session.outputs_of_row
 
@@ -196,8 +196,8 @@ def test_a_file_of_kept_rows_that_is_removed_while_the_job_runs_ends_the_job(
         run(bundle_path, inputs, output, batch_tokens=FEW_TOKENS, on_progress=remove)
 
 
-def test_a_job_killed_while_a_portion_follows_one_with_parts_loses_neither(
-    bundle_path: Path, tmp_path: Path, parts_of_a_batch: None, small_portions: None
+def test_a_job_killed_while_a_shard_follows_one_with_parts_loses_neither(
+    bundle_path: Path, tmp_path: Path, parts_of_a_batch: None, small_shards: None
 ) -> None:
     inputs, output = write_rows(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl"
     run(bundle_path, inputs, tmp_path / "whole.jsonl", batch_tokens=FEW_TOKENS)

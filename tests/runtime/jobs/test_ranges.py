@@ -144,7 +144,7 @@ def test_ranges_of_normalized_vectors_are_for_normalized_vectors_alone(
 
 
 def test_an_unfinished_job_continues_with_its_own_ranges_alone(
-    bundle_path: Path, tmp_path: Path, small_portions: None
+    bundle_path: Path, tmp_path: Path, small_shards: None
 ) -> None:
     rows, output = write_rows(tmp_path / "in.jsonl", list(random_texts(25))), tmp_path / "out.jsonl"
     for name, top in (("a", 1.0), ("b", 2.0)):

@@ -16,7 +16,7 @@ from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.jobs import JobOptions, plan_job, run_job
-from hdruntime.jobs.portions import LocalPool
+from hdruntime.jobs.shards import LocalPool
 from hdruntime.session import Session
 from hdruntime.text.tokenization import Overflow
 from support.comparators import assert_close

@@ -54,7 +54,7 @@ def folder() -> Iterator[Path]:
 
 
 def names_of(name: str | Path) -> list[str]:
-    return [file.place.path for file in find_inputs([name], columns=Columns())]
+    return [file.source.path for file in find_inputs([name], columns=Columns())]
 
 
 def found_by_another_user(name: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""Portions: groups of a job's rows that any process with a session can run, and running them."""
+"""Shards: groups of a job's rows that any process with a session can run, and running them."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from hdruntime.session import Session
 
 _PART_SECONDS = 2.0
-"""Time between two parts of a portion, which are kept and reported."""
+"""Time between two parts of a shard, which are kept and reported."""
 
 _MOST_BYTES = 2**26
-"""Kept columns of about this size end a portion."""
+"""Kept columns of about this size end a shard."""
 
 Values = TypeVar("Values", bound=Mapping[str, object])
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptions(TaskOptions, Reading):
-    """How portions are run, and the form of their results.
+    """How shards are run, and the form of their results.
 
     Attributes:
         prompt: the prompt itself, in place of a `prompt_name`.
@@ -112,12 +112,12 @@ class RowOptions(TaskOptions, Reading):
 
 
 class Part(NamedTuple):
-    """Rows of a portion that are done before the whole portion is.
+    """Rows of a shard that are done before the whole shard is.
 
     Attributes:
         values: end of a row -> the task's values of each of its results, for rows that were not in an earlier part.
-        counts: of all rows of the portion that are done.
-        share: of the portion's tokens, 0 to 1.
+        counts: of all rows of the shard that are done.
+        share: of the shard's tokens, 0 to 1.
     """
 
     values: Mapping[Position, Sequence[Mapping[str, object]]]
@@ -126,12 +126,12 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Portion:
-    """Consecutive rows; where a portion ends depends only on the rows.
+class Shard:
+    """Consecutive rows; where a shard ends depends only on the rows.
 
     Attributes:
         done: the part that an earlier process of the job has done: its rows are not run again.
-        on_part: takes the next part, about every two seconds, and when an error ends the portion; None where parts are
+        on_part: takes the next part, about every two seconds, and when an error ends the shard; None where parts are
             not kept, as in another process.
     """
 
@@ -139,17 +139,17 @@ class Portion:
     done: Part | None = None
     on_part: Callable[[Part], None] | None = None
 
-    def __reduce__(self) -> tuple[Callable[[], Portion], tuple[()]]:
-        return functools.partial(Portion, rows=self.rows, done=self.done), ()
+    def __reduce__(self) -> tuple[Callable[[], Shard], tuple[()]]:
+        return functools.partial(Shard, rows=self.rows, done=self.done), ()
 
     @property
     def end(self) -> Position:
-        """The place where the next portion begins."""
+        """The place where the next shard begins."""
         return self.rows[-1].end
 
 
-class PortionResult(NamedTuple):
-    """The results of a portion and their counts; it can be pickled.
+class ShardResult(NamedTuple):
+    """The results of a shard and their counts; it can be pickled.
 
     One dict per row, in order: ``id``, kept columns, the task's, ``tokens`` and ``error``. With late chunking one per
     chunk, or one for a row that failed.
@@ -161,27 +161,27 @@ class PortionResult(NamedTuple):
 
 @runtime_checkable
 class Stoppable(Protocol):
-    """Portions that another thread may be waiting for."""
+    """Shards that another thread may be waiting for."""
 
     def stop(self) -> None:
-        """End the waiting, and the portions."""
+        """End the waiting, and the shards."""
 
 
 class JobPool(Protocol):
-    """One or more processes that run portions of about `portion_characters` characters.
+    """One or more processes that run shards of about `shard_characters` characters.
 
     `computes_beside` says whether this process's cores are free meanwhile, for reading and writing.
     """
 
-    portion_characters: int
+    shard_characters: int
     computes_beside: bool
 
-    def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
-        """Run each portion once; results are in the order of the portions. A BackendError is not caused by the rows."""
+    def map(self, shards: Iterator[Shard]) -> Generator[tuple[Shard, ShardResult], None, None]:
+        """Run each shard once; results are in the order of the shards. A BackendError is not caused by the rows."""
 
 
 class LocalPool:
-    """Runs portions in this process, one after another.
+    """Runs shards in this process, one after another.
 
     Args:
         session: that runs them.
@@ -192,22 +192,22 @@ class LocalPool:
     def __init__(self, session: Session, task: TextTask, *, options: RowOptions | None = None) -> None:
         self.computes_beside = needs_gpu(session.backend)
         self._infer = RowInference(session, task, options=options or RowOptions())
-        self.portion_characters = self._infer.portion_characters
+        self.shard_characters = self._infer.shard_characters
 
-    def map(self, portions: Iterator[Portion]) -> Generator[tuple[Portion, PortionResult], None, None]:
-        """Run every portion; see `JobPool`. Beside a GPU the next portion is read and tokenized meanwhile."""
-        encoded = ((portion, self._infer.encode(portion.rows)) for portion in portions)
-        stop = portions.stop if isinstance(portions, Stoppable) else None
+    def map(self, shards: Iterator[Shard]) -> Generator[tuple[Shard, ShardResult], None, None]:
+        """Run every shard; see `JobPool`. Beside a GPU the next shard is read and tokenized meanwhile."""
+        encoded = ((shard, self._infer.encode(shard.rows)) for shard in shards)
+        stop = shards.stop if isinstance(shards, Stoppable) else None
         with made_ahead(encoded, is_ahead=self.computes_beside, stop=stop) as ahead:
-            for portion, items in ahead:
-                yield portion, self._infer.run(portion, items)
+            for shard, items in ahead:
+                yield shard, self._infer.run(shard, items)
 
 
 class RowInference:
     """Runs rows with a session, and remembers whether the session has ever worked.
 
     Batches are smaller than the options say if their outputs would fill the memory. Rows are sorted by length within a
-    portion, which should have about `portion_characters`; a killed job repeats what it did since the last part of one.
+    shard, which should have about `shard_characters`; a killed job repeats what it did since the last part of one.
     """
 
     def __init__(self, session: Session, task: TextTask, *, options: RowOptions) -> None:
@@ -220,22 +220,22 @@ class RowInference:
         self._parts: _Parts | None = None
         self._is_cut = options.late_chunking is not None
         self._no_values = dict.fromkeys(field.name for field in task.fields())
-        self.portion_characters = self._inference.window_characters
+        self.shard_characters = self._inference.window_characters
 
     def encode(self, rows: Sequence[Row]) -> list[TextItem]:
         """The tokens of each row that has no error."""
         return self._inference.encode([row for row in rows if row.error is None])
 
-    def run(self, portion: Portion, items: Sequence[TextItem]) -> PortionResult:
-        """Run the rows of a portion, of which `encode` gave the items, and compute the task's values.
+    def run(self, shard: Shard, items: Sequence[TextItem]) -> ShardResult:
+        """Run the rows of a shard, of which `encode` gave the items, and compute the task's values.
 
         BackendError if every row failed, and so does one that ran before: the session is broken.
         """
         of_rows = iter(items)
-        outcomes = [(row, None if row.error is not None else next(of_rows)) for row in portion.rows]
-        parts = _Parts(portion, outcomes, self._session, self._task)
+        outcomes = [(row, None if row.error is not None else next(of_rows)) for row in shard.rows]
+        parts = _Parts(shard, outcomes, self._session, self._task)
         # Texts that are streamed together are not told apart: which share a batch depends on those before.
-        self._parts = None if portion.on_part is None or self._inference.lanes else parts
+        self._parts = None if shard.on_part is None or self._inference.lanes else parts
         try:
             self._inference.run(items)
         except BaseException:
@@ -246,7 +246,7 @@ class RowInference:
             self._parts = None
         counts = _counts(outcomes, parts.computed())
         results = [result for outcome in outcomes for result in self._results(*outcome)]
-        return PortionResult(results=results, counts=counts)
+        return ShardResult(results=results, counts=counts)
 
     def _part_if_due(self, *, seconds: float | None = None) -> None:
         if self._parts is not None:
@@ -273,16 +273,16 @@ class _Kept(NamedTuple):
 
 
 class _Parts:
-    """The parts of a portion that runs."""
+    """The parts of a shard that runs."""
 
     def __init__(
-        self, portion: Portion, outcomes: Sequence[tuple[Row, TextItem | None]], session: Session, task: TextTask
+        self, shard: Shard, outcomes: Sequence[tuple[Row, TextItem | None]], session: Session, task: TextTask
     ) -> None:
-        self._portion, self._outcomes, self._session, self._task = portion, outcomes, session, task
+        self._shard, self._outcomes, self._session, self._task = shard, outcomes, session, task
         self._before = session.padding
         self._handed_over: set[Position] = set()
         self._latest = time.monotonic()
-        kept = {} if portion.done is None else portion.done.values
+        kept = {} if shard.done is None else shard.done.values
         for row, item in outcomes:
             if item is not None and item.error is None and row.end in kept:
                 item.answer = _Kept(kept[row.end])
@@ -291,7 +291,7 @@ class _Parts:
     def computed(self) -> PaddingCount:
         """Tokens that were run, in this process and in earlier ones."""
         before, after = self._before, self._session.padding
-        earlier = RowCounts() if self._portion.done is None else self._portion.done.counts
+        earlier = RowCounts() if self._shard.done is None else self._shard.done.counts
         return PaddingCount(
             tokens=after.tokens - before.tokens + earlier.computed_tokens,
             padded_tokens=after.padded_tokens - before.padded_tokens + earlier.padded_tokens,
@@ -299,7 +299,7 @@ class _Parts:
 
     def hand_over(self, seconds: float) -> None:
         """Hand over the rows that were done since the last time, if that is so many seconds ago."""
-        if self._portion.on_part is None or time.monotonic() - self._latest < seconds:
+        if self._shard.on_part is None or time.monotonic() - self._latest < seconds:
             return
         done = [(row, item) for row, item in self._outcomes if item is not None and item.answer is not None]
         fresh = [(row, item) for row, item in done if row.end not in self._handed_over]
@@ -307,7 +307,7 @@ class _Parts:
             counts = _counts(done, self.computed())
             items = [item for _, item in self._outcomes if item is not None and item.encoding is not None]
             tokens = sum(len(item.encoding.whole) for item in items if item.encoding is not None)
-            self._portion.on_part(
+            self._shard.on_part(
                 Part(
                     values={row.end: self._task.rows(item.answer) for row, item in fresh},
                     counts=counts,
@@ -318,27 +318,27 @@ class _Parts:
         self._latest = time.monotonic()
 
 
-def cut_portions(rows: Iterable[Row | None], *, characters: int) -> Iterator[Portion]:
+def split_into_shards(rows: Iterable[Row | None], *, characters: int) -> Iterator[Shard]:
     """Cut rows into groups that bound memory and are large enough for sorting by length.
 
-    The row that reaches the number of characters is the last of its portion; None ends a portion, too.
+    The row that reaches the number of characters is the last of its shard; None ends a shard, too.
     """
     most = texts_of_window(characters)
-    portion: list[Row] = []
+    shard: list[Row] = []
     size = kept = 0
     for row in rows:
         if row is not None:
-            portion.append(row)
+            shard.append(row)
             size += row.characters
             if row.kept:
                 kept += _bytes_of(row.kept)
-            if len(portion) < most and size < characters and kept < _MOST_BYTES:
+            if len(shard) < most and size < characters and kept < _MOST_BYTES:
                 continue
-        if portion:
-            yield Portion(rows=portion)
-            portion, size, kept = [], 0, 0
-    if portion:
-        yield Portion(rows=portion)
+        if shard:
+            yield Shard(rows=shard)
+            shard, size, kept = [], 0, 0
+    if shard:
+        yield Shard(rows=shard)
 
 
 def cut_by_bytes(rows: Iterable[Values], *, most: int) -> Iterator[list[Values]]:

@@ -1,4 +1,4 @@
-"""Places of inputs: local files, URLs and the standard input."""
+"""Sources of rows: local files, URLs and the standard input."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Version:
 class LocalFile:
     """A local file.
 
-    As for all places, ``name`` is for messages, ``identity`` is unique, ``path`` shows its format and its partitions,
-    ``is_local`` means that `version` is cheap, and ``is_arriving`` that the place grows while it is read. `opened`
+    As for all sources, ``name`` is for messages, ``identity`` is unique, ``path`` shows its format and its partitions,
+    ``is_local`` means that `version` is cheap, and ``is_arriving`` that the source grows while it is read. `opened`
     raises InputError if it is not a file; `opened` and `version` raise OSError if it is unreachable, or errors of a
     store's client, see `read_errors_explained`.
     """
@@ -171,10 +171,10 @@ class StandardInput:
             self._copy.flush()
         except OSError as error:
             # Where no directory can be written, the reason names all that were tried.
-            place = directory or tempfile.tempdir or "a temporary directory"
+            where = directory or tempfile.tempdir or "a temporary directory"
             other = "" if directory else " name another directory in TMPDIR,"
             raise InputError(
-                f"The input - could not be copied to {place}: {error.strerror}.",
+                f"The input - could not be copied to {where}: {error.strerror}.",
                 hint=f"Free some space or check the permissions there,{other} or write the rows to a file elsewhere, "
                 "and name that.",
             ) from error
@@ -188,13 +188,13 @@ class StandardInput:
         return self._version
 
 
-Place: TypeAlias = "LocalFile | RemoteFile | StandardInput | ArrivingInput"
+Source: TypeAlias = "LocalFile | RemoteFile | StandardInput | ArrivingInput"
 
 Known = Callable[[str], bool]
 """Path -> whether its format is known."""
 
 
-def places_at(name: str | Path, *, known: Known, spool: Path | None) -> Sequence[Place]:
+def find_sources(name: str | Path, *, known: Known, spool: Path | None) -> Sequence[Source]:
     """The files of an input, in order: itself, all below a directory, or the matches of a pattern.
 
     Args:
@@ -211,22 +211,22 @@ def places_at(name: str | Path, *, known: Known, spool: Path | None) -> Sequence
     with read_errors_explained(text):
         found, is_one = (_remote_files if "://" in text else _local_files)(text, known)
     # A pattern may match a file as well as its directory.
-    return found if is_one else [place for place in dict.fromkeys(found) if _is_of_rows(place, known)]
+    return found if is_one else [source for source in dict.fromkeys(found) if _is_of_rows(source, known)]
 
 
-def _is_of_rows(place: LocalFile | RemoteFile, known: Known) -> bool:
+def _is_of_rows(source: LocalFile | RemoteFile, known: Known) -> bool:
     """Whether a file that was not named itself is to be read."""
-    if known(place.path):
-        if isinstance(place, LocalFile):
-            _require_file(place.file, _status(place.file))
+    if known(source.path):
+        if isinstance(source, LocalFile):
+            _require_file(source.file, _status(source.file))
         return True
-    stem, dot, ending = place.path.lower().rpartition(".")
+    stem, dot, ending = source.path.lower().rpartition(".")
     if dot + ending in _OTHER_COMPRESSIONS and known(stem):
         raise InputError(
-            f"{place.name} holds rows in a compression that a job does not read.",
+            f"{source.name} holds rows in a compression that a job does not read.",
             hint="Decompress it; files of lines may have .gz or .zst.",
         )
-    logger.warning("%s is skipped: its format is unknown", place.name)
+    logger.warning("%s is skipped: its format is unknown", source.name)
     return False
 
 

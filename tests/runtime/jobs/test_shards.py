@@ -1,4 +1,4 @@
-"""Portions of rows: where they end, what runs together, whose fault an error is, texts in chunks, ids."""
+"""Shards of rows: where they end, what runs together, whose fault an error is, texts in chunks, ids."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import hdruntime
 from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError
-from hdruntime.jobs import JobOptions, plan_job, portions, run_job
+from hdruntime.jobs import JobOptions, plan_job, run_job, shards
 from hdruntime.jobs.input_files import Cell
-from hdruntime.jobs.portions import LocalPool, RowOptions, cut_portions
 from hdruntime.jobs.rows import Columns, Position, Row
+from hdruntime.jobs.shards import LocalPool, RowOptions, split_into_shards
 from hdruntime.tasks import text_inference
 from hdruntime.tasks.of_bundle import task_of_bundle
 from hdruntime.text.splitting import SplitPooling
@@ -46,7 +46,7 @@ def rows_of(*texts: str) -> list[Row]:
     return [Row(id=number, text=text, end=Position(row=number + 1)) for number, text in enumerate(texts)]
 
 
-PORTIONS = [
+SHARDS = [
     ([], []),
     ([0], [1]),
     ([10, 1], [1, 1]),
@@ -57,27 +57,27 @@ PORTIONS = [
 ]
 
 
-def test_a_portion_ends_with_the_row_that_fills_it() -> None:
-    for sizes, portions_of in PORTIONS:
-        with named_case(sizes, portions_of):
+def test_a_shard_ends_with_the_row_that_fills_it() -> None:
+    for sizes, shards_of in SHARDS:
+        with named_case(sizes, shards_of):
             rows = rows_of(*("x" * size for size in sizes))
-            found = list(cut_portions(rows, characters=10))
-            assert [len(portion.rows) for portion in found] == portions_of
-            assert [row for portion in found for row in portion.rows] == rows
-            assert [portion.end.row for portion in found] == list(itertools.accumulate(portions_of))
+            found = list(split_into_shards(rows, characters=10))
+            assert [len(shard.rows) for shard in found] == shards_of
+            assert [row for shard in found for row in shard.rows] == rows
+            assert [shard.end.row for shard in found] == list(itertools.accumulate(shards_of))
 
 
-def test_a_portion_ends_with_the_row_whose_kept_columns_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "_MOST_BYTES", 100)
+def test_a_shard_ends_with_the_row_whose_kept_columns_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_MOST_BYTES", 100)
     for value in ("x" * 50, [0] * 50, [{"a": ["x" * 50]}], {"x" * 50: None}, Cell(pa.scalar(b"x" * 50))):
         rows = [msgspec.structs.replace(row, kept={"kept": value, "more": None}) for row in rows_of(*"abc")]
-        assert [len(portion.rows) for portion in cut_portions(rows, characters=10)] == [2, 1]
+        assert [len(shard.rows) for shard in split_into_shards(rows, characters=10)] == [2, 1]
 
 
-def test_portions_from_where_one_ended_are_the_same_ones() -> None:
+def test_shards_from_where_one_ended_are_the_same_ones() -> None:
     rows = rows_of(*("x" * (number % 7) for number in range(300)))
-    every = list(cut_portions(rows, characters=20))
-    again = list(cut_portions(rows[every[4].end.row :], characters=20))
+    every = list(split_into_shards(rows, characters=20))
+    again = list(split_into_shards(rows[every[4].end.row :], characters=20))
     assert again == every[5:]
 
 
@@ -130,7 +130,7 @@ def test_batch_sizes_are_the_backends_default_or_an_option(
         (2**15, 1, 2**17),
     ],
 )
-def test_portions_beside_a_gpu_follow_batches_as_far_as_answers_of_tokens_allow(
+def test_shards_beside_a_gpu_follow_batches_as_far_as_answers_of_tokens_allow(
     bundle_path: Path, monkeypatch: pytest.MonkeyPatch, batch_tokens: int, tokens_that_fit: int, characters: int
 ) -> None:
     monkeypatch.setattr(text_inference, "needs_gpu", lambda name: True)
@@ -139,7 +139,7 @@ def test_portions_beside_a_gpu_follow_batches_as_far_as_answers_of_tokens_allow(
     opened = open_bundle(bundle_path)
     with hdruntime.load(opened) as session:
         pool = LocalPool(session, task_of_bundle(opened, RowOptions()), options=RowOptions(batch_tokens=batch_tokens))
-        assert pool.portion_characters == characters
+        assert pool.shard_characters == characters
 
 
 def bundle_with_ids(new_bundle: BundleMaker, ids: int) -> Path:
@@ -147,13 +147,13 @@ def bundle_with_ids(new_bundle: BundleMaker, ids: int) -> Path:
     return gather_bundle(new_bundle(), "feature-extraction", {"last_hidden_state": np.zeros((ids, 4))})
 
 
-@pytest.mark.parametrize("portion_rows", [1, 4096])
+@pytest.mark.parametrize("shard_rows", [1, 4096])
 def test_a_row_that_the_backend_fails_on_is_only_that_rows_error(
-    new_bundle: BundleMaker, monkeypatch: pytest.MonkeyPatch, portion_rows: int
+    new_bundle: BundleMaker, monkeypatch: pytest.MonkeyPatch, shard_rows: int
 ) -> None:
-    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", portion_rows)
+    monkeypatch.setattr(text_inference, "_WINDOW_TEXTS", shard_rows)
     bundle = bundle_with_ids(new_bundle, len(VOCABULARY) - 1)
-    # "." has the last id; with one row per portion, it is also alone in the last portion.
+    # "." has the last id; with one row per shard, it is also alone in the last shard.
     for texts in (["long", ".", "read"], ["long", "."]):
         errors = [row["error"] for row in results(bundle, texts, force=True)]
         assert [error is None for error in errors] == [text != "." for text in texts]
