@@ -19,7 +19,7 @@ from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.inference.inputs import inputs_of_texts
 from hdruntime.session import load
-from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.checks import checked_texts, plain_name
@@ -273,7 +273,7 @@ class BundleModel:
         self,
         task: TextTask,
         texts: Sequence[Text],
-        reading: Reading,
+        encode_options: EncodeOptions,
         *,
         prompt: str,
         name: str,
@@ -293,7 +293,7 @@ class BundleModel:
                 self._session,
                 task,
                 texts,
-                reading,
+                encode_options,
                 prompt=prompt,
                 tokenizer=tokenizer,
                 name=name,
@@ -407,8 +407,8 @@ class TwoSidedModel(BundleModel):
     ) -> Any:
         """The task's answers to texts that are cut to the model's length; `options` are those of `_answers`."""
         found = [Text(text=text) for text in texts]
-        reading = Reading(overflow=Overflow.TRUNCATE, batch_size=batch_size)
-        return self._answers(task, found, reading, prompt=self._prompt(prompt_name, prompt), **options)
+        encode_options = EncodeOptions(overflow=Overflow.TRUNCATE, batch_size=batch_size)
+        return self._answers(task, found, encode_options, prompt=self._prompt(prompt_name, prompt), **options)
 
     def _prompt_of(self, side: str) -> str | None:
         """Name of the prompt of queries or documents; None for the default."""

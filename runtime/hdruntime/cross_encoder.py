@@ -30,7 +30,7 @@ from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
-from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Text
 from hdruntime.tasks.text_classification import (
     TextClassification,
@@ -174,9 +174,13 @@ class CrossEncoder(BundleModel):
         pairs, is_one = _pairs_of(inputs)
         self._check_call(batch_size, device, pool)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
-        reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size)
+        encode_options = EncodeOptions.of(
+            overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size
+        )
         prompt = self._prompt(prompt_name, prompt)
-        scores = self._scores(pairs, reading, activation_fn, prompt=prompt, name="inputs", shown=show_progress_bar)
+        scores = self._scores(
+            pairs, encode_options, activation_fn, prompt=prompt, name="inputs", shown=show_progress_bar
+        )
         if apply_softmax and scores.ndim > 1 and len(scores):
             scores = softmax(scores)
         result: Any = scores
@@ -225,16 +229,18 @@ class CrossEncoder(BundleModel):
         """
         check_reranker(self._session.manifest)
         self._check_call(batch_size, device, pool)
-        reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size)
+        encode_options = EncodeOptions.of(
+            overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size
+        )
         prompt = self._prompt(prompt_name, prompt)
         options = {"prompt": prompt, "name": "documents", "shown": show_progress_bar}
         return ranked_documents(
             query,
             documents,
             tokenizer=self._tokenizer,
-            reading=reading,
+            encode_options=encode_options,
             prompt=prompt,
-            scores_of=lambda pairs: self._scores(pairs, reading, activation_fn, **options),
+            scores_of=lambda pairs: self._scores(pairs, encode_options, activation_fn, **options),
             top_k=top_k,
             return_documents=return_documents,
         )
@@ -248,14 +254,14 @@ class CrossEncoder(BundleModel):
     def _scores(
         self,
         pairs: list[tuple[str, str]],
-        reading: Reading,
+        encode_options: EncodeOptions,
         activation_fn: ActivationFunction | None,
         **options: Any,
     ) -> FloatArray:
         """float32 [pairs] of one label, else [pairs, labels]; ``options`` are those of `_answers`."""
         function = _checked_function(activation_fn or self.activation_fn)
         texts = [Text(text=first, text_pair=second) for first, second in pairs]
-        found = self._answers(self._task, texts, reading, **options)
+        found = self._answers(self._task, texts, encode_options, **options)
         if not found:
             return np.empty(0, np.float32)
         logits = np.stack(found)

@@ -19,8 +19,8 @@ from hdruntime.folders import require_utf8
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.question_answering import QuestionAnswers
-from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.sparse_similarity import SparseVector, SparseVectors
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_classification import TextClassification, check_reranker, ranked_documents
@@ -139,7 +139,7 @@ class Session(BatchSession):
             BackendError: the backend failed, or the session is closed.
         """
         task = Embedding(self.manifest)
-        reading = Reading.of(
+        encode_options = EncodeOptions.of(
             overflow=overflow,
             stride=stride,
             split_pooling=split_pooling,
@@ -148,7 +148,7 @@ class Session(BatchSession):
         )
         found = [Text(text=text) for text in checked_texts(texts, name="texts")]
         vectors = np.empty((len(found), task.dimensions), dtype=np.float32)
-        answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt), into=vectors)
+        answers_of(self, task, found, encode_options, prompt=self._prompt(prompt_name, prompt), into=vectors)
         return vectors
 
     def embed_sparse(
@@ -181,9 +181,11 @@ class Session(BatchSession):
         """
         self._check_task(SparseVectors, method="embed_sparse")
         task = SparseVectors(self.manifest, max_active_dims)
-        reading = Reading.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
+        encode_options = EncodeOptions.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
         found = [Text(text=text) for text in checked_texts(texts, name="texts")]
-        vectors: list[SparseVector] = answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt))
+        vectors: list[SparseVector] = answers_of(
+            self, task, found, encode_options, prompt=self._prompt(prompt_name, prompt)
+        )
         return vectors
 
     @overload
@@ -247,9 +249,11 @@ class Session(BatchSession):
             raise InputError(f"There are {len(whole)} texts, but chunks of {len(spans)}; give chunks of each.")
         found = [Text(text=text, spans=each) for text, each in zip(whole, spans, strict=True)]
         stride = overlap_of(overlap, self.max_seq_length)
-        reading = Reading.of(overflow=Overflow.SPLIT, stride=stride, batch_tokens=batch_tokens)
+        encode_options = EncodeOptions.of(overflow=Overflow.SPLIT, stride=stride, batch_tokens=batch_tokens)
         task = ChunkEmbeddings(self.manifest, rule)
-        answers: list[TextChunks] = answers_of(self, task, found, reading, prompt=self._prompt(prompt_name, prompt))
+        answers: list[TextChunks] = answers_of(
+            self, task, found, encode_options, prompt=self._prompt(prompt_name, prompt)
+        )
         return answers[0] if isinstance(texts, str) else answers
 
     def entities(
@@ -285,8 +289,8 @@ class Session(BatchSession):
         self._check_task(Entities, method="entities")
         aggregation = checked_choice(Aggregation, aggregation, option="aggregation")
         task = Entities(self.manifest, self.tokenizer.whole, aggregation)
-        reading = Reading.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
-        return answers_of(self, task, [Text(text=text) for text in checked_texts(texts, name="texts")], reading)
+        encode_options = EncodeOptions.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
+        return answers_of(self, task, [Text(text=text) for text in checked_texts(texts, name="texts")], encode_options)
 
     def answers(
         self,
@@ -329,12 +333,12 @@ class Session(BatchSession):
         )
         self._check_task(QuestionAnswers, method="answers")
         options.check()
-        reading = Reading.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
+        encode_options = EncodeOptions.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
         first, second = checked_texts(questions, name="questions"), checked_texts(contexts, name="contexts")
         if len(first) != len(second):
             raise InputError(f"There are {len(first)} questions but {len(second)} contexts; give one for each.")
         pairs = [Text(text=question, text_pair=context) for question, context in zip(first, second, strict=True)]
-        return answers_of(self, QuestionAnswers(self.manifest, options), pairs, reading, name="questions")
+        return answers_of(self, QuestionAnswers(self.manifest, options), pairs, encode_options, name="questions")
 
     def rank(
         self,
@@ -376,18 +380,20 @@ class Session(BatchSession):
         """
         check_reranker(self.manifest)
         task = TextClassification(self._bundle)
-        reading = Reading.of(overflow=overflow, stride=stride, split_pooling=split_pooling, batch_tokens=batch_tokens)
+        encode_options = EncodeOptions.of(
+            overflow=overflow, stride=stride, split_pooling=split_pooling, batch_tokens=batch_tokens
+        )
         prompt = self._prompt(prompt_name, prompt)
 
         def scores_of(pairs: list[tuple[str, str]]) -> FloatArray:
             found = [Text(text=first, text_pair=second) for first, second in pairs]
-            return task.scores(answers_of(self, task, found, reading, prompt=prompt, name="documents"))
+            return task.scores(answers_of(self, task, found, encode_options, prompt=prompt, name="documents"))
 
         return ranked_documents(
             query,
             documents,
             tokenizer=self.tokenizer,
-            reading=reading,
+            encode_options=encode_options,
             prompt=prompt,
             scores_of=scores_of,
             top_k=top_k,

@@ -207,7 +207,7 @@ def test_a_queue_that_has_ended_is_neither_alive_nor_ready_and_requests_say_so(
         def broken(*given: Any, **options: Any) -> Any:
             raise RuntimeError("a fault of the queue")
 
-        monkeypatch.setattr("hdruntime.serve.turns.Turns.take", broken)
+        monkeypatch.setattr("hdruntime.serve.fair_queue.FairQueue.take", broken)
         lost = asyncio.create_task(told.embed("read"))
         while (await told.ask("/health"))[0] == 200:
             await asyncio.sleep(0)

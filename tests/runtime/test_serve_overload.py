@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from hdruntime.serve.admission import OverloadedError, Rate, RequestTooLargeError
+from hdruntime.serve.fair_queue import client_of
 from hdruntime.serve.queue import TextQueue
-from hdruntime.serve.turns import client_of
 from hdruntime.tasks.task import Text
 from hdruntime.tasks.text_inference import TextInference
 from support.serving import command

@@ -21,7 +21,7 @@ from hdruntime.jobs.input_files import Cell
 from hdruntime.jobs.kept_columns import AS_COLUMNS
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import ErrorKind, Position, Row
-from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import TaskOptions, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem, texts_of_window
 from hdruntime.text.chunking import overlap_of
@@ -41,7 +41,7 @@ Values = TypeVar("Values", bound=Mapping[str, object])
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowOptions(TaskOptions, Reading):
+class RowOptions(TaskOptions, EncodeOptions):
     """How shards are run, and the form of their results.
 
     Attributes:
@@ -235,7 +235,7 @@ class RowInference:
         outcomes = [(row, None if row.error is not None else next(of_rows)) for row in shard.rows]
         parts = _Parts(shard, outcomes, self._session, self._task)
         # Texts that are streamed together are not told apart: which share a batch depends on those before.
-        self._parts = None if shard.on_part is None or self._inference.lanes else parts
+        self._parts = None if shard.on_part is None or self._inference.batch_slots else parts
         try:
             self._inference.run(items)
         except BaseException:

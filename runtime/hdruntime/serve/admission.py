@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from hdruntime.errors import HdexportError, InputError, Message, Setting
-from hdruntime.serve.turns import Request, length_class
+from hdruntime.serve.fair_queue import AcceptedRequest, length_class
 
 _FILLED, _LATE = 0.6, 0.8
 """Requests are accepted as long as all of them can be answered within 0.6 of the time that the new one has. A request
@@ -108,7 +108,7 @@ class Admission:
     def __init__(self, *, first_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate = Rate()
         self._first_tokens, self._clock = first_tokens, clock
-        self._requests: dict[Request, None] = {}
+        self._requests: dict[AcceptedRequest, None] = {}
         # Of each client that has requests.
         self._clients: dict[str, Counter[int]] = {}
         self._number: Counter[str] = Counter()
@@ -136,7 +136,7 @@ class Admission:
         own = self._clients.get(client)
         return not self.rate and own is not None and own.total() + work.total() > self._first_tokens
 
-    def accept(self, client: str, work: Counter[int], *, within_s: float) -> Request:
+    def accept(self, client: str, work: Counter[int], *, within_s: float) -> AcceptedRequest:
         """Accept a request, or raise an OverloadedError or a RequestTooLargeError.
 
         Args:
@@ -152,7 +152,7 @@ class Admission:
             )
         if self._requests:
             self._check_others(client, work, within_s=within_s)
-        request = Request(client, self._clock() + within_s)
+        request = AcceptedRequest(client, self._clock() + within_s)
         self._requests[request] = None
         self._number[client] += 1
         self.add(request, work)
@@ -163,18 +163,18 @@ class Admission:
         seconds = max(1, math.ceil(min(self.rate.seconds(self._work), again_s)))
         return OverloadedError(f"{reason} Send the request again after {seconds} seconds.", retry_after=seconds)
 
-    def add(self, request: Request, work: Counter[int]) -> None:
+    def add(self, request: AcceptedRequest, work: Counter[int]) -> None:
         """Add work to an accepted request."""
         for each in (request.work, self._clients.setdefault(request.client, Counter()), self._work):
             each.update(work)
 
-    def done(self, request: Request, work: Counter[int]) -> None:
+    def done(self, request: AcceptedRequest, work: Counter[int]) -> None:
         """Take work off an accepted request."""
         if request in self._requests:
             for each in (request.work, self._clients[request.client], self._work):
                 each.subtract(work)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: AcceptedRequest) -> None:
         """Forget a request, which has its answer or needs none."""
         if request not in self._requests:
             return
@@ -184,7 +184,7 @@ class Admission:
         if not self._number[request.client]:
             del self._number[request.client], self._clients[request.client]
 
-    def late(self, *, without: Collection[Request] = ()) -> Request | None:
+    def late(self, *, without: Collection[AcceptedRequest] = ()) -> AcceptedRequest | None:
         """The request that has to run now so that requests are answered in time, the first one whose time ends; None
         where clients may take turns.
 

@@ -19,16 +19,16 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError, write
 from hdruntime.optional import require
 from hdruntime.serve.admission import OverloadedError, RequestTooLargeError
+from hdruntime.serve.fair_queue import client_of
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import TextQueue
 from hdruntime.serve.request_keys import request_key
 from hdruntime.serve.running import RunningRequests, seconds_left
 from hdruntime.serve.tei import TeiInterface
-from hdruntime.serve.turns import client_of
 from hdruntime.session import Session
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.of_bundle import served_task
-from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.requests import LARGE_BYTES, Body, Content, read_body, read_large_body, too_many_texts
 from hdruntime.tasks.task import Answered, Pairs, Route, Text, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem
@@ -319,7 +319,7 @@ class _Server:
     def _run_a_text(self) -> None:
         sample = self._session.tokenizer.sample
         text = Text(text=sample, text_pair=sample if self._task.pairs is Pairs.REQUIRED else None)
-        inference = TextInference(self._session, self._task, Reading.of(overflow=Overflow.TRUNCATE))
+        inference = TextInference(self._session, self._task, EncodeOptions.of(overflow=Overflow.TRUNCATE))
         (item,) = inference.encode([text])
         inference.run([item])
         if isinstance(item.error, BackendError):
@@ -362,9 +362,9 @@ class _Server:
         key = (task, overflow, prompt)
         inference = self._inferences.get(key) if tokenizer is None else None
         if inference is None:
-            reading = Reading.of(overflow=overflow, stride=stride)
+            encode_options = EncodeOptions.of(overflow=overflow, stride=stride)
             inference = TextInference(
-                self._session, task, reading, prompt=prompt, tokenizer=tokenizer or self.tokenizer
+                self._session, task, encode_options, prompt=prompt, tokenizer=tokenizer or self.tokenizer
             )
         if tokenizer is None:
             self._inferences[key] = inference

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hdruntime.inference.batching import grouped
 from hdruntime.serve.admission import LEFT, Admission, work_of
-from hdruntime.serve.turns import BatchClass, Request, Turns, Waiting, Window, length_class
+from hdruntime.serve.fair_queue import AcceptedRequest, BatchClass, Entry, EntryGroup, FairQueue, length_class
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import EncodedChunk, TextInference, TextItem, chunks_of
 
@@ -42,14 +42,14 @@ _SHORT_TOKENS = 256
 
 
 @dataclass(eq=False)
-class _Lane:
+class _SessionThread:
     """A thread that runs one batch at a time, and the batch that runs."""
 
     thread: ThreadPoolExecutor
-    batch: Sequence[Waiting] = ()
+    batch: Sequence[Entry] = ()
 
     @property
-    def requests(self) -> set[Request]:
+    def requests(self) -> set[AcceptedRequest]:
         return {each.request for each in self.batch}
 
     @property
@@ -61,7 +61,7 @@ class TextQueue:
     """Runs the texts of many calls in batches, and tokenizes them in other threads.
 
     A batch has chunks of one task whose lengths differ by less than a factor of two: a short text waits neither for a
-    long one in its batch nor for its padding. Clients take turns, see `Turns`; the one whose turn it is decides the
+    long one in its batch nor for its padding. Clients take turns, see `FairQueue`; the one whose turn it is decides the
     class of the batch. While a batch runs, another thread runs short texts of clients that are not in it. A text waits
     at most `max_wait_s` for others; `on_batch` takes the texts and the tokens of each batch.
     """
@@ -77,19 +77,19 @@ class TextQueue:
     ) -> None:
         self._batch_tokens, self._most_tokens, self._max_wait_s = batch_tokens, most_tokens, max_wait_s
         self._on_batch, self._clock = on_batch, clock
-        self._turns, self._admission = Turns(), Admission(first_tokens=_FIRST_BATCHES * batch_tokens, clock=clock)
+        self._waiting, self._admission = FairQueue(), Admission(first_tokens=_FIRST_BATCHES * batch_tokens, clock=clock)
         # The class whose batch is filled now; None while the queue waits for a text.
         self._filling: BatchClass | None = None
         self._changed, self._has_short, self._has_run = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._short_texts = ThreadPoolExecutor(max_workers=_SHORT_TEXT_THREADS, thread_name_prefix="tokenizer")
         self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer-of-long-texts")
-        self._main = _Lane(ThreadPoolExecutor(max_workers=1, thread_name_prefix="session"))
-        self._beside = _Lane(ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-of-short-texts"))
+        self._main = _SessionThread(ThreadPoolExecutor(max_workers=1, thread_name_prefix="session"))
+        self._beside = _SessionThread(ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-of-short-texts"))
 
     @property
     def tokens(self) -> int:
         """Tokens that wait."""
-        return self._turns.tokens
+        return self._waiting.tokens
 
     async def answer(
         self,
@@ -114,11 +114,11 @@ class TextQueue:
             await self._has_run.wait()
         request = self._admission.accept(client, work_of(estimated), within_s=deadline - self._clock())
         items: list[TextItem] = []
-        windows: list[Window] = []
+        groups: list[EntryGroup] = []
         try:
             for window in grouped(sizes, most=len(texts), most_in_all=_WINDOW_CHARACTERS):
                 # The window before may wait or run meanwhile, and no other.
-                await _all_answered(windows[:-1])
+                await _all_answered(groups[:-1])
                 tokenized = await self._tokenized(inference, texts[window], sum(sizes[window]))
                 items += tokenized
                 if any(item.error for item in tokenized):
@@ -128,19 +128,19 @@ class TextQueue:
                 tokens = sum(len(chunk.encoding) for chunk in chunks)
                 self._admission.note_tokenized(characters=sum(sizes[window]), tokens=tokens)
                 # As with the time, see `Admission`.
-                left = LEFT * self._turns.tokens_of_client(client)
+                left = LEFT * self._waiting.tokens_of_client(client)
                 is_full = bool(self.tokens) and self.tokens + tokens + left > self._most_tokens
-                if is_full and not windows:
+                if is_full and not groups:
                     raise self._admission.overloaded("Too many tokens wait for an answer.")
                 if is_full:
-                    await _all_answered(windows)
-                windows.append(self._enqueued(chunks, inference, task, request))
-            await _all_answered(windows)
+                    await _all_answered(groups)
+                groups.append(self._enqueued(chunks, inference, task, request))
+            await _all_answered(groups)
             return items
         finally:
-            for each in windows:
+            for each in groups:
                 each.answered.cancel()
-            self._turns.remove(request)
+            self._waiting.remove(request)
             self._admission.leave(request)
             self._has_run.set()
 
@@ -151,31 +151,31 @@ class TextQueue:
         return await asyncio.get_running_loop().run_in_executor(pool, inference.encode, texts)
 
     def _enqueued(
-        self, chunks: Sequence[EncodedChunk], inference: TextInference, task: TextTask, request: Request
-    ) -> Window:
-        window = Window(asyncio.get_running_loop().create_future(), len(chunks))
+        self, chunks: Sequence[EncodedChunk], inference: TextInference, task: TextTask, request: AcceptedRequest
+    ) -> EntryGroup:
+        group = EntryGroup(asyncio.get_running_loop().create_future(), len(chunks))
         now = self._clock()
         for chunk in chunks:
             tokens = len(chunk.encoding)
-            waiting = Waiting(
-                chunk=chunk, inference=inference, request=request, window=window, tokens=tokens, arrived=now,
+            entry = Entry(
+                chunk=chunk, inference=inference, request=request, group=group, tokens=tokens, arrived=now,
                 batch_class=(task, length_class(tokens)),
             )  # fmt: skip
-            self._turns.add(waiting)
+            self._waiting.add(entry)
         self._admission.add(request, work_of(len(chunk.encoding) for chunk in chunks))
-        if self._filling is None or self._turns.tokens_of(self._filling) >= self._batch_tokens:
+        if self._filling is None or self._waiting.tokens_of(self._filling) >= self._batch_tokens:
             self._changed.set()
         self._has_short.set()
-        return window
+        return group
 
     async def run(self) -> None:
         """Run batches until cancelled."""
-        lanes = [asyncio.ensure_future(self._run_in_turns()), asyncio.ensure_future(self._run_beside())]
+        loops = [asyncio.ensure_future(self._run_in_turns()), asyncio.ensure_future(self._run_beside())]
         try:
-            await asyncio.gather(*lanes)
+            await asyncio.gather(*loops)
         finally:
-            for lane in lanes:
-                lane.cancel()
+            for loop in loops:
+                loop.cancel()
 
     async def _run_in_turns(self) -> None:
         while True:
@@ -183,15 +183,15 @@ class TextQueue:
             late = self._admission.late(without=beside)
             if late is not None:
                 most = self._tokens_of_batch(max(length for _, length in late.waiting))
-                await self._run(self._turns.take_of(late, batch_tokens=most), self._main)
+                await self._run(self._waiting.take_of(late, batch_tokens=most), self._main)
                 continue
-            lead = self._turns.first(without=beside)
+            lead = self._waiting.first(without=beside)
             if lead is None:
                 self._changed.clear()
                 await self._changed.wait()
             elif not await self._waits_for_others(lead):
                 most = self._tokens_of_batch(lead.batch_class[1])
-                await self._run(self._turns.take(lead, batch_tokens=most, without=beside), self._main)
+                await self._run(self._waiting.take(lead, batch_tokens=most, without=beside), self._main)
 
     async def _run_beside(self) -> None:
         """Run short texts of other clients while a batch runs."""
@@ -199,23 +199,23 @@ class TextQueue:
             await self._has_short.wait()
             self._has_short.clear()
             while busy := self._main.clients:
-                lead = self._turns.first(without=busy, longest=length_class(_SHORT_TOKENS))
+                lead = self._waiting.first(without=busy, longest=length_class(_SHORT_TOKENS))
                 if lead is None:
                     break
-                await self._run(self._turns.take(lead, batch_tokens=_SHORT_TOKENS, without=busy), self._beside)
+                await self._run(self._waiting.take(lead, batch_tokens=_SHORT_TOKENS, without=busy), self._beside)
                 self._changed.set()
 
-    async def _run(self, batch: Sequence[Waiting], lane: _Lane) -> None:
-        lane.batch, began, error = batch, self._clock(), None
+    async def _run(self, batch: Sequence[Entry], worker: _SessionThread) -> None:
+        worker.batch, began, error = batch, self._clock(), None
         self._has_short.set()
         try:
             chunks = [each.chunk for each in batch]
-            await asyncio.get_running_loop().run_in_executor(lane.thread, batch[0].inference.run_chunks, chunks)
+            await asyncio.get_running_loop().run_in_executor(worker.thread, batch[0].inference.run_chunks, chunks)
         except Exception as failure:
             error = failure
         finally:
-            lane.batch = ()
-        length, tokens_of = batch[0].batch_class[1], Counter[Request]()
+            worker.batch = ()
+        length, tokens_of = batch[0].batch_class[1], Counter[AcceptedRequest]()
         for each in batch:
             tokens_of[each.request] += each.tokens
         for request, tokens in tokens_of.items():
@@ -226,7 +226,7 @@ class TextQueue:
             self._on_batch(len(batch), tokens_of.total())
         self._has_run.set()
         for each in batch:
-            each.window.tell(error)
+            each.group.tell(error)
 
     def close(self) -> None:
         """End the threads, after the batch that runs."""
@@ -240,10 +240,10 @@ class TextQueue:
         seconds = self._admission.rate.seconds(Counter({length: self._batch_tokens}))
         return int(self._batch_tokens * min(1.0, _BATCH_SECONDS / seconds)) if seconds else self._batch_tokens
 
-    async def _waits_for_others(self, lead: Waiting) -> bool:
+    async def _waits_for_others(self, lead: Entry) -> bool:
         """Wait a moment for texts that share the lead's batch; False where that is over, or a batch is full."""
         left = lead.arrived + self._max_wait_s - self._clock()
-        if left <= 0 or self._turns.tokens_of(lead.batch_class) >= self._batch_tokens:
+        if left <= 0 or self._waiting.tokens_of(lead.batch_class) >= self._batch_tokens:
             return False
         self._filling = lead.batch_class
         self._changed.clear()
@@ -256,6 +256,6 @@ class TextQueue:
         return True
 
 
-async def _all_answered(windows: Sequence[Window]) -> None:
-    for window in windows:
-        await window.answered
+async def _all_answered(groups: Sequence[EntryGroup]) -> None:
+    for group in groups:
+        await group.answered

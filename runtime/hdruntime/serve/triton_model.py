@@ -14,8 +14,8 @@ import numpy as np
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.session import load
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.of_bundle import served_task
-from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.requests import OVERFLOWS
 from hdruntime.tasks.task import RowTensor, Text
 from hdruntime.tasks.text_inference import TextInference, TextItem
@@ -127,8 +127,8 @@ class TritonPythonModel:
     def _inference(self, overflow: Overflow, prompt: str) -> TextInference:
         key = (overflow, prompt)
         if key not in self._inferences:
-            reading = Reading.of(overflow=overflow)
-            self._inferences[key] = TextInference(self._session, self._task, reading, prompt=prompt)
+            encode_options = EncodeOptions.of(overflow=overflow)
+            self._inferences[key] = TextInference(self._session, self._task, encode_options, prompt=prompt)
         return self._inferences[key]
 
     def _response(self, triton: Any, request: _Request | str) -> Any:

@@ -13,7 +13,7 @@ from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.bundle.task_formats import TextClassificationFormat
 from hdruntime.errors import InputError
-from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.requests import Body
 from hdruntime.tasks.task import Call, Encoder, Outputs, Pairs, Route, RowTensor, TaskOptions, Text, TextTask, Values
 from hdruntime.text.checks import checked_texts
@@ -201,7 +201,7 @@ def ranked_documents(
     documents: object,
     *,
     tokenizer: TextTokenizer,
-    reading: Reading,
+    encode_options: EncodeOptions,
     prompt: str,
     scores_of: Callable[[list[tuple[str, str]]], FloatArray],
     top_k: int | None,
@@ -212,7 +212,7 @@ def ranked_documents(
     Each has ``corpus_id``, its place in `documents`, ``score``, and ``text`` if asked for; of one score they are in
     their order. `scores_of` pairs are float32 [pairs]; a `top_k` of None lists all documents.
     """
-    _check_query(query, tokenizer, reading, prompt=prompt)
+    _check_query(query, tokenizer, encode_options, prompt=prompt)
     texts = checked_texts(documents, name="documents")
     scores = scores_of([(query, document) for document in texts])
     if top_k is not None and top_k < 0:
@@ -245,11 +245,11 @@ def check_reranker(manifest: Manifest) -> None:
         )
 
 
-def _check_query(query: str, tokenizer: TextTokenizer, reading: Reading, *, prompt: str) -> None:
+def _check_query(query: str, tokenizer: TextTokenizer, encode_options: EncodeOptions, *, prompt: str) -> None:
     """Refuse a query that is no string, or leaves no room for the chunks of documents."""
     if not isinstance(query, str):
         raise InputError(f"query is {query!r:.60}, of type {type(query).__name__}; it must be a string.")
-    if reading.overflow is not Overflow.SPLIT:
+    if encode_options.overflow is not Overflow.SPLIT:
         return
     (encoded,) = tokenizer.encode([query], [""], overflow=Overflow.SPLIT, prompt=prompt)
     if len(encoded) >= tokenizer.max_len:

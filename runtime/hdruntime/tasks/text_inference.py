@@ -21,7 +21,7 @@ from hdruntime.inference.inputs import check_text, surely_fit
 from hdruntime.inference.overlapping import made_ahead
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.inference.streaming import check_document_length, checked_segment
-from hdruntime.tasks.reading import Reading
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Outputs, Pairs, PendingText, Text, TextTask
 from hdruntime.text.checks import RefusedTextsError, check_text_lengths
 from hdruntime.text.splitting import SplitEncoding, as_single_chunk, split_encodings
@@ -51,11 +51,11 @@ _GROUP_BATCHES = 8
 """Batches of neighbouring texts whose chunks are sorted by length together, where texts have several: the last chunk of
 a text is the shortest, and would run near the end of a window."""
 
-_LANE_CHARACTERS = 2**16
-"""Characters of a window per streamed text that runs at a time: about 16384 tokens, so that lanes are seldom empty."""
+_STREAM_CHARACTERS = 2**16
+"""Characters of a window per streamed text that runs at a time: about 16384 tokens, which rarely leave a slot empty."""
 
-_CHUNK_TEXTS = 4096
-_CHUNK_CHARACTERS = 2**20
+_TOKENIZED_TEXTS = 4096
+_TOKENIZED_CHARACTERS = 2**20
 """Texts tokenised together: enough long ones for all cores. Their tokens take about 50 MB meanwhile."""
 
 
@@ -94,7 +94,7 @@ class TextInference:
 
     Attributes:
         max_seq_length: tokens to which texts and rows of ids are truncated.
-        lanes: texts that are streamed at a time; 0 if texts are not streamed.
+        batch_slots: texts that are streamed at a time; 0 if texts are not streamed.
         window_characters: of the texts that should be encoded and run together.
     """
 
@@ -102,7 +102,7 @@ class TextInference:
         self,
         session: BatchSession,
         task: TextTask,
-        reading: Reading,
+        encode_options: EncodeOptions,
         *,
         prompt: str = "",
         tokenizer: TextTokenizer | None = None,
@@ -110,25 +110,25 @@ class TextInference:
         on_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_batch = on_batch
-        self._session, self._task, self._reading, self._prompt = session, task, reading, prompt
+        self._session, self._task, self._encode_options, self._prompt = session, task, encode_options, prompt
         self._on_done = on_done
         if tokenizer is None and session.manifest.tokenizer is not None:
             has_pairs = task.pairs is Pairs.REQUIRED
-            tokenizer = session.tokenizer_of(reading.max_seq_length, role=task.role, has_pairs=has_pairs)
+            tokenizer = session.tokenizer_of(encode_options.max_seq_length, role=task.role, has_pairs=has_pairs)
         self._tokenizer = tokenizer
-        plain = session.length_of_texts(reading.max_seq_length)
+        plain = session.length_of_texts(encode_options.max_seq_length)
         self.max_seq_length = plain if tokenizer is None else tokenizer.max_len
-        self._streamed, self._segment, self.lanes = None, 0, 0
+        self._streamed, self._segment, self.batch_slots = None, 0, 0
         outputs: Sequence[str] = task.outputs
-        if reading.overflow is Overflow.RECUR:
+        if encode_options.overflow is Overflow.RECUR:
             self._streamed = checked_streaming(session.manifest, task)
             outputs = self._streamed.needed
-        asked = session.batch_tokens if reading.batch_tokens is None else reading.batch_tokens
+        asked = session.batch_tokens if encode_options.batch_tokens is None else encode_options.batch_tokens
         self._batch_tokens = min(asked, _tokens_that_fit(session.manifest, outputs))
-        if reading.overflow is Overflow.RECUR:
-            self._segment = checked_segment(reading.segment, session.manifest, max_len=session.max_len)
-            lanes = min(self._batch_tokens // self._segment, session.most_rows(self._segment))
-            self.lanes = max(1, min(lanes, reading.batch_size or lanes))
+        if encode_options.overflow is Overflow.RECUR:
+            self._segment = checked_segment(encode_options.segment, session.manifest, max_len=session.max_len)
+            batch_slots = min(self._batch_tokens // self._segment, session.most_rows(self._segment))
+            self.batch_slots = max(1, min(batch_slots, encode_options.batch_size or batch_slots))
         if needs_gpu(session.backend):
             least, most = _CHARACTERS_ON_GPU
             characters = min(max(least, asked * _CHARACTERS_PER_TOKEN_ON_GPU), most)
@@ -137,14 +137,14 @@ class TextInference:
                 characters = min(characters, 2 * _tokens_that_fit(session.manifest, outputs))
             self.window_characters = max(WINDOW_CHARACTERS, characters)
         else:
-            characters = max(WINDOW_CHARACTERS, asked * _CHARACTERS_PER_TOKEN, self.lanes * _LANE_CHARACTERS)
+            characters = max(WINDOW_CHARACTERS, asked * _CHARACTERS_PER_TOKEN, self.batch_slots * _STREAM_CHARACTERS)
             self.window_characters = min(characters, _MOST_CHARACTERS)
         self._known_good: Encoding | None = None
 
     @property
     def most_tokens(self) -> float:
         """Most tokens of a text with its chunks; infinity where texts are split."""
-        return math.inf if self._reading.overflow is Overflow.SPLIT else self.max_seq_length
+        return math.inf if self._encode_options.overflow is Overflow.SPLIT else self.max_seq_length
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -156,7 +156,7 @@ class TextInference:
         items = [TextItem(text=text) for text in texts]
         # A very long text is encoded alone: if it is too long, no other is encoded twice.
         sizes = [text.characters for text in texts]
-        for chunk in grouped(sizes, most=_CHUNK_TEXTS, most_in_all=_CHUNK_CHARACTERS):
+        for chunk in grouped(sizes, most=_TOKENIZED_TEXTS, most_in_all=_TOKENIZED_CHARACTERS):
             self._encode(items[chunk])
         return items
 
@@ -205,20 +205,20 @@ class TextInference:
         for item, split in zip(items, encoded, strict=True):
             try:
                 item.pending = self._task.begin(
-                    split, item.text, prompt=self._prompt, pooling=self._reading.split_pooling
+                    split, item.text, prompt=self._prompt, pooling=self._encode_options.split_pooling
                 )
                 item.encoding, item.missing = split, len(split.chunks)
             except InputError as error:
                 item.error = error
 
     def _encoded(self, texts: Sequence[Text]) -> list[SplitEncoding]:
-        reading = self._reading
+        encode_options = self._encode_options
         if texts[0].input_ids is not None:
             splits = [as_single_chunk(self._from_ids(text.input_ids or [])) for text in texts]
         else:
             splits = self._tokenized(texts)
         manifest, chunks = self._session.manifest, [chunk for split in splits for chunk in split.chunks]
-        if reading.overflow is Overflow.RECUR:
+        if encode_options.overflow is Overflow.RECUR:
             for chunk in chunks:
                 check_document_length(len(chunk), manifest)
         if not surely_fit(chunks, manifest):
@@ -227,22 +227,22 @@ class TextInference:
         return splits
 
     def _tokenized(self, texts: Sequence[Text]) -> list[SplitEncoding]:
-        reading = self._reading
+        encode_options = self._encode_options
         tokenizer = self.tokenizer
         pairs = [text.text_pair for text in texts if text.text_pair is not None] or None
         encodings = self._task.encode(
-            tokenizer, [text.text for text in texts], pairs, overflow=reading.overflow, prompt=self._prompt
+            tokenizer, [text.text for text in texts], pairs, overflow=encode_options.overflow, prompt=self._prompt
         )
-        if reading.overflow is Overflow.SPLIT:
+        if encode_options.overflow is Overflow.SPLIT:
             return split_encodings(
-                encodings, max_len=tokenizer.max_len, stride=reading.stride, is_pair=pairs is not None
+                encodings, max_len=tokenizer.max_len, stride=encode_options.stride, is_pair=pairs is not None
             )
-        if reading.overflow is not Overflow.RECUR:
+        if encode_options.overflow is not Overflow.RECUR:
             check_text_lengths([len(encoding) for encoding in encodings], self._session.max_len)
         return [as_single_chunk(encoding) for encoding in encodings]
 
     def _from_ids(self, ids: list[int]) -> Encoding:
-        overflow, most = self._reading.overflow, self.max_seq_length
+        overflow, most = self._encode_options.overflow, self.max_seq_length
         is_truncated = overflow is Overflow.TRUNCATE and len(ids) > most
         if is_truncated:
             tokenizer = self._tokenizer
@@ -302,33 +302,33 @@ class TextInference:
 
     def _stream(self, items: list[TextItem]) -> None:
         """Stream texts, some at a time. Those of a batch that failed begin again, with fewer texts or alone."""
-        lanes, failure, has_worked = self.lanes, None, False
+        batch_slots, failure, has_worked = self.batch_slots, None, False
         while items:
-            lanes = min(lanes, len(items))
+            batch_slots = min(batch_slots, len(items))
             try:
-                for _ in self._streamed_items(items, lanes):
+                for _ in self._streamed_items(items, batch_slots):
                     has_worked = True
                     self._on_batch()
                 break
             except BackendError as error:
                 items = [item for item in items if item.answer is None and item.error is None]
-                if lanes == 1:
+                if batch_slots == 1:
                     items.pop(0).error = error
                     failure = failure or error
                 elif isinstance(error, OutOfMemoryError):
-                    lanes = self.lanes = lanes // 2
+                    batch_slots = self.batch_slots = batch_slots // 2
                 else:
-                    lanes = 1
+                    batch_slots = 1
         if failure is not None and not has_worked:
             self._require_working_session(failure)
 
-    def _streamed_items(self, items: list[TextItem], lanes: int) -> Iterator[TextItem]:
-        """Stream texts, `lanes` at a time; yields each when it has its answer or its error."""
+    def _streamed_items(self, items: list[TextItem], batch_slots: int) -> Iterator[TextItem]:
+        """Stream texts, `batch_slots` at a time; yields each when it has its answer or its error."""
         assert self._streamed is not None
         begun = {}
         encodings = [item.encoding.whole for item in items if item.encoding is not None]
         for part in self._session.stream_all(
-            encodings, segment=self._segment, rows=min(lanes, len(items)), outputs=self._streamed.needed
+            encodings, segment=self._segment, rows=min(batch_slots, len(items)), outputs=self._streamed.needed
         ):
             item, encoding = items[part.document], encodings[part.document]
             if part.document not in begun:
@@ -349,7 +349,7 @@ class TextInference:
         return self._session.run_batches(
             encodings,
             batch_tokens=self._batch_tokens,
-            batch_size=self._reading.batch_size,
+            batch_size=self._encode_options.batch_size,
             outputs=self._task.outputs,
             done=done,
         )
@@ -395,7 +395,7 @@ def answers_of(
     session: BatchSession,
     task: TextTask,
     texts: Sequence[Text],
-    reading: Reading,
+    encode_options: EncodeOptions,
     *,
     prompt: str = "",
     tokenizer: TextTokenizer | None = None,
@@ -412,7 +412,7 @@ def answers_of(
         length: the argument that sets the length of the texts, for the warning of the first truncated one.
         into: an array [texts, ...] that takes the answers; None for a list.
     """
-    inference = TextInference(session, task, reading, prompt=prompt, tokenizer=tokenizer, on_done=on_done)
+    inference = TextInference(session, task, encode_options, prompt=prompt, tokenizer=tokenizer, on_done=on_done)
     answers: Any = [None] * len(texts) if into is None else into
     sizes = [text.characters for text in texts]
     by_size = sorted(range(len(texts)), key=lambda index: -sizes[index])

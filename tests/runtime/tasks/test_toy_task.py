@@ -23,8 +23,8 @@ from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.optional import registered_tasks
 from hdruntime.serve import ServeOptions, application
 from hdruntime.serve.triton_model import tensors_of
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.of_bundle import task_of_bundle
-from hdruntime.tasks.reading import Reading
 from hdruntime.tasks.task import Text
 from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.tokenization import Overflow
@@ -71,7 +71,9 @@ def expected(text: str) -> tuple[int, int, float]:
 def test_a_session_answers_texts_of_any_length(bundle: Path) -> None:
     with hdruntime.load(bundle, "onnxruntime", threads=1) as session:
         task = task_of_bundle(open_bundle(bundle))
-        found = answers_of(session, task, [Text(text=text) for text in TEXTS], Reading.of(overflow=Overflow.SPLIT))
+        found = answers_of(
+            session, task, [Text(text=text) for text in TEXTS], EncodeOptions.of(overflow=Overflow.SPLIT)
+        )
         for each, wanted in zip(found[:2], map(expected, TEXTS), strict=False):
             assert (each.start, each.end, pytest.approx(each.loudness, rel=1e-5)) == wanted
         assert TEXTS[2][found[2].start : found[2].end] in WORDS, "of the chunks of a long text"

@@ -12,7 +12,7 @@ from hdruntime.text.tokenization import Overflow
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class EncodeOptions:
     """How texts are read.
 
     Attributes:
@@ -49,7 +49,7 @@ class Reading:
         max_seq_length: int | MaxSeqLength | None = None,
         batch_tokens: int | None = None,
         batch_size: int | None = None,
-    ) -> Reading:
+    ) -> EncodeOptions:
         """From the arguments of a session's or an encoder's method, which may be unknown or not fit each other."""
         overflow = checked_choice(Overflow, overflow, option="overflow")
         if split_pooling is not None:

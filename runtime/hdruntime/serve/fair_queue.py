@@ -47,7 +47,7 @@ def length_class(tokens: int) -> int:
 
 
 @dataclass(eq=False)
-class Request:
+class AcceptedRequest:
     """A request that was accepted, of which chunks wait or will wait.
 
     Attributes:
@@ -61,12 +61,12 @@ class Request:
     client: str
     deadline: float
     work: Counter[int] = field(default_factory=Counter)
-    waiting: dict[BatchClass, deque[Waiting]] = field(default_factory=dict)
+    waiting: dict[BatchClass, deque[Entry]] = field(default_factory=dict)
     turn: float = 0.0
 
 
 @dataclass(eq=False)
-class Window:
+class EntryGroup:
     """Texts of a request that wait together: `answered` is done when no chunk is `missing` its outputs."""
 
     answered: asyncio.Future[None]
@@ -84,13 +84,13 @@ class Window:
 
 
 @dataclass(eq=False, kw_only=True)
-class Waiting:
+class Entry:
     """A chunk that waits: what runs it, and the request and the window of texts that it belongs to."""
 
     chunk: EncodedChunk
     inference: TextInference
-    request: Request
-    window: Window
+    request: AcceptedRequest
+    group: EntryGroup
     batch_class: BatchClass
     tokens: int
     arrived: float
@@ -104,17 +104,17 @@ class _Client:
     turn: float
     now: float = 0.0
     tokens: int = 0
-    requests: dict[Request, None] = field(default_factory=dict)
+    requests: dict[AcceptedRequest, None] = field(default_factory=dict)
 
 
-Entry = TypeVar("Entry")
+Item = TypeVar("Item")
 
 
-class _Line(Generic[Entry]):
+class _TurnQueue(Generic[Item]):
     """Entries by their turns; of two with equal turns, the one that came first."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Entry]] = []
+        self._heap: list[tuple[float, int, Item]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -124,19 +124,19 @@ class _Line(Generic[Entry]):
         """The order of the first entry."""
         return self._heap[0][1]
 
-    def add(self, turn: float, order: int, entry: Entry) -> None:
-        heapq.heappush(self._heap, (turn, order, entry))
+    def add(self, turn: float, order: int, item: Item) -> None:
+        heapq.heappush(self._heap, (turn, order, item))
 
-    def next(self) -> Entry:
+    def next(self) -> Item:
         return heapq.heappop(self._heap)[2]
 
 
-class Turns:
-    """The chunks that wait. Turns are counted in tokens: of two clients that always have chunks waiting, each gets the
-    same number of tokens, whatever the number of their requests and the length of their texts.
+class FairQueue:
+    """The chunks that wait, in the order of start-time fair queueing (Goyal, Vin and Cheng, 1996).
 
-    A client that comes anew gets the next turn, and so does a new request among those of its client. Start-time fair
-    queueing (Goyal, Vin and Cheng, 1996), of clients and again of the requests of each.
+    Clients take turns, and so do the requests of a client. Turns are counted in tokens: of two clients that always have
+    chunks waiting, each gets the same number of tokens, whatever the number of their requests and the length of their
+    texts. A new client gets the next turn, and so does a new request of a client.
     """
 
     def __init__(self) -> None:
@@ -159,21 +159,21 @@ class Turns:
         found = self._clients.get(client)
         return 0 if found is None else found.tokens
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, entry: Entry) -> None:
         """Let a chunk wait, behind the others of its request."""
-        request = waiting.request
+        request = entry.request
         client = self._clients.get(request.client)
         if client is None:
             client = self._clients[request.client] = _Client(self._now)
         if request not in client.requests:
             client.requests[request] = None
             request.turn = client.now
-        waiting.order = next(self._orders)
-        request.waiting.setdefault(waiting.batch_class, deque()).append(waiting)
-        self._tokens[waiting.batch_class] += waiting.tokens
-        client.tokens += waiting.tokens
+        entry.order = next(self._orders)
+        request.waiting.setdefault(entry.batch_class, deque()).append(entry)
+        self._tokens[entry.batch_class] += entry.tokens
+        client.tokens += entry.tokens
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: AcceptedRequest) -> None:
         """Let no chunk of a request wait any more."""
         for batch_class, chunks in request.waiting.items():
             tokens = sum(each.tokens for each in chunks)
@@ -182,18 +182,18 @@ class Turns:
         request.waiting.clear()
         self._forget(request)
 
-    def first(self, *, without: Collection[object] = (), longest: int | None = None) -> Waiting | None:
+    def first(self, *, without: Collection[object] = (), longest: int | None = None) -> Entry | None:
         """The chunk whose turn it is.
 
         Args:
             without: clients and requests that have no turn now.
             longest: length class of the longest chunk that is meant; None for all.
         """
-        clients: _Line[_Line[Waiting]] = _Line()
+        clients: _TurnQueue[_TurnQueue[Entry]] = _TurnQueue()
         for name, client in self._clients.items():
             if name in without:
                 continue
-            requests: _Line[Waiting] = _Line()
+            requests: _TurnQueue[Entry] = _TurnQueue()
             for request in client.requests:
                 if request not in without and (head := _oldest(request, longest)) is not None:
                     requests.add(request.turn, head.order, head)
@@ -201,9 +201,9 @@ class Turns:
                 clients.add(client.turn, requests.first, requests)
         return clients.next().next() if clients else None
 
-    def take_of(self, request: Request, *, batch_tokens: int) -> list[Waiting]:
+    def take_of(self, request: AcceptedRequest, *, batch_tokens: int) -> list[Entry]:
         """Take a batch of chunks of one request, which wait longest: others would make it later."""
-        batch, tokens = list[Waiting](), 0
+        batch, tokens = list[Entry](), 0
         _, batch_class = min((chunks[0].order, each) for each, chunks in request.waiting.items())
         while tokens < batch_tokens and batch_class in request.waiting:
             batch.append(request.waiting[batch_class][0])
@@ -211,7 +211,7 @@ class Turns:
             self._take(batch[-1])
         return batch
 
-    def take(self, lead: Waiting, *, batch_tokens: int, without: Collection[object] = ()) -> list[Waiting]:
+    def take(self, lead: Entry, *, batch_tokens: int, without: Collection[object] = ()) -> list[Entry]:
         """Take a batch: the lead, and chunks that may share its batch, in turns.
 
         Args:
@@ -225,7 +225,7 @@ class Turns:
         self._take(lead)
         shares = Counter({leads: tokens})
         lines = self._lines(batch_class, without)
-        line: _Line[str] = _Line()
+        line: _TurnQueue[str] = _TurnQueue()
         for name, requests in lines.items():
             line.add(self._clients[name].turn, requests.first, name)
         while line and tokens < batch_tokens:
@@ -234,11 +234,11 @@ class Turns:
                 continue
             requests = lines[name]
             request, client = requests.next(), self._clients[name]
-            waiting = request.waiting[batch_class][0]
-            self._take(waiting)
-            batch.append(waiting)
-            tokens += waiting.tokens
-            shares[name] += waiting.tokens
+            entry = request.waiting[batch_class][0]
+            self._take(entry)
+            batch.append(entry)
+            tokens += entry.tokens
+            shares[name] += entry.tokens
             if batch_class in request.waiting:
                 requests.add(request.turn, request.waiting[batch_class][0].order, request)
             if requests:
@@ -247,13 +247,13 @@ class Turns:
                 del lines[name]
         return batch
 
-    def _lines(self, batch_class: BatchClass, without: Collection[object]) -> dict[str, _Line[Request]]:
+    def _lines(self, batch_class: BatchClass, without: Collection[object]) -> dict[str, _TurnQueue[AcceptedRequest]]:
         """Clients -> their requests with chunks of a class."""
-        lines: dict[str, _Line[Request]] = {}
+        lines: dict[str, _TurnQueue[AcceptedRequest]] = {}
         for name, client in self._clients.items():
             if name in without:
                 continue
-            requests: _Line[Request] = _Line()
+            requests: _TurnQueue[AcceptedRequest] = _TurnQueue()
             for request in client.requests:
                 if batch_class in request.waiting and request not in without:
                     requests.add(request.turn, request.waiting[batch_class][0].order, request)
@@ -261,22 +261,22 @@ class Turns:
                 lines[name] = requests
         return lines
 
-    def _take(self, waiting: Waiting) -> None:
-        request, batch_class = waiting.request, waiting.batch_class
+    def _take(self, entry: Entry) -> None:
+        request, batch_class = entry.request, entry.batch_class
         chunks = request.waiting[batch_class]
-        assert chunks[0] is waiting, "chunks of a class run in order"
+        assert chunks[0] is entry, "chunks of a class run in order"
         chunks.popleft()
         if not chunks:
             del request.waiting[batch_class]
-        self._tokens[batch_class] -= waiting.tokens
+        self._tokens[batch_class] -= entry.tokens
         client = self._clients[request.client]
         client.now = max(client.now, request.turn)
-        client.tokens -= waiting.tokens
-        client.turn += waiting.tokens
-        request.turn += waiting.tokens
+        client.tokens -= entry.tokens
+        client.turn += entry.tokens
+        request.turn += entry.tokens
         self._forget(request)
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: AcceptedRequest) -> None:
         """Keep no request and no client without chunks that wait."""
         client = self._clients.get(request.client)
         if client is None or request.waiting:
@@ -286,6 +286,6 @@ class Turns:
             del self._clients[request.client]
 
 
-def _oldest(request: Request, longest: int | None) -> Waiting | None:
+def _oldest(request: AcceptedRequest, longest: int | None) -> Entry | None:
     heads = (chunks[0] for (_, length), chunks in request.waiting.items() if longest is None or length <= longest)
     return min(heads, key=lambda head: head.order, default=None)
