@@ -129,7 +129,7 @@ _SECONDS = {
     "longformer": 15,
     "tests/cli/test_rebuild.py": 15,
     "tests/examples/test_examples.py": 15,
-    "tests/exporter/attention/test_openvino_kinds.py": 15,
+    "tests/exporter/attention/test_openvino_attention_types.py": 15,
     "tests/exporter/bench/test_baselines.py": 15,
     "tests/exporter/tune/test_tune.py": 15,
     "tests/plugins/kernels/test_shipped_kernels.py": 15,

@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from hdexport.attention.kinds import kinds
+from hdexport.attention.registry import attention_types
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.lowering.lowering import ENGINES, Lowering
 from hdplugins import OPERATORS
@@ -38,7 +38,7 @@ def support_table() -> str:
         "| operator | ONNX function | ONNX Runtime CPU | OpenVINO | TensorRT, TensorRT-RTX |",
         "|---|---|---|---|---|",
     ]
-    lowerings = {lowering.operator: lowering for kind in kinds() for lowering in kind.lowerings}
+    lowerings = {lowering.operator: lowering for kind in attention_types() for lowering in kind.lowerings}
     for name, operator in OPERATORS.items():
         lowering = lowerings.get(name, Lowering())
         function = ", ".join(get_args(Dtype)) if operator.has_implementation("onnx_functions") else "-"

@@ -150,7 +150,7 @@ def _row(model_type: str, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def outcome(model_type: str) -> dict[str, Any]:
-    """Build and prove a tiny model: "built", or the refusal's first line; and kinds of attention -> layers."""
+    """Build and prove a tiny model: "built", or the refusal's first line; and attention types -> layers."""
     import torch
     from transformers import AutoModel
 
@@ -184,7 +184,7 @@ def outcome(model_type: str) -> dict[str, Any]:
             manifest = build(options)
         except HdexportError as error:
             return {"outcome": str(error).splitlines()[0].replace(str(path.resolve()), ""), "attention": {}}
-    layers = Counter({str(record["kind"]): int(str(record["layers"])) for record in manifest.attention})
+    layers = Counter({str(record["type"]): int(str(record["layers"])) for record in manifest.attention})
     return {"outcome": BUILT, "attention": dict(layers)}
 
 

@@ -1,4 +1,4 @@
-"""Every kind of attention on a CPU: bundles in ONNX Runtime and OpenVINO against the library's model.
+"""Every attention type on a CPU: bundles in ONNX Runtime and OpenVINO against the library's model.
 
 Usage: python -m benchmarks.cpu.attention [KIND ...] [--tokens 512 2048 4096] [--layers 1] [--rounds 3]
     [--cases WORD ...] [--output FILE]
@@ -46,7 +46,7 @@ _LONG = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of attention, as a model of base shape has it.
+    """An attention type, as a model of base shape has it.
 
     Attributes:
         model_type: of the checkpoint.
@@ -139,7 +139,7 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _comparison(options: argparse.Namespace) -> dict[str, Any]:
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
 
     names, lengths = options.kinds or list(KINDS), sorted(options.tokens)
     if unknown := set(names) - set(KINDS):

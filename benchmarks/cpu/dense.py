@@ -77,7 +77,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     build_bundle(options.models, name="bundle-float32", max_len=options.tokens, unverified=True)
     write_plain_export(options.models / "plain.onnx", options.tokens, source=options.models / HUGGING_FACE)
     attention = open_bundle(options.models / "bundle-float32").manifest.attention
-    is_dense = any(record["kind"] == "dense" for record in attention)
+    is_dense = any(record["type"] == "dense" for record in attention)
     about["targets"] = [Target("bundle-float32", "plain-export", Figure.MEMORY, _OF_PLAIN)] if is_dense else []
     return {"cases": _OF_TYPE, **about, "model_type": options.model_type, "attention": attention}
 

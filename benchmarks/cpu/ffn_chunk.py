@@ -96,7 +96,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _build(options: argparse.Namespace, name: str, *, attention: str | None, **changes: Any) -> None:
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
 
     given = {"attention": attention_from_spec(attention), **changes}
     build_bundle(options.models, max_len=max(options.tokens), name=name, **given)

@@ -125,7 +125,7 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
 
 def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.baselines import BASELINES
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
     from hdexport.bench.baselines.baseline import MeasuredModel
     from hdexport.checkpoint import default_model
 

@@ -304,7 +304,7 @@ def _model_bundle(job: Job, model: str, *, task: Task = Task.FEATURE_EXTRACTION,
     """With every kernel that there is. Built once, beside the output; steps that run side by side may build it twice,
     and one of the two stays."""
     from benchmarks.gpu.models import add_pooling, save_checkpoint
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
@@ -367,7 +367,7 @@ def _bundle(job: Job, *, variant: Backend | None, is_windowed: bool) -> Iterator
     if job.bundle is not None:
         given = open_bundle(job.bundle)
         has_engine = variant is None or any(engine.variant == variant.value for engine in given.manifest.engines)
-        if has_engine and ("window" in {record["kind"] for record in given.manifest.attention}) == is_windowed:
+        if has_engine and ("window" in {record["type"] for record in given.manifest.attention}) == is_windowed:
             yield given
             return
     with tempfile.TemporaryDirectory() as folder:
@@ -375,7 +375,7 @@ def _bundle(job: Job, *, variant: Backend | None, is_windowed: bool) -> Iterator
 
 
 def _built(folder: Path, job: Job, *, variant: Backend | None, is_windowed: bool) -> Bundle:
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdexport.graph.targets.tensorrt.profiles import profiles_from_options

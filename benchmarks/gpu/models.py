@@ -166,10 +166,10 @@ def _as_published(model: str, sizes: Sizes, *, attention: str) -> Any:
 
 def _windowed(model: str, sizes: Sizes) -> Any:
     """The same weights with our operator as attention, by its definition until `_attend_by`."""
+    from hdexport.attention.attention_type import ConversionContext
     from hdexport.attention.interface import use_operators
-    from hdexport.attention.kind import Subject
     from hdexport.attention.window import Window
-    from hdexport.attention.window.kind import WindowKind, WindowRequest
+    from hdexport.attention.window.attention_type import WindowAttentionType, WindowRequest
     from hdexport.families import family_of
     from hdruntime.bundle.manifest import Task
 
@@ -178,10 +178,10 @@ def _windowed(model: str, sizes: Sizes) -> Any:
     request = WindowRequest(max_global=_MAX_GLOBAL)
     if model == "bert-base":
         request = WindowRequest(window=Window(tokens=sizes.window, global_tokens=0, dilation=(1,)))
-    subject = Subject(model=module, family=family, task=Task.FEATURE_EXTRACTION, max_len=sizes.max_len)
-    setup = WindowKind().setup(request, subject)
-    assert setup is not None
-    setup.adapt(module, family)
+    context = ConversionContext(model=module, family=family, task=Task.FEATURE_EXTRACTION, max_len=sizes.max_len)
+    conversion = WindowAttentionType().conversion(request, context)
+    assert conversion is not None
+    conversion.adapt(module, family)
     use_operators(module)
     return module
 

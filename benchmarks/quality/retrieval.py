@@ -204,7 +204,7 @@ def _run_corpus(
 
 def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, options: argparse.Namespace) -> Path:
     """Build a variant, unless another has built the same; graphs are compared with PyTorch by the tests, not here."""
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.checkpoint.extended_files import read_extension
     from hdexport.quantize import Int8Options

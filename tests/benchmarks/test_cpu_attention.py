@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.cpu import attention, dense, ffn_chunk, xlnet
 from benchmarks.cpu.attention import DENSE, KINDS, cases, targets
-from hdexport.attention.kinds import kinds
+from hdexport.attention.registry import attention_types
 from support.needs import needs_rtx
 
 
 def test_every_kind_of_attention_has_a_model_here() -> None:
     measured = [name.replace("-", "_") for name in KINDS]
-    for kind in kinds():
+    for kind in attention_types():
         assert any(name.startswith(kind.name) for name in measured), kind.name
 
 

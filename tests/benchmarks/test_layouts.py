@@ -57,7 +57,7 @@ def test_memory_of_a_type_is_held_to_the_plain_export_s_where_attention_is_ours(
     rehearse: Any, model_type: str, kind: str
 ) -> None:
     result, _ = rehearse(dense, f"--tokens 64 --model-type {model_type}")
-    assert [record["kind"] for record in result["attention"]] == [kind]
+    assert [record["type"] for record in result["attention"]] == [kind]
     figures = [ratio["figure"] for ratio in result["ratios"]]
     assert figures == (["memory growth"] if kind == "dense" else [])
     assert set(result["cases"]) == {"torch-sdpa", "plain-export", "bundle-float32"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hdruntime
-from hdexport.attention.kinds import kinds
+from hdexport.attention.registry import attention_types
 from hdexport.attention.window import Window, WindowAttention
 from support.attention_records import recorded
 from support.commands import Command, Refused
@@ -53,7 +53,10 @@ def test_a_windowed_bundle_runs(hdexport: Command, windowed, tmp_path) -> None:
 
 
 REFUSED = [
-    (("--attention", "window"), r"not understood at 'window'.\nIts forms are\n  window:W\[,right:R\]"),
+    (
+        ("--attention", "window"),
+        r"--attention window has an invalid part: 'window'.\nThe syntax is one of\n  window:W\[,right:R\]",
+    ),
     (("--attention", "blocks:file=nowhere.npz,block=4"), "nowhere.npz"),
 ]
 """Options -> what is said of them."""
@@ -65,19 +68,19 @@ def test_bad_input_is_refused_and_nothing_is_written(refused: Refused, checkpoin
         assert not any(tmp_path.iterdir()), options
 
 
-def test_the_help_has_the_grammar_and_the_options_of_every_kind(hdexport: Command) -> None:
-    shown, of_forms = (hdexport("build", option).stdout for option in ("--help", "--help-attention"))
+def test_the_help_has_the_grammar_and_the_options_of_every_attention_type(hdexport: Command) -> None:
+    shown, of_syntaxes = (hdexport("build", option).stdout for option in ("--help", "--help-attention"))
     # Lines are broken between words, and words of a sentence at their hyphens.
-    text, of_all = "".join(shown.split()), "".join(of_forms.split())
-    assert "Longformer's attention_window counts both sides: its 512 is W = 256" in " ".join(of_forms.split())
+    text, of_all = "".join(shown.split()), "".join(of_syntaxes.split())
+    assert "Longformer's attention_window counts both sides: its 512 is W = 256" in " ".join(of_syntaxes.split())
     found = set()
-    for kind in kinds():
-        for form in kind.forms.values():
-            assert "".join(f"{form.example}: {form.summary}".split()) in text
-            assert "".join(f"{form.grammar} {form.help}.".split()) in of_all
-            found.add(re.split(r"[:\[]", form.grammar)[0])
+    for type_ in attention_types():
+        for syntax in type_.syntaxes.values():
+            assert "".join(f"{syntax.example}: {syntax.summary}".split()) in text
+            assert "".join(f"{syntax.grammar} {syntax.help}.".split()) in of_all
+            found.add(re.split(r"[:\[]", syntax.grammar)[0])
         parser = argparse.ArgumentParser(add_help=False)
-        kind.add_arguments(parser.add_argument_group("attention"))
+        type_.add_arguments(parser.add_argument_group("attention"))
         for action in parser._actions:
             found.update(action.option_strings)
             assert "".join(f"{action.option_strings[0]} {action.metavar} {action.help}".split()) in text

@@ -213,7 +213,7 @@ def test_without_onnx_it_says_that_operators_were_not_counted(
 def block_sparse(pattern: str, mode: str, last_block: str, **numbers: int) -> dict[str, object]:
     absent = {"random_blocks": 0, "global_tokens": 0, "dense_tokens": 0}
     described = {"pattern": pattern, "block_size": 64, "mode": mode, "last_block": last_block}
-    return {"kind": "blocks", **described, **absent, **numbers}
+    return {"type": "blocks", **described, **absent, **numbers}
 
 
 WINDOW = {"tokens": 64, "global_tokens": 2, "dilation": [1, 2]}
@@ -243,7 +243,7 @@ DESCRIBED: list[tuple[dict[str, Any], list[str]]] = [
         ["block-sparse etc, blocks of 64 tokens", "16 global tokens in front of each text"],
     ),
     (
-        {"kind": "window", "layers": [64, 128, 64], "converted": {**WINDOW, "right": 0}},
+        {"type": "window", "layers": [64, 128, 64], "converted": {**WINDOW, "right": 0}},
         [
             "windows tokens before and after: 64 and 0 in 2 layers, 128 and 0 in 1 layers",
             "made from dense attention; global tokens: the first 2; dilation 1/2",

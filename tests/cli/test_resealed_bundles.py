@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import hdruntime
-from hdexport.attention.kinds import attention_of
+from hdexport.attention.registry import attention_of
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import PairTemplate, Wording
 from hdruntime.errors import BundleCorruptError, HdexportError
@@ -116,8 +116,8 @@ WRONG = [
     ("ffn_chunk", 0, r"manifest\.ffn_chunk should be"),
     ("positions/rope_factor", 2.0, r"positions\.rope_factor is 2\.0 for the form folded; only computed has one"),
     ("positions/rows", 17, r"manifest\.positions\.rows is 17, but max_len is 16"),
-    ("attention", [{}], r"manifest\.attention\[0\]\.kind should be the name of a kind, not None"),
-    ("attention", [{"kind": "a"}] * 2, r"manifest\.attention has 2 of a"),
+    ("attention", [{}], r"manifest\.attention\[0\]\.type should be the name of an attention type, not None"),
+    ("attention", [{"type": "a"}] * 2, r"manifest\.attention has 2 of a"),
     ("padding", {"multiple_of": 0}, r"manifest\.padding\.multiple_of should be `int` >= 1, not 0"),
     ("task", "fill-mask", r"manifest\.outputs has no logits, which fill-mask needs"),
     ("max_len", 2**24 + 1, r"manifest\.max_len should be `int` <= 16777216, not 16777217"),
@@ -292,7 +292,7 @@ def test_tables_that_are_not_the_manifests_are_refused(bundle: tuple[Path, dict[
         opened = open_bundle(resealed(path, manifest))
         (attention,) = attention_of(opened.manifest)
         with named_case(message), pytest.raises(BundleCorruptError, match=message):
-            attention.kind.read(attention.record, opened)
+            attention.type.read(attention.record, opened)
 
 
 # Anything

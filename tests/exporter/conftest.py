@@ -17,7 +17,7 @@ import pytest
 from onnxscript import TracedOnnxFunction
 
 import hdruntime
-from hdexport.attention.kinds import attention_from_spec
+from hdexport.attention.registry import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint.trust import Trust
 from hdexport.families import family_of

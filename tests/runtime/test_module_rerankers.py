@@ -173,7 +173,7 @@ def test_the_bundle_is_verified_in_int8_and_with_no_other_head(saved: Callable[[
 
 
 def test_a_memory_is_refused_as_all_tokens_of_a_pair_are_pooled(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
     from hdexport.build import BuildOptions, build
 
     options = {"attention": attention_from_spec("window:8,right:0,global:0"), "recurrence": 8, "verify": None}

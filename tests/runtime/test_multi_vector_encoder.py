@@ -167,7 +167,7 @@ def test_a_verification_finds_a_query_that_sees_what_was_added(
 
 
 def test_attention_that_gives_unseen_tokens_nothing_is_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdruntime.errors import ModelError
 
@@ -185,7 +185,7 @@ def test_added_tokens_see_the_query_through_windows_that_replace_dense_attention
     saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The build compares them with PyTorch's attention under a mask; of two heads, one has gaps."""
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
     from hdexport.build import BuildOptions, build
 
     build(

@@ -73,7 +73,7 @@ METADATA = {
     "built_on": {"platform": "linux", "driver": None, "gpu": None, "date": "2026-01-01"},
 }
 ENGINE = engine_file("rtx")
-WINDOW = {"kind": "window", "layers": (3,), "converted": {"tokens": 3, "global_tokens": 1, "dilation": (1,)}}
+WINDOW = {"type": "window", "layers": (3,), "converted": {"tokens": 3, "global_tokens": 1, "dilation": (1,)}}
 BLOCKS = {
     "block_size": 2,
     "mode": "hf_eval",
@@ -135,7 +135,7 @@ def bundles_of_every_key(folder: Path) -> dict[str, Path]:
             "labels": ("a", "b", "c", "d"),
             "verification": VERIFICATION,
             "kernel_nodes": (KERNEL_NODE,),
-            "attention": ({"kind": "blocks", "pattern": "bigbird", **BLOCKS, "converted": True},),
+            "attention": ({"type": "blocks", "pattern": "bigbird", **BLOCKS, "converted": True},),
         },
         "pairs": {"sentence": PAIRS},
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hdexport.attention.kinds import attention_from_spec
+from hdexport.attention.registry import attention_from_spec
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from support.hugging_face import AFTER_PADDING_ROW
 from support.tiny_models import COPIES, PAD_TOKEN_ID

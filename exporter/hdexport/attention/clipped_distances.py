@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hdexport.attention.kind import AttentionKind, AttentionRecord, Boundaries, OperatorNode, Setup
+from hdexport.attention.attention_type import (
+    AttentionConversion,
+    AttentionRecord,
+    AttentionType,
+    Boundaries,
+    OperatorNode,
+)
 from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Manifest
 
@@ -21,7 +27,7 @@ class ClippedDistances(AttentionRecord):
     """
 
     holds_scores: ClassVar = False
-    kind: str
+    type: str
     layers: Size
     reach: Size
 
@@ -30,7 +36,7 @@ class ClippedDistances(AttentionRecord):
         return [tokens] * self.layers
 
 
-class ClippedDistanceKind(AttentionKind):
+class ClippedDistanceAttentionType(AttentionType):
     """Families map their attention to the operator's nodes themselves.
 
     Attributes:
@@ -42,10 +48,10 @@ class ClippedDistanceKind(AttentionKind):
     operator: ClassVar[str]
     title: ClassVar[str]
 
-    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> ClippedDistances | None:
+    def record(self, conversion: AttentionConversion | None, nodes: Sequence[OperatorNode]) -> ClippedDistances | None:
         """The nodes of the operator."""
         reaches = [int(node.attributes["reach"]) for node in nodes if node.operator == self.operator]
-        return self.record_type(kind=self.name, layers=len(reaches), reach=max(reaches)) if reaches else None
+        return self.record_type(type=self.name, layers=len(reaches), reach=max(reaches)) if reaches else None
 
     def boundaries(self, record: ClippedDistances) -> Boundaries | None:
         """Around the length at which distances are clipped first."""

@@ -23,7 +23,7 @@ _IMPLEMENTATION = "hdexport"
 
 
 class LayerMask(Protocol):
-    """What a kind of attention gives to the layers of a model in the place of a mask; it computes their attention."""
+    """What an attention type gives to the layers of a model in the place of a mask; it computes their attention."""
 
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float

@@ -1,4 +1,4 @@
-"""What the models of all kinds of attention share: a model's attentions and its stack of layers, found by running it,
+"""What the models of all attention types share: a model's attentions and its stack of layers, found by running it,
 and the nodes of our operators."""
 
 from __future__ import annotations

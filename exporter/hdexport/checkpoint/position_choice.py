@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hdexport.attention.kinds import kind_named
+from hdexport.attention.registry import attention_type_named
 from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.config import HIERARCHICAL_KEY, hierarchical_alpha
 from hdexport.checkpoint.extended_files import Extension, read_extension
@@ -62,7 +62,7 @@ def choose_positions(
     attention: Mapping[str, Any],
 ) -> PositionChoice:
     """Chooses alpha and the factor of the queries where they are None. `max_len` is the longest input in tokens;
-    `attention` has requests by the names of kinds of attention, not all of which can scale queries."""
+    `attention` has requests by the names of attention types, not all of which can scale queries."""
     family = checkpoint.family
     why_not = _WHY_NOT_BY_DISTANCES if family.counts_distances else family.why_not_scaled
     if why_not is not None and attention_scale == "logn":
@@ -78,7 +78,7 @@ def choose_positions(
             hint=f"Use --max-len {base} or less.",
         )
     extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
-    scalable = all(kind_named(name).scales_queries for name in attention)
+    scalable = all(attention_type_named(name).scales_queries for name in attention)
     chosen = (
         PositionChoice(reason="scores are of distances, of which there are any number")
         if family.counts_distances

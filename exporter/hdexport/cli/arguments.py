@@ -34,28 +34,28 @@ _ENGINE_OPTIONS = (*_SHAPE_OPTIONS, "version_compatible", "sm", "attention_impl"
 
 
 def add_attention_arguments(parser: argparse._ArgumentGroup, *, effect: str) -> None:
-    """Declare ``--attention``, of which `effect` is a sentence, ``--help-attention``, and the options of the kinds."""
-    from hdexport.attention.kinds import forms, kinds
+    """Declare ``--attention``, whose help begins with `effect`, and the options of attention types."""
+    from hdexport.attention.registry import attention_types, cli_syntaxes
 
-    examples = [f"{form.example}: {form.summary}" for form in forms().values()]
+    examples = [f"{syntax.example}: {syntax.summary}" for syntax in cli_syntaxes().values()]
     parser.add_argument("--attention", metavar="SPEC", help="\n".join([f"{effect} For example:", *examples]))
     parser.add_argument(
-        "--help-attention", action=_ShowForms, nargs=0, help="show every form of --attention with all its parts"
+        "--help-attention", action=_ShowSyntaxes, nargs=0, help="show every syntax of --attention with all parts"
     )
-    for kind in kinds():
-        kind.add_arguments(parser)
+    for type_ in attention_types():
+        type_.add_arguments(parser)
 
 
-class _ShowForms(argparse.Action):
-    """Prints the forms of ``--attention`` and ends the command."""
+class _ShowSyntaxes(argparse.Action):
+    """Prints the syntaxes of ``--attention`` and ends the command."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from hdexport.attention.kinds import forms
+        from hdexport.attention.registry import cli_syntaxes
 
         width = shutil.get_terminal_size().columns - 2
-        for form in forms().values():
-            print(form.grammar)
-            print(textwrap.indent(textwrap.fill(f"{form.help}.", width - 2), "  "))
+        for syntax in cli_syntaxes().values():
+            print(syntax.grammar)
+            print(textwrap.indent(textwrap.fill(f"{syntax.help}.", width - 2), "  "))
         parser.exit()
 
 

@@ -169,7 +169,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> BuildOptions:
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.graph.targets.registry import chosen_targets, graph_targets, variants_of

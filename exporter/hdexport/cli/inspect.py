@@ -233,11 +233,11 @@ def _positions(manifest: Manifest) -> str:
 
 
 def _attention(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    from hdexport.attention.kinds import attention_of
+    from hdexport.attention.registry import attention_of
     from hdruntime.bundle.manifest import Role
 
     for item in attention_of(manifest):
-        yield from item.kind.describe(item.record)
+        yield from item.type.describe(item.record)
     marks = manifest.input_of(Role.GLOBAL_ATTENTION_MASK)
     if marks is not None:
         default = _MARKED[marks.default.fill.value]

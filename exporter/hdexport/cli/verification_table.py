@@ -57,9 +57,9 @@ def rows(record: VerificationRecord) -> Iterator[tuple[str, ...]]:
         cosine = "-" if graph.min_cosine is None else f"{graph.min_cosine:.6f}"
         cases = f"{graph.checks}" if graph.status is Status.PASS else f"{graph.checks - graph.passed} of {graph.checks}"
         yield name, graph.precision, graph.status.value, cases, error, cosine, str(graph.tolerance)
-    for subject in dict.fromkeys(skip.graph for skip in record.skipped):
-        if subject is not None and subject not in record.graphs:
-            yield subject, "-", Status.SKIP.value, "0", "-", "-", "-"
+    for context in dict.fromkeys(skip.graph for skip in record.skipped):
+        if context is not None and context not in record.graphs:
+            yield context, "-", Status.SKIP.value, "0", "-", "-", "-"
 
 
 def notes(record: VerificationRecord, fp16_overflow: Fp16Overflow | None) -> Iterator[str]:

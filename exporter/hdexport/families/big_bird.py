@@ -10,8 +10,8 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from hdexport.attention.blocks import BlockSparse
+from hdexport.attention.blocks.conversion import bigbird
 from hdexport.attention.blocks.model import LISTED_BLOCKS, BlockMask, through_blocks
-from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.interface import LayerMask
 from hdexport.families import rembert
@@ -22,7 +22,7 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.blocks.setup import BlockSetup
+    from hdexport.attention.blocks.conversion import BlockConversion
 
 
 class BigBirdAttention(rembert.RemBertAttention):
@@ -77,10 +77,12 @@ def forget_short_texts(model: PreTrainedModel) -> None:
     base.forward = of_new_model
 
 
-def own_blocks(model: Any, setup: BlockSetup | None) -> tuple[BlockSparse | None, Sequence[torch.Tensor | None]]:
+def own_blocks(
+    model: Any, conversion: BlockConversion | None
+) -> tuple[BlockSparse | None, Sequence[torch.Tensor | None]]:
     """The attention, None where it is dense, and the table of each layer, if any."""
     layers = model.config.num_hidden_layers
-    return (None, [None] * layers) if setup is None else (setup.record, setup.tables(layers))
+    return (None, [None] * layers) if conversion is None else (conversion.record, conversion.tables(layers))
 
 
 def run_layers(
@@ -133,13 +135,13 @@ def _forward(
     return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden_states)
 
 
-def _adapt(model: Any, setup: BlockSetup | None = None) -> None:
+def _adapt(model: Any, conversion: BlockConversion | None = None) -> None:
     if hasattr(model, "qa_classifier") and model.config.sep_token_id is None:
         raise ModelError(
             "config.json has no sep_token_id, which a big_bird needs to exclude the question from the answers.",
             hint='Add it: the tokenizer knows the id of its separator, e.g. "sep_token_id": 66.',
         )
-    base, (spec, tables) = model.base_model, own_blocks(model, setup)
+    base, (spec, tables) = model.base_model, own_blocks(model, conversion)
     for layer, table in zip(base.encoder.layer, tables, strict=True):
         layer.attention = _Attention(layer.attention, table)
     base.forward = functools.partial(_forward, base, spec)

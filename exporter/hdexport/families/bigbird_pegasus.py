@@ -16,7 +16,7 @@ from hdexport.model.family import Family, OwnAttention
 from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
-    from hdexport.attention.blocks.setup import BlockSetup
+    from hdexport.attention.blocks.conversion import BlockConversion
 
 
 class _Layer(torch.nn.Module):
@@ -56,8 +56,8 @@ def _forward(
     return BaseModelOutput(last_hidden_state=encoder.layernorm_embedding(hidden_states))
 
 
-def _adapt(encoder: Any, setup: BlockSetup | None = None) -> None:
-    spec, tables = own_blocks(encoder, setup)
+def _adapt(encoder: Any, conversion: BlockConversion | None = None) -> None:
+    spec, tables = own_blocks(encoder, conversion)
     encoder.layers = torch.nn.ModuleList(
         _Layer(layer, BigBirdAttention(layer.self_attn.self, table))
         for layer, table in zip(encoder.layers, tables, strict=True)

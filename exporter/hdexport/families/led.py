@@ -15,7 +15,7 @@ from hdruntime.bundle.manifest import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.window.kind import WindowSetup
+    from hdexport.attention.window.attention_type import WindowConversion
 
 
 class _Positions(torch.nn.Module):
@@ -63,11 +63,11 @@ def _forward(
     return LEDEncoderBaseModelOutput(last_hidden_state=hidden_states)
 
 
-def _adapt(encoder: Any, setup: WindowSetup) -> None:
+def _adapt(encoder: Any, conversion: WindowConversion) -> None:
     for layer in encoder.layers:
         attention = layer.self_attn
-        attention.longformer_self_attn = LongformerAttention(attention.longformer_self_attn, setup.bound)
-    encoder.forward = functools.partial(_forward, encoder, setup.bound)
+        attention.longformer_self_attn = LongformerAttention(attention.longformer_self_attn, conversion.bound)
+    encoder.forward = functools.partial(_forward, encoder, conversion.bound)
 
 
 def _padded_tokens(config: Any, tokens: int) -> int:

@@ -24,7 +24,7 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.window.kind import WindowSetup
+    from hdexport.attention.window.attention_type import WindowConversion
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ def _forward(
     return LongformerBaseModelOutputWithPooling(last_hidden_state=hidden_states)
 
 
-def _adapt(model: PreTrainedModel, setup: WindowSetup) -> None:
+def _adapt(model: PreTrainedModel, conversion: WindowConversion) -> None:
     base: Any = model.base_model
     for layer in base.encoder.layer:
-        layer.attention.self = LongformerAttention(layer.attention.self, setup.bound)
-    base.forward = functools.partial(_forward, base, setup.bound)
+        layer.attention.self = LongformerAttention(layer.attention.self, conversion.bound)
+    base.forward = functools.partial(_forward, base, conversion.bound)
 
 
 def attention_windows(config: Any) -> list[int] | int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from hdexport.attention.local_global.kind import LocalGlobalAttention
+from hdexport.attention.local_global.attention_type import LocalGlobalAttention
 from hdexport.attention.local_global.model import LocalTokens, local_global_node
 from hdexport.families.t5 import Layer, check_buckets, run_layers, wide_states
 from hdexport.model.family import Family, OwnAttention
@@ -19,7 +19,7 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.kind import Setup
+    from hdexport.attention.attention_type import AttentionConversion
 
 
 class _Attention(torch.nn.Module):
@@ -81,9 +81,9 @@ def _table(attention: Any, embedding: torch.nn.Embedding, reach: int) -> torch.n
     return torch.nn.Parameter(embedding.weight.detach()[buckets].T.contiguous())
 
 
-def _adapt(model: PreTrainedModel, setup: Setup) -> None:
+def _adapt(model: PreTrainedModel, conversion: AttentionConversion) -> None:
     stack: Any = model.base_model.encoder
-    record: LocalGlobalAttention = setup.record
+    record: LocalGlobalAttention = conversion.record
     name = "TransientGlobalSelfAttention" if record.side_tokens else "LocalSelfAttention"
     attentions = [getattr(layer.layer[0], name) for layer in stack.block]
     # All layers use the first one's.

@@ -23,7 +23,7 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.lsh.kind import LshSetup
+    from hdexport.attention.lsh.attention_type import LshConversion
 
 
 class _SelfAttention(torch.nn.Module):
@@ -94,11 +94,11 @@ def _forward(
     return ReformerModelOutput(last_hidden_state=normalised)
 
 
-def _adapt(model: PreTrainedModel, setup: LshSetup) -> None:
+def _adapt(model: PreTrainedModel, conversion: LshConversion) -> None:
     base: Any = model.base_model
-    layers = [_Layer(layer, setup.record) for layer in base.encoder.layers]
+    layers = [_Layer(layer, conversion.record) for layer in base.encoder.layers]
     base.encoder.layers = torch.nn.ModuleList(layers)
-    base.register_buffer("lsh_rotations", setup.rotations(model), persistent=False)
+    base.register_buffer("lsh_rotations", conversion.rotations(model), persistent=False)
     base.forward = functools.partial(_forward, base)
 
 

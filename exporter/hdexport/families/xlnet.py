@@ -9,7 +9,7 @@ import torch
 from transformers import XLNetForSequenceClassification
 from transformers.models.xlnet.modeling_xlnet import XLNetModelOutput
 
-from hdexport.attention.relative.kind import RelativeAttention
+from hdexport.attention.relative.attention_type import RelativeAttention
 from hdexport.attention.relative.model import Distances, key_kinds, relative_node
 from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
 from hdexport.model.family import Family, OwnAttention
@@ -19,7 +19,7 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.relative.kind import RelativeSetup
+    from hdexport.attention.relative.attention_type import RelativeConversion
 
 _SUMMARIES = ("last", "first", "mean")
 """The vector that a classifier reads of a text, by ``summary_type``: one of its tokens', or the mean of all."""
@@ -145,13 +145,13 @@ def _classify(
     return SequenceClassifierOutput(logits=model.logits_proj(head.activation(head.summary(summary.to(states.dtype)))))
 
 
-def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
+def _adapt(model: PreTrainedModel, conversion: RelativeConversion) -> None:
     base: Any = model.base_model
-    distances = Distances(setup.record, setup.max_len)
-    base.record = setup.record
+    distances = Distances(conversion.record, conversion.max_len)
+    base.record = conversion.record
     base.layer = torch.nn.ModuleList(_Layer(layer, distances) for layer in base.layer)
     base.register_buffer("waves", distances.waves(base.d_model), persistent=False)
-    base.forward = functools.partial(_forward, base, setup.carried)
+    base.forward = functools.partial(_forward, base, conversion.carried)
     if isinstance(model, XLNetForSequenceClassification):
         summary = model.sequence_summary.summary_type
         if summary not in _SUMMARIES:
@@ -162,10 +162,10 @@ def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
         model.forward = functools.partial(_classify, model)
 
 
-def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
+def _remember(model: PreTrainedModel, conversion: RelativeConversion) -> None:
     """Hand the library's model its memory; it sees all of that, so tokens that are not there are cut off before."""
     base: Any = model.base_model
-    carried, size = setup.carried, setup.record.memory
+    carried, size = conversion.carried, conversion.record.memory
     assert carried is not None
     base.mem_len = size
     original = base.forward
@@ -175,7 +175,7 @@ def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
         missing = int((mask[0] == 0).sum())
         if not (mask == (torch.arange(mask.shape[1]) >= missing)).all():
             raise ValueError("Hugging Face's XLNet sees memories whole: masks must be zeros, then ones, in all rows.")
-        before = [carried.given(layer) for layer in range(setup.record.layers)]
+        before = [carried.given(layer) for layer in range(conversion.record.layers)]
         there = [memory[:, missing:].transpose(0, 1) for memory in before]
         remembered_states = there if missing < mask.shape[1] else None
         named |= {"mems": remembered_states, "use_mems": True}
@@ -183,7 +183,7 @@ def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
         for layer, (memory, left) in enumerate(zip(before, output.mems, strict=True)):
             whole = torch.cat([memory[:, :missing], left.transpose(0, 1)], dim=1)
             carried.leave(layer, whole[:, whole.shape[1] - memory.shape[1] :])
-        reused = attention_mask[:, : setup.record.reuse or None]
+        reused = attention_mask[:, : conversion.record.reuse or None]
         carried.leave(MASK, remembered(mask, reused, text_ends(reused)))
         return output
 

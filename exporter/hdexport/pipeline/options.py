@@ -39,7 +39,7 @@ class BuildOptions:
         attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
             they see; ``none`` leaves them; None chooses.
         rope_factor: of the base of rotary positions in layers that attend to the whole text, above 1; None leaves it.
-        attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
+        attention: requests to attention types, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
         recurrence: tokens of earlier calls that the model remembers, at least 2; None for the checkpoint's number.
         ffn_chunk: most tokens of a batch, at least 1, that a feed-forward network computes at once in ONNX Runtime;

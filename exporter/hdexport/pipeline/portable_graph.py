@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from hdexport.attention.kind import OperatorNode, Setup
-from hdexport.attention.kinds import attention_records, check_unseen_tokens
+from hdexport.attention.attention_type import AttentionConversion, OperatorNode
+from hdexport.attention.registry import attention_records, check_unseen_tokens
 from hdexport.checkpoint import Checkpoint
 from hdexport.model.carried_states import counts_tokens
 from hdexport.model.task import TASKS
@@ -72,7 +72,7 @@ def manifest_of_graph(
     module: GraphModule,
     checkpoint: Checkpoint,
     positions: Positions,
-    setups: Mapping[str, Setup],
+    conversions: Mapping[str, AttentionConversion],
     options: BuildOptions,
     *,
     parameters: int,
@@ -88,7 +88,7 @@ def manifest_of_graph(
     config, task, portable = module.model.config, module.task, traced.model
     nodes = [OperatorNode(operator_of(node).name, attributes_of(node)) for node in operator_nodes(portable)]
     if any(spec.role is Role.ATTENDED for spec in module.inputs):
-        check_unseen_tokens(setups, nodes, model_type=checkpoint.config["model_type"])
+        check_unseen_tokens(conversions, nodes, model_type=checkpoint.config["model_type"])
     return Manifest(
         format_version=FORMAT_VERSION,
         name=checkpoint.name,
@@ -104,13 +104,15 @@ def manifest_of_graph(
         positions=positions,
         operators=dict(Counter(f"{ONNX_DOMAIN}::{node.operator}" for node in nodes)),
         kernel_nodes=options.engines.chosen(kernel_records(portable, dtype=options.precision)),
-        attention=tuple(attention_records(setups, nodes)),
+        attention=tuple(attention_records(conversions, nodes)),
         inputs=module.inputs,
         outputs=tuple(_tensor_spec(value) for value in portable.graph.outputs),
         graphs=(GraphFile(file=_FILE, lowering=PORTABLE_LOWERING, dtype=options.precision),),
         engines=(),
         tokenizer=None,
-        padding=next((setup.padding for setup in setups.values() if setup.padding is not None), None),
+        padding=next(
+            (conversion.padding for conversion in conversions.values() if conversion.padding is not None), None
+        ),
         labels=tuple(config.id2label[index] for index in sorted(config.id2label)) if TASKS[task].has_labels else (),
         verification=None,
         made_by=_made_by(checkpoint, options),

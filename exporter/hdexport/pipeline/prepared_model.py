@@ -7,8 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hdexport.attention.kind import Setup, Subject
-from hdexport.attention.kinds import attention_setups
+from hdexport.attention.attention_type import AttentionConversion, ConversionContext
+from hdexport.attention.registry import attention_conversions
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.extended_files import read_extension
 from hdexport.checkpoint.position_choice import PositionChoice
@@ -72,9 +72,9 @@ def attention_of_model(
     options: BuildOptions,
     query_scale: LogScale | None,
     progress: Progress,
-) -> dict[str, Setup]:
+) -> dict[str, AttentionConversion]:
     """The model's attention, its own or the requested one; reports what the requested one does to the answers."""
-    subject = Subject(
+    context = ConversionContext(
         model=model,
         family=checkpoint.family,
         task=checkpoint.run_as(task),
@@ -92,18 +92,18 @@ def attention_of_model(
             "before: build with that option.",
             extension.attention,
         )
-    setups = attention_setups(options.attention, subject)
-    for setup in setups.values():
-        if setup.remark is not None:
-            progress.result(setup.remark)
-    return setups
+    conversions = attention_conversions(options.attention, context)
+    for conversion in conversions.values():
+        if conversion.note is not None:
+            progress.result(conversion.note)
+    return conversions
 
 
 def graph_module(
     model: PreTrainedModel,
     checkpoint: Checkpoint,
     task: Task,
-    setups: Mapping[str, Setup],
+    conversions: Mapping[str, AttentionConversion],
     options: BuildOptions,
     query_scale: LogScale | None,
     *,
@@ -132,7 +132,7 @@ def graph_module(
     )
 
     family, run_as = checkpoint.family, checkpoint.run_as(task)
-    carried = next((setup.carried for setup in setups.values() if setup.carried is not None), None)
+    carried = next((conversion.carried for conversion in conversions.values() if conversion.carried is not None), None)
     if carried is not None and run_as is not task:
         raise InputError(
             "The model's scores are of a vector that is pooled of all tokens of a pair, and a model with a memory sees "
@@ -147,10 +147,10 @@ def graph_module(
     cast_model(model, options.precision)
     fuse_gelu(model)
     use_chosen_experts(model)
-    if not any(setup.is_own for setup in setups.values()):
+    if not any(conversion.is_native for conversion in conversions.values()):
         family.adapt(model)
-    for setup in setups.values():
-        setup.adapt(model, family)
+    for conversion in conversions.values():
+        conversion.adapt(model, family)
     use_operators(model, query_scale)
     return GraphModule(
         model,
@@ -160,7 +160,7 @@ def graph_module(
             token_type_separator_id=family.token_type_separator_id(model.config, run_as),
             pools_prompts=pools_prompts,
             sees_all=sees_all,
-            others=[spec for setup in setups.values() for spec in setup.inputs],
+            others=[spec for conversion in conversions.values() for spec in conversion.inputs],
         ),
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,

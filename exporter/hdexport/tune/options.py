@@ -57,7 +57,7 @@ class TuneOptions:
         scheme: source of the new rows before they are trained.
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
         attention: value of ``--attention``; None keeps the model's.
-        attention_options: of kinds of attention, by their names in Python.
+        attention_options: of attention types, by their names in Python.
         attention_scale: factor of the queries; None chooses.
         minutes: of training, all runs of the same command together; None where only `steps` counts.
         steps: of the optimizer; None where only `minutes` counts. Where neither is given, 30 minutes.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from hdexport.attention.kinds import attention_from_spec
+from hdexport.attention.registry import attention_from_spec
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.extended_files import (
     CHECKPOINT_DIRECTORY,

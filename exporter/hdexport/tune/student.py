@@ -12,10 +12,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from hdexport.attention.kind import Subject
-from hdexport.attention.kinds import attention_from_spec, attention_setups, kind_named
+from hdexport.attention.attention_type import ConversionContext
 from hdexport.attention.query_scale import LogScale
 from hdexport.attention.reference_attention import use_query_scale
+from hdexport.attention.registry import attention_conversions, attention_from_spec, attention_type_named
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.heads import ModuleChain, sentence_vectors
 from hdexport.checkpoint.poolings import SENTENCE, PoolingModule
@@ -136,7 +136,7 @@ def make_student(
         weight.requires_grad_(options.train is Trained.ALL)
     positions, rows = _tuned_rows(model, checkpoint, options, choice)
     query_scale = LogScale(choice.trained) if choice.attention_scale == "logn" else None
-    subject = Subject(
+    context = ConversionContext(
         model=model,
         family=family,
         task=task,
@@ -145,9 +145,11 @@ def make_student(
         first_special_id=lambda: first_special_id(checkpoint),
         convertible=convertible_model_types,
     )
-    setups = attention_setups(attention_from_spec(options.attention, options.attention_options), subject)
-    facts = [kind_named(name).use_reference(setup, model, family) for name, setup in setups.items()]
-    if not any(fact.replaced for fact in facts):
+    conversions = attention_conversions(attention_from_spec(options.attention, options.attention_options), context)
+    properties = [
+        attention_type_named(name).use_reference(conversion, model, family) for name, conversion in conversions.items()
+    ]
+    if not any(each.replaced for each in properties):
         family.as_trained(model)
     if query_scale is not None:
         use_query_scale(model, family, query_scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from hdexport.attention.kinds import Attention, attention_of
+from hdexport.attention.registry import Attention, attention_of
 from hdexport.families import family_of
 from hdexport.model.task import TASKS
 from hdexport.verify.graph_sets import GraphSet
@@ -94,7 +94,7 @@ def _scores_bytes_of_graph(graphs: GraphSet, case: Case, manifest: Manifest, cut
 
 def _is_fused(item: Attention, lowering: str | None) -> bool:
     """Whether graphs of a lowering have a fused attention in the place of the kind's operators."""
-    return any(lowering in each.fused for each in item.kind.lowerings)
+    return any(lowering in each.fused for each in item.type.lowerings)
 
 
 def _scores_bytes_of_reference(case: Case, manifest: Manifest) -> int:

@@ -65,7 +65,7 @@ def expected_rows(
     PyTorch runs the padded batch where nothing else would do: blocks may be the batch's blocks; with padding on the
     left a classifier of Hugging Face's reads the token at index 0, even where that is padding, and some models take no
     position ids. `samples` are the tokens whose logits are computed, None for all; PyTorch follows the graph's
-    `decisions`, see `hdexport.attention.kind.Decisions`.
+    `decisions`, see `hdexport.attention.attention_type.DiscreteOutputs`.
     """
     by_batch = manifest.padding is not None
     shifted = case.padding == "left" and reference.positions_shift and not reference.takes_position_ids
@@ -85,9 +85,9 @@ def expected_rows(
 def _following(
     reference: Reference, decisions: Sequence[IntArray], row: int, tokens: slice
 ) -> contextlib.AbstractContextManager[None]:
-    if reference.facts.decisions is None:
+    if reference.properties.discrete_outputs is None:
         return contextlib.nullcontext()
-    return reference.facts.decisions.follow(decisions, row=row, tokens=tokens)
+    return reference.properties.discrete_outputs.follow(decisions, row=row, tokens=tokens)
 
 
 def _expected_of_padded_rows(
@@ -113,9 +113,9 @@ def left_padding_skip(manifest: Manifest, reference: Reference) -> Skip | None:
     """Why padding on the left leaves nothing to compare with; None where it does. A classifier of Hugging Face's reads
     the token at index 0. If that is padding, dense attention gives it a value, which counts as an answer; in sparse
     attention it is undefined, except in Longformer, where it is 0."""
-    facts, detail = reference.facts, None
-    if reference.reads_first and facts.undefined_padding:
+    properties, detail = reference.properties, None
+    if reference.reads_first and properties.undefined_padding:
         detail = "transformers' classifier reads token 0, which sparse attention leaves undefined in padding"
-    elif facts.counts_from_padding and manifest.padding is None and not reference.takes_position_ids:
+    elif properties.counts_from_padding and manifest.padding is None and not reference.takes_position_ids:
         detail = "transformers counts blocks from the padding, which moves positions"
     return None if detail is None else Skip(cause=SkipCause.LEFT_PADDING, detail=detail)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hdexport.attention.kinds import attention_of
+from hdexport.attention.registry import attention_of
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
 from hdexport.verify.operations import longest_within, matmul_weights, operations

@@ -119,7 +119,7 @@ def _skip(reference: Reference, theirs: str | None, task: Task, grid: Grid) -> S
     """Why no texts are compared; None where they are."""
     if task is Task.TEXT_SCORING:
         return Skip(cause=SkipCause.LIBRARY, detail="transformers no longer has such a model")
-    if reference.facts.decisions is not None:
+    if reference.properties.discrete_outputs is not None:
         return Skip(cause=SkipCause.HIDDEN_DECISIONS)
     if theirs is not None and grid is Grid.QUICK:
         return Skip(cause=SkipCause.SLOW_IMPORT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from hdexport.attention.kind import Boundaries
+from hdexport.attention.attention_type import Boundaries
 from hdruntime.bundle.verification import Case
 
 LONGEST_CHECKED = 8192

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hdexport.attention.kinds import attention_of
+from hdexport.attention.registry import attention_of
 from hdruntime.bundle.manifest import Manifest
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.attention.kind import ReferenceFacts
-from hdexport.attention.kinds import attention_of
+from hdexport.attention.attention_type import ReferenceProperties
+from hdexport.attention.registry import attention_of
 from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
 from hdexport.model.carried_states import MASK, carried_name, left_name
@@ -58,14 +58,14 @@ class Reference:
         manifest: Manifest,
         *,
         checkpoint: Checkpoint,
-        facts: ReferenceFacts,
+        properties: ReferenceProperties,
         positions_shift: bool,
     ) -> None:
-        self._module, self.checkpoint, self.facts = module, checkpoint, facts
+        self._module, self.checkpoint, self.properties = module, checkpoint, properties
         self.positions_shift = positions_shift
         self.pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
         self.is_changed = (
-            facts.replaced
+            properties.replaced
             or manifest.adapter is not None
             or manifest.positions.rope_factor is not None
             or manifest.positions.attention_scale != "none"
@@ -222,19 +222,19 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         )
     if manifest.positions.rope_factor is not None:
         use_stretched_rotary(model, manifest.positions.rope_factor)
-    facts = _use_attention(model, checkpoint.family, bundle)
+    properties = _use_attention(model, checkpoint.family, bundle)
     module = GraphModule(
         model,
         task,
         inputs=manifest.inputs,
         head=task_head(checkpoint, task),
-        carried=facts.carried,
+        carried=properties.carried,
     ).eval()
     return Reference(
         module,
         manifest,
         checkpoint=checkpoint,
-        facts=facts,
+        properties=properties,
         positions_shift=positions.first_row == 0 and positions.form != PositionForm.BY_LENGTH,
     )
 
@@ -308,26 +308,28 @@ def compared_tokens(spec: InputSpec, expected: Outputs) -> npt.NDArray[np.bool_]
     return is_there
 
 
-def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> ReferenceFacts:
+def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> ReferenceProperties:
     """Makes the model attend as the bundle's was made to, without our operators, in place."""
     from hdexport.attention.query_scale import LogScale
     from hdexport.attention.reference_attention import use_query_scale
 
     found = [
-        item.kind.use_reference(item.kind.read(item.record, bundle), model, family)
+        item.type.use_reference(item.type.read(item.record, bundle), model, family)
         for item in attention_of(bundle.manifest)
     ]
-    replaced = any(facts.replaced for facts in found)
+    replaced = any(properties.replaced for properties in found)
     if not replaced:
         family.as_trained(model)
     query_scale = LogScale.of_positions(bundle.manifest.positions)
     if query_scale is not None:
         use_query_scale(model, family, query_scale)
-    return ReferenceFacts(
+    return ReferenceProperties(
         replaced=replaced,
-        undefined_padding=any(facts.undefined_padding for facts in found),
-        counts_from_padding=any(facts.counts_from_padding for facts in found),
-        decisions=next((facts.decisions for facts in found if facts.decisions is not None), None),
-        information=next((facts.information for facts in found if facts.information is not None), None),
-        carried=next((facts.carried for facts in found if facts.carried is not None), None),
+        undefined_padding=any(properties.undefined_padding for properties in found),
+        counts_from_padding=any(properties.counts_from_padding for properties in found),
+        discrete_outputs=next(
+            (properties.discrete_outputs for properties in found if properties.discrete_outputs is not None), None
+        ),
+        information=next((properties.information for properties in found if properties.information is not None), None),
+        carried=next((properties.carried for properties in found if properties.carried is not None), None),
     )

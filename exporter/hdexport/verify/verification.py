@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hdexport.attention.kind import DECISION, Boundaries
-from hdexport.attention.kinds import attention_of
+from hdexport.attention.attention_type import DISCRETE_OUTPUT, Boundaries
+from hdexport.attention.registry import attention_of
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
 from hdexport.graph.targets.target import Changes
@@ -99,7 +99,7 @@ def verify_bundle(
     sets = [] if asks_gpu else graph_sets(manifest, backend, precisions, outcomes.skip)
     if precisions is None and (backend is None or asks_gpu):
         sets += gpu_sets(bundle, backend, outcomes.skip)
-    if reference.facts.decisions is not None:
+    if reference.properties.discrete_outputs is not None:
         sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
         limit_bytes = _QUICK_LIMIT_BYTES if grid is Grid.QUICK else _free_bytes() // 2
@@ -108,7 +108,7 @@ def verify_bundle(
         for part in open_at_once(those, manifest, _free_bytes() // 2):
             for is_sampled, group in _by_logits(found, manifest, limit_bytes).items():
                 with contextlib.ExitStack() as stack:
-                    changes = Changes(asked.facts.decisions, is_sampled)
+                    changes = Changes(asked.properties.discrete_outputs, is_sampled)
                     runs = {each: stack.enter_context(runner(bundle, each, changes)) for each in part}
                     for case in group:
                         progress.detail("checks", done, total)
@@ -191,12 +191,12 @@ def _that_show_decisions(sets: Iterable[GraphSet], outcomes: _Outcomes) -> Itera
 
 
 def _information(bundle: Bundle, reference: Reference) -> Iterator[str]:
-    if reference.facts.information is None:
+    if reference.properties.information is None:
         return
     import torch
 
     (text,), kind = sample_ids(bundle, [min(bundle.manifest.max_len, _INFORMATION_TOKENS)])
-    for found in reference.facts.information(torch.from_numpy(text)[None]):
+    for found in reference.properties.information(torch.from_numpy(text)[None]):
         yield f"{found} ({kind} of {len(text)} tokens)"
 
 
@@ -209,7 +209,7 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
             lengths=frozenset({tokens - 1, tokens, tokens + 1}), first=tokens, second=tokens + 1, alone=True
         )
     for item in attention_of(manifest):
-        found = item.kind.boundaries(item.record)
+        found = item.type.boundaries(item.record)
         if found is not None:
             yield found
     chunk = manifest.ffn_chunk
@@ -274,7 +274,7 @@ def _check_case(
     if not fitting:
         return
     expected = None
-    if reference.facts.decisions is None:
+    if reference.properties.discrete_outputs is None:
         expected = expected_rows(case, reference, manifest, samples=samples)
     feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
     for graphs, run in fitting:
@@ -306,8 +306,8 @@ def _compared(
         return not_compared(graphs, case, manifest, str(error).splitlines()[0])
     if expected is not None:
         return compare_case(graphs, case, manifest, expected, outputs, samples)
-    decisions = reference.facts.decisions
-    assert decisions is not None
-    decided = [np.asarray(values, np.int64) for name, values in outputs.items() if name.startswith(DECISION)]
+    discrete_outputs = reference.properties.discrete_outputs
+    assert discrete_outputs is not None
+    decided = [np.asarray(values, np.int64) for name, values in outputs.items() if name.startswith(DISCRETE_OUTPUT)]
     followed = expected_rows(case, reference, manifest, samples=samples, decisions=decided)
-    return compare_case(graphs, case, manifest, followed, outputs, samples, decisions.take_wrong())
+    return compare_case(graphs, case, manifest, followed, outputs, samples, discrete_outputs.take_wrong())

@@ -400,8 +400,8 @@ class Manifest:
         dtype: of the portable graph, ``float32``, ``float16`` or ``bfloat16``; outputs are float32 always.
         operators: operator of ours -> number of nodes, in the portable graph.
         kernel_nodes: of the graphs' attention, what kernels can compute.
-        attention: the record of each kind of attention in the model: JSON objects, the kind's name in ``kind``, the
-            rest for users of the kind. The runtime ignores it.
+        attention: the record of each attention type in the model: JSON objects with the type's name in ``type``.
+            The runtime ignores them.
         inputs: of the graphs; a session obeys their roles, defaults and bounds.
         padding: how far rows may be padded; None for any length.
         sentence: how sentence-transformers runs the checkpoint; None for tasks that it does not have, and of bundles

@@ -232,10 +232,10 @@ def _position_problems(positions: Positions, max_len: int) -> Iterator[str]:
 
 def _attention_problems(manifest: Manifest) -> Iterator[str]:
     for index, record in enumerate(manifest.attention):
-        kind = record.get("kind")
-        if not isinstance(kind, str) or not kind:
-            yield f"attention[{index}].kind should be the name of a kind, not {kind!r}"
-    yield from _repeated("attention", (str(record.get("kind")) for record in manifest.attention))
+        name = record.get("type")
+        if not isinstance(name, str) or not name:
+            yield f"attention[{index}].type should be the name of an attention type, not {name!r}"
+    yield from _repeated("attention", (str(record.get("type")) for record in manifest.attention))
 
 
 def _sentence_problems(manifest: Manifest) -> Iterator[str]:

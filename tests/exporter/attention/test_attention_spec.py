@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from hdexport.attention.attention_type import ConversionContext
 from hdexport.attention.blocks import BlockRequest, LastBlock, Mode, Pattern
-from hdexport.attention.kind import Subject
-from hdexport.attention.kinds import attention_from_spec, kinds
+from hdexport.attention.registry import attention_from_spec, attention_types
 from hdexport.attention.window import Window
-from hdexport.attention.window.kind import MOST_GLOBAL_TOKENS, WindowKind, WindowRequest
+from hdexport.attention.window.attention_type import MOST_GLOBAL_TOKENS, WindowAttentionType, WindowRequest
 from hdexport.families import convertible_model_types, family_of
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError, ModelError
 from support.comparators import named_case
 
-FORMS = {word: form for kind in kinds() for word, form in kind.forms.items()}
+SYNTAXES = {word: syntax for type_ in attention_types() for word, syntax in type_.syntaxes.items()}
 
 
 def window(tokens: int, *, right: int | None = None, **others: Any) -> WindowRequest:
@@ -83,23 +83,23 @@ def test_an_invalid_specification_is_answered_with_the_grammar() -> None:
         with named_case(spec):
             with pytest.raises(InputError) as caught:
                 attention_from_spec(spec)
-            assert str(caught.value).startswith(f"--attention {spec} is not understood at ")
-            assert all(form.grammar in str(caught.value) for form in FORMS.values())
+            assert str(caught.value).startswith(f"attention={spec!r} has an invalid part: ")
+            assert all(syntax.grammar in str(caught.value) for syntax in SYNTAXES.values())
             word = spec.partition(":")[0]
-            assert f"For example: --attention {word if word in FORMS else 'window'}:" in str(caught.value)
+            assert f"For example: attention='{word if word in SYNTAXES else 'window'}:" in str(caught.value)
 
 
 REFUSED = {
-    "window:0": "asks for window 0; it must be 1 or more",
-    "window:8,right:-1": "asks for right -1; it must be 0 or more",
-    "window:8,global:3841": "asks for global 3841; it must be 0 to 3840",
-    "window:8,dilation:1/-2": "asks for dilation -2; it must be 1 or more",
-    "bigbird:block=0": "asks for block 0; it must be 1 or more.\nFor example: --attention bigbird:block=64",
-    "bigbird:seed=-1": "asks for seed -1; it must be 0 to 2147483647",
-    "lsh:chunk=0": "asks for chunk 0; it must be 1 to 32768.\nFor example: --attention lsh:chunk=64,rounds=4",
-    "lsh:before=65": "asks for before 65; it must be 0 to 64",
+    "window:0": "has window 0; it must be 1 or more",
+    "window:8,right:-1": "has right -1; it must be 0 or more",
+    "window:8,global:3841": "has global 3841; it must be 0 to 3840",
+    "window:8,dilation:1/-2": "has dilation -2; it must be 1 or more",
+    "bigbird:block=0": "has block 0; it must be 1 or more.\nFor example: attention='bigbird:block=64",
+    "bigbird:seed=-1": "has seed -1; it must be 0 to 2147483647",
+    "lsh:chunk=0": "has chunk 0; it must be 1 to 32768.\nFor example: attention='lsh:chunk=64,rounds=4'",
+    "lsh:before=65": "has before 65; it must be 0 to 64",
     "lsh:buckets=8/3": "8 x 3 buckets; each must be even",
-    "favor:features=0": "features 0; it must be 1 to 16384.\nFor example: --attention favor:features=256",
+    "favor:features=0": "features 0; it must be 1 to 16384.\nFor example: attention='favor:features=256'",
     "favor:seed=-1": "seed -1; it must be 0 to",
     # What contradicts itself.
     "bigbird:mode=hf_eval,seed=1": "gives a table of random blocks; mode=hf_eval takes none",
@@ -116,16 +116,16 @@ def test_numbers_out_of_range_and_contradictions_are_refused() -> None:
 
 def check(window: Window, *, model_type: str = "bert", heads: int = 4, max_len: int = 512) -> None:
     config = SimpleNamespace(model_type=model_type, num_attention_heads=heads)
-    subject = Subject(
+    context = ConversionContext(
         model=SimpleNamespace(config=config),
         family=family_of(model_type),
         task=Task.FEATURE_EXTRACTION,
         max_len=max_len,
         convertible=convertible_model_types,
     )
-    setup = WindowKind().setup(WindowRequest(window=window), subject)
-    assert setup is not None
-    assert (setup.window, setup.is_own, setup.inputs, setup.padding) == (window, False, (), None)
+    conversion = WindowAttentionType().conversion(WindowRequest(window=window), context)
+    assert conversion is not None
+    assert (conversion.window, conversion.is_native, conversion.inputs, conversion.padding) == (window, False, (), None)
 
 
 def test_dilations_that_are_not_one_per_head_are_refused() -> None:

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from hdexport.attention.blocks import BlockSparse, LastBlock, Mode, Pattern
-from hdexport.attention.blocks.setup import BlockSetup
+from hdexport.attention.blocks.conversion import BlockConversion
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
@@ -204,7 +204,7 @@ def test_question_answering_stays_finite_in_float16_whose_range_ends_before_a_mi
     save_tiny_model(tmp_path, "big_bird", Task.QUESTION_ANSWERING)
     model, family = find_checkpoint(tmp_path).load(Task.QUESTION_ANSWERING), family_of("big_bird")
     cast_model(model, "float16")
-    BlockSetup(is_own=True, record=family.own_attention("blocks", model.config)).adapt(model, family)
+    BlockConversion(is_native=True, record=family.own_attention("blocks", model.config)).adapt(model, family)
     ids = ids_of(LIMIT + 5).clamp(min=SEPARATOR_ID + 1)
     ids[0, 9] = SEPARATOR_ID
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=ids % 2).start_logits

@@ -15,8 +15,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from hdexport.attention.kind import Subject
-from hdexport.attention.kinds import attention_from_spec, attention_setups
+from hdexport.attention.attention_type import ConversionContext
+from hdexport.attention.registry import attention_conversions, attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.engines.build import EngineOptions
@@ -308,7 +308,7 @@ def test_manifest_and_inspect_say_what_a_document_may_have(tiny_bundles, both_si
 
 def test_a_memory_beyond_the_reach_of_windows_is_warned_of(both_sides, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint = find_checkpoint(both_sides.checkpoint)
-    subject = Subject(
+    context = ConversionContext(
         model=checkpoint.load(Task.FEATURE_EXTRACTION),
         family=checkpoint.family,
         task=Task.FEATURE_EXTRACTION,
@@ -317,7 +317,7 @@ def test_a_memory_beyond_the_reach_of_windows_is_warned_of(both_sides, caplog: p
     )
     for spec, warning in ((BOTH_SIDES, "Windows reach 16 tokens back, and --recurrence carries 48"), (ACROSS, "")):
         caplog.clear()
-        attention_setups(attention_from_spec(spec.replace("12,", "16,")), subject)
+        attention_conversions(attention_from_spec(spec.replace("12,", "16,")), context)
         assert warning in caplog.text
         assert bool(warning) == bool(caplog.text)
 

@@ -12,7 +12,7 @@ import torch
 
 from hdexport.attention.favor import FavorAttention
 from hdexport.attention.favor.model import attend_by_features
-from hdexport.attention.kinds import kind_named
+from hdexport.attention.registry import attention_type_named
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
 from hdexport.verify import Grid, verify_bundle
@@ -42,7 +42,7 @@ def test_the_manifest_says_what_the_graph_has(tiny_bundles) -> None:
     bundle = tiny_bundles("bert", **OURS)
     (record,) = bundle.manifest.attention
     assert record == {
-        "kind": "favor",
+        "type": "favor",
         "layers": 2,
         "features": 48,
         "seed": 3,
@@ -63,8 +63,8 @@ def test_the_manifest_says_what_the_graph_has(tiny_bundles) -> None:
 def test_padding_that_counts_is_never_added() -> None:
     """Rows of other lengths are not put into one batch."""
     record = FavorAttention(layers=2, features=4, seed=0, epsilon=1e-6, compat=True)
-    assert kind_named("favor").read(record, None).padding == PaddingRule(multiple_of=1)
-    assert list(kind_named("favor").problems(record, None)) == []
+    assert attention_type_named("favor").read(record, None).padding == PaddingRule(multiple_of=1)
+    assert list(attention_type_named("favor").problems(record, None)) == []
 
 
 # Bundles.

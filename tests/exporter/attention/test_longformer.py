@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
-from hdexport.attention.kind import Subject
-from hdexport.attention.kinds import attention_from_spec, attention_setups
+from hdexport.attention.attention_type import ConversionContext
+from hdexport.attention.registry import attention_conversions, attention_from_spec
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, Task
@@ -183,9 +183,11 @@ def inputs_of(
     max_len: int = 100,
 ) -> list[InputSpec]:
     """The inputs that the attention of a model of that configuration adds to its graph."""
-    subject = Subject(model=SimpleNamespace(config=config), family=family_of(model_type), task=task, max_len=max_len)
-    setups = attention_setups(attention_from_spec(None, {"max_global": max_global}), subject)
-    return [spec for setup in setups.values() for spec in setup.inputs]
+    context = ConversionContext(
+        model=SimpleNamespace(config=config), family=family_of(model_type), task=task, max_len=max_len
+    )
+    conversions = attention_conversions(attention_from_spec(None, {"max_global": max_global}), context)
+    return [spec for conversion in conversions.values() for spec in conversion.inputs]
 
 
 def test_the_defaults_by_task_and_family() -> None:

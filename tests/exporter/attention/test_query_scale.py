@@ -19,10 +19,10 @@ import torch
 import transformers
 
 import hdruntime
-from hdexport.attention.kind import Subject
-from hdexport.attention.kinds import attention_from_spec, attention_setups
+from hdexport.attention.attention_type import ConversionContext
 from hdexport.attention.query_scale import LogScale
 from hdexport.attention.reference_attention import use_query_scale
+from hdexport.attention.registry import attention_conversions, attention_from_spec
 from hdexport.attention.window import Window
 from hdexport.attention.window.model import window_mask
 from hdexport.build import BuildOptions, build
@@ -264,7 +264,7 @@ def test_queries_that_see_no_more_keys_than_were_trained_have_no_factor(tiny_bun
 def test_a_window_that_leaves_queries_as_they_are_is_warned_of(
     bert: transformers.PreTrainedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    subject = Subject(
+    context = ConversionContext(
         model=bert,
         family=family_of("bert"),
         task=Task.FEATURE_EXTRACTION,
@@ -275,7 +275,7 @@ def test_a_window_that_leaves_queries_as_they_are_is_warned_of(
     said = "leaves queries as they are that see 33 tokens at most: the model was trained with 64."
     for spec, warns in (("window:16,global:0", True), ("window:40,global:0", False)):
         caplog.clear()
-        attention_setups(attention_from_spec(spec), subject)
+        attention_conversions(attention_from_spec(spec), context)
         assert (said in caplog.text) == warns, spec
 
 

@@ -15,8 +15,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
 from hdexport.attention.blocks import Mode
+from hdexport.attention.blocks.conversion import BlockConversion
 from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
-from hdexport.attention.blocks.setup import BlockSetup
 from hdexport.families import family_of
 from hdruntime.errors import InputError
 from support.comparators import assert_close, named_case
@@ -79,8 +79,8 @@ def test_a_model_in_training_answers_as_ours_does_with_those_tables() -> None:
     for mode, tables in ((Mode.TABLE, own_seeds), (Mode.TABLE, one_seed), (Mode.HF_EVAL, None)):
         ours = transformers.BigBirdModel(trained.config).eval()
         ours.load_state_dict(trained.state_dict())
-        setup = BlockSetup(is_own=True, record=dataclasses.replace(spec, mode=mode), listed_blocks=tables)
-        setup.adapt(ours, family)
+        conversion = BlockConversion(is_native=True, record=dataclasses.replace(spec, mode=mode), listed_blocks=tables)
+        conversion.adapt(ours, family)
         with torch.inference_mode():
             answers.append(ours(input_ids=input_ids, attention_mask=mask).last_hidden_state[mask == 1].numpy())
     right, one_seed_for_all, block_0 = answers

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
+from hdexport.attention.attention_type import AttentionConversion, ConversionContext
 from hdexport.attention.interface import use_operators
-from hdexport.attention.kind import Setup, Subject
-from hdexport.attention.kinds import attention_from_spec, attention_setups, kind_named
+from hdexport.attention.registry import attention_conversions, attention_from_spec, attention_type_named
 from hdexport.families import convertible_model_types, family_of
 from hdruntime.bundle.manifest import Task
 from support.tiny_models import BASE, VOCAB_SIZE, save_tiny_model
@@ -45,29 +45,29 @@ def states(model: Model) -> torch.Tensor:
         return model(input_ids=ids, attention_mask=mask).last_hidden_state
 
 
-def setups_of(model: Model, spec: str | None) -> dict[str, Setup]:
-    subject = Subject(
+def conversions_of(model: Model, spec: str | None) -> dict[str, AttentionConversion]:
+    context = ConversionContext(
         model=model,
         family=FAMILY,
         task=Task.FEATURE_EXTRACTION,
         max_len=BASE,
         convertible=convertible_model_types,
     )
-    return attention_setups(attention_from_spec(spec), subject)
+    return attention_conversions(attention_from_spec(spec), context)
 
 
 def with_operators(model: Model, spec: str | None) -> Model:
     """The model as it is traced."""
-    for setup in setups_of(model, spec).values():
-        setup.adapt(model, FAMILY)
+    for conversion in conversions_of(model, spec).values():
+        conversion.adapt(model, FAMILY)
     use_operators(model)
     return model
 
 
 def as_reference(model: Model, spec: str | None) -> Model:
     """The model that a bundle is compared with."""
-    for name, setup in setups_of(model, spec).items():
-        kind_named(name).use_reference(setup, model, FAMILY)
+    for name, conversion in conversions_of(model, spec).items():
+        attention_type_named(name).use_reference(conversion, model, FAMILY)
     return model
 
 

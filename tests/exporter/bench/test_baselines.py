@@ -19,7 +19,7 @@ import torch._inductor.config
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from hdexport.attention.blocks import Mode
-from hdexport.attention.blocks.setup import bigbird
+from hdexport.attention.blocks.conversion import bigbird
 from hdexport.attention.window import Window, WindowAttention
 from hdexport.bench.baselines import BASELINES
 from hdexport.bench.baselines.baseline import Texts

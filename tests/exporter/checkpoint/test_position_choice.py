@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.attention.kinds import attention_from_spec
+from hdexport.attention.registry import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extended_files import EXTENSION_KEY

@@ -17,7 +17,7 @@ from hdexport.attention.traced.model import _causal_of_all_pairs, _dense_modules
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.trust import Trust
 from hdexport.families.any.behaviour import check_behaviour
-from hdexport.families.any.facts import facts_of
+from hdexport.families.any.model_info import infer_model_info
 from hdexport.families.any.route import any_family
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import open_bundle
@@ -121,7 +121,7 @@ def test_a_type_without_a_family_is_built_and_proved(
     assert manifest.verification.grid == "full", "without a family it is proof and no choice"
     assert "text: transformers" in manifest.verification.graphs
     assert manifest.operators.get("hdexport::DenseAttention", 0) == dense
-    records = {record["kind"]: record["layers"] for record in manifest.attention}
+    records = {record["type"]: record["layers"] for record in manifest.attention}
     assert records == {kind: layers for kind, layers in (("dense", dense), ("traced", 2 - dense)) if layers}
     assert manifest.positions.form == FORMS.get(model_type, manifest.positions.form)
     shown = run_here("inspect", tmp_path / "bundle").stdout
@@ -396,7 +396,7 @@ def test_the_proof_is_left_out_only_where_that_is_said(tmp_path: Path) -> None:
 def test_code_without_ids_or_vectors_is_refused(model_type: str, sizes: dict[str, object], said: str) -> None:
     config = AutoConfig.for_model(model_type, **sizes).to_dict()
     with pytest.raises(ModelError, match=said):
-        facts_of(config, any_family(model_type))
+        infer_model_info(config, any_family(model_type))
 
 
 def test_positions_that_the_code_does_not_know_are_refused(tmp_path: Path) -> None:
@@ -412,4 +412,4 @@ def test_floats_that_json_has_no_words_for_are_read() -> None:
     config = AutoConfig.for_model("falcon_h1", **sizes, mamba_d_head=16, vocab_size=120)
     written = json.loads(config.to_json_string())
     assert written["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
-    assert facts_of(written, any_family("falcon_h1")).most_positions == config.max_position_embeddings
+    assert infer_model_info(written, any_family("falcon_h1")).most_positions == config.max_position_embeddings

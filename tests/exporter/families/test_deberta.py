@@ -52,5 +52,5 @@ def test_layers_share_the_rows_of_distances(tiny_bundles) -> None:
     assert len({node.inputs[6].name for node in nodes}) == 1
     assert len({node.inputs[4].name for node in nodes}) == len(nodes) == 2
     (record,) = bundle.manifest.attention
-    assert record == {"kind": "disentangled", "layers": 2, "reach": 30}
+    assert record == {"type": "disentangled", "layers": 2, "reach": 30}
     assert np.prod(nodes[0].inputs[4].shape.numpy()) == 4 * 20 * 8

@@ -102,7 +102,7 @@ EACH_ATTENTION = (
     *("bert", "roberta", "longformer", "big_bird", "t5", "deberta-v2", "esm", "modernbert", "modernbert-decoder"),
     *("qwen3", "xlnet", "longt5", "performer", "reformer", "nezha"),
 )
-"""A family for each kind of attention and each way to count positions: what padding changes is theirs."""
+"""A family for each attention type and each way to count positions: what padding changes is theirs."""
 
 
 @pytest.mark.parametrize(

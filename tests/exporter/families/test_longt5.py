@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers.models.longt5 import modeling_longt5
 
-from hdexport.attention.local_global.kind import LocalGlobalAttention, LocalGlobalKind
+from hdexport.attention.local_global.attention_type import LocalGlobalAttention, LocalGlobalAttentionType
 from hdexport.attention.local_global.model import LocalTokens
 from support.answers import assert_as_hugging_face, inputs_of
 from support.attention_layers import PADDINGS, token_kinds
@@ -70,7 +70,7 @@ def test_a_manifest_says_what_tokens_see(tiny_bundles) -> None:
         layers=2, radius=RADIUS, side_tokens=SIDE
     )
     assert recorded(local.manifest, "local_global") == LocalGlobalAttention(layers=2, radius=RADIUS)
-    boundaries = LocalGlobalKind().boundaries(recorded(with_sides.manifest, "local_global"))
+    boundaries = LocalGlobalAttentionType().boundaries(recorded(with_sides.manifest, "local_global"))
     assert boundaries is not None
     assert boundaries.lengths == set(LENGTHS)
 

@@ -55,7 +55,7 @@ def test_local_and_global_layers_answer_as_hugging_face(tiny_bundles) -> None:
 def test_a_decoders_windows_look_back(tiny_bundles, capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the window that its configuration says, the token itself counted."""
     bundle = tiny_bundles("modernbert-decoder")
-    (record,) = (each for each in bundle.manifest.attention if each["kind"] == "window")
+    (record,) = (each for each in bundle.manifest.attention if each["type"] == "window")
     assert (record["layers"], record["right"]) == ([7, 7], 0)
     text = random_text(65)
     changed = text | {"input_ids": text["input_ids"].copy()}

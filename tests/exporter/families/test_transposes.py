@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from hdexport.attention.kinds import forms
+from hdexport.attention.registry import cli_syntaxes
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.lowering.nodes import Insertion, operator_nodes, states_of, swap_heads_and_tokens
 from support.grids import EVERY_RUN_TYPES, nightly_unless
@@ -67,7 +67,7 @@ def test_no_attention_transposes_around_an_operator(tiny_bundles, word: str) -> 
 
 def test_every_attention_is_tried() -> None:
     """Blocks of a file are BigBird's, but for their places."""
-    assert set(ATTENTIONS) == set(forms()) - {"blocks"}
+    assert set(ATTENTIONS) == set(cli_syntaxes()) - {"blocks"}
 
 
 @pytest.mark.nightly

@@ -15,7 +15,7 @@ import torch
 
 import hdexport.graph.tracing
 from hdexport.attention.interface import use_operators
-from hdexport.attention.kinds import attention_from_spec
+from hdexport.attention.registry import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.graph.passes.repeat_layers import FIRST, INPUTS, LAYERS_DOMAIN, OUTPUTS, REPEAT, repeat_layers
 from hdexport.graph.repeated_layers import layers_traced_once

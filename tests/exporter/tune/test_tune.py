@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from hdexport.attention.kinds import attention_from_spec
+from hdexport.attention.registry import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extended_files import read_extension
@@ -98,7 +98,7 @@ def test_only_new_rows_change_and_all_else_keeps_every_bit(
 @pytest.mark.parametrize(
     "model_type",
     [
-        # Without rows in front of the table and with such rows; a kind of attention; a table by another name.
+        # Without rows in front of the table and with such rows; an attention type; a table by another name.
         nightly_unless(name in ("roberta", "longformer", "performer"), name)
         for name in SUPPORTED_MODEL_TYPES
         if family_of(name).learned_positions and family_of(name).why_not_tuned is None

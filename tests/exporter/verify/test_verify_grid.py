@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hdexport.attention.blocks.kind import BlocksKind
-from hdexport.attention.blocks.setup import bigbird
-from hdexport.attention.kind import Boundaries
+from hdexport.attention.attention_type import Boundaries
+from hdexport.attention.blocks.attention_type import BlocksAttentionType
+from hdexport.attention.blocks.conversion import bigbird
 from hdexport.attention.window import Window, WindowAttention
-from hdexport.attention.window.kind import WindowKind
+from hdexport.attention.window.attention_type import WindowAttentionType
 from hdexport.verify.grid import Grid, cases, grid_lengths, within
 from hdruntime.bundle.verification import Case
 
@@ -16,12 +16,12 @@ from hdruntime.bundle.verification import Case
 def around_windows(*layers: int, right: int | None = None) -> Boundaries:
     """The lengths that layers with so many tokens on each side want; or with `right` after a query, in one layer."""
     converted = None if right is None else Window(tokens=layers[0], global_tokens=0, dilation=(1,), right=right)
-    boundaries = WindowKind().boundaries(WindowAttention(layers=layers, converted=converted))
+    boundaries = WindowAttentionType().boundaries(WindowAttention(layers=layers, converted=converted))
     assert boundaries is not None
     return boundaries
 
 
-BLOCKS = BlocksKind().boundaries(bigbird(block_size=64, random_blocks=3))
+BLOCKS = BlocksAttentionType().boundaries(bigbird(block_size=64, random_blocks=3))
 MODELS = {
     "extended": (512, 4096, []),
     "windowed": (4096, 4096, [around_windows(*[256] * 12)]),

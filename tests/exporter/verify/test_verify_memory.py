@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hdexport.attention.blocks.setup import bigbird
+from hdexport.attention.blocks.conversion import bigbird
 from hdexport.attention.window import Window, WindowAttention
 from hdexport.checkpoint import find_checkpoint
 from hdexport.cli.verification_table import outcome_line

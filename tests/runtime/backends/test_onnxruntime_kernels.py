@@ -24,7 +24,7 @@ from fakes.simulated_cuda import SimulatedDriver, write_simulated_kernels
 from fakes.simulated_device import FIRST_CONTEXT
 from fakes.simulated_onnxruntime import SimulatedProvider
 from fakes.stand_in_driver import StandInDriver, build_stand_in
-from hdexport.attention.kinds import attention_from_spec
+from hdexport.attention.registry import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.engines.build import EngineOptions
 from hdexport.graph.targets.onnxruntime import cuda as graph_for_cuda

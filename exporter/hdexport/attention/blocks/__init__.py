@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from hdexport.attention.kind import DENSE_PEER, AttentionRecord
+from hdexport.attention.attention_type import DENSE_BASELINE, AttentionRecord
 from hdexport.model.family import Family
 from hdruntime.bundle.checked_json import Count, Length, TokenCount
 from hdruntime.bundle.manifest import Manifest
@@ -71,7 +71,7 @@ class BlockSparse(AttentionRecord):
     """
 
     holds_scores: ClassVar = False
-    kind: Literal["blocks"] = "blocks"
+    type: Literal["blocks"] = "blocks"
     pattern: Pattern
     block_size: Length
     mode: Mode
@@ -92,16 +92,16 @@ class BlockSparse(AttentionRecord):
         return _REFERENCE_COPIES if not self.converted and self.mode is Mode.TABLE else 0
 
     @property
-    def peer_remark(self) -> str | None:
+    def baseline_note(self) -> str | None:
         """PyTorch's model is dense where blocks took that place, and has no tables."""
         if self.converted:
-            return DENSE_PEER.format("block-sparse attention")
+            return DENSE_BASELINE.format("block-sparse attention")
         is_as_trained = self.mode is Mode.HF_EVAL
         return (
             None if is_as_trained else "does not use the table of random blocks: all of its random blocks are block 0"
         )
 
-    def export_remark(self, tokens: int) -> str | None:
+    def export_note(self, tokens: int) -> str | None:
         """BigBird's code in PyTorch chooses dense attention for short texts, and an exporter traces its choice."""
         if tokens > self.dense_tokens:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hdexport.attention.kind import DENSE_PEER, AttentionRecord
+from hdexport.attention.attention_type import DENSE_BASELINE, AttentionRecord
 from hdruntime.bundle.checked_json import Count, Length
 from hdruntime.bundle.manifest import Manifest
 
@@ -23,7 +23,7 @@ class FavorAttention(AttentionRecord):
     """
 
     holds_scores: ClassVar = False
-    kind: Literal["favor"] = "favor"
+    type: Literal["favor"] = "favor"
     layers: Length
     features: Length
     seed: Count | None
@@ -40,6 +40,6 @@ class FavorAttention(AttentionRecord):
         return [min(tokens, 2 * self.features)] * self.layers
 
     @property
-    def peer_remark(self) -> str | None:
+    def baseline_note(self) -> str | None:
         """PyTorch's model is dense where features took that place."""
-        return DENSE_PEER.format("random features") if self.converted else None
+        return DENSE_BASELINE.format("random features") if self.converted else None

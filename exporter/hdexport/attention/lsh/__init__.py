@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hdexport.attention.kind import DENSE_PEER, AttentionRecord
+from hdexport.attention.attention_type import DENSE_BASELINE, AttentionRecord
 from hdruntime.bundle.checked_json import Count, Length, TokenCount
 from hdruntime.bundle.manifest import Manifest
 
@@ -62,7 +62,7 @@ class LshAttention(AttentionRecord):
     """
 
     holds_scores: ClassVar = False
-    kind: Literal["lsh"] = "lsh"
+    type: Literal["lsh"] = "lsh"
     layers: tuple[LayerType, ...]
     hashes: Hashes | None
     hashed: Chunks | None
@@ -81,12 +81,12 @@ class LshAttention(AttentionRecord):
         return [min(tokens, keys[layer]) for layer in self.layers]
 
     @property
-    def peer_remark(self) -> str | None:
+    def baseline_note(self) -> str | None:
         """PyTorch's model is dense where hashes took that place, and may draw others where they are its own."""
         if not self.converted:
             return "draws its hashes by config.json, anew in each call where that has no hash_seed"
-        return DENSE_PEER.format("hashes")
+        return DENSE_BASELINE.format("hashes")
 
-    def export_remark(self, tokens: int) -> str | None:
+    def export_note(self, tokens: int) -> str | None:
         """PyTorch's exporters trace the code's choices for one length."""
         return None if self.converted else "pads and hashes as the model does for a text of that length"

@@ -17,7 +17,7 @@ from transformers import ReformerConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-from hdexport.attention.lsh.decisions import HashDecisions
+from hdexport.attention.lsh.discrete_outputs import LshDiscreteOutputs
 from hdexport.attention.model_parts import give_masks, operator_node, run_text, use_attention
 from hdplugins.attention.chunks.operator import padded_tokens
 from hdplugins.attention.chunks.reference import neighbours
@@ -109,26 +109,26 @@ _IMPLEMENTATION = "hdexport-lsh-reference"
 
 def use_own_hashes(
     model: PreTrainedModel, record: LshAttention, rotations: torch.Tensor, dtype: Dtype
-) -> HashDecisions:
+) -> LshDiscreteOutputs:
     """Make the library's Reformer hash as a bundle does, in place; it follows the buckets of a graph, which are
     returned.
 
     `rotations` are [heads, head_dim, rounds, directions], float32; `dtype` is the bundle's.
     """
-    decisions = HashDecisions(record, rotations, dtype)
+    hashes = LshDiscreteOutputs(record, rotations, dtype)
     modules = [module for module in model.modules() if isinstance(module, LSHSelfAttention)]
     for layer, module in enumerate(modules):
-        decisions.use(module)
+        hashes.use(module)
         module.double()
-        module.register_forward_pre_hook(functools.partial(_before, decisions, layer), with_kwargs=True)
+        module.register_forward_pre_hook(functools.partial(_before, hashes, layer), with_kwargs=True)
         module.register_forward_hook(_to_float)
-    return decisions
+    return hashes
 
 
 def _before(
-    decisions: HashDecisions, layer: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    hashes: LshDiscreteOutputs, layer: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    decisions.begin_layer(layer)
+    hashes.begin_layer(layer)
     return args, kwargs | {"hidden_states": kwargs["hidden_states"].double()}
 
 
@@ -136,14 +136,16 @@ def _to_float(_: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     return output._replace(hidden_states=output.hidden_states.float())
 
 
-def use_hashes(model: PreTrainedModel, record: LshAttention, rotations: torch.Tensor, dtype: Dtype) -> HashDecisions:
+def use_hashes(
+    model: PreTrainedModel, record: LshAttention, rotations: torch.Tensor, dtype: Dtype
+) -> LshDiscreteOutputs:
     """Replace a model's dense attention, in place, by transformers' Reformer attention; see `use_own_hashes`."""
-    decisions = HashDecisions(record, rotations, dtype)
+    hashes = LshDiscreteOutputs(record, rotations, dtype)
     attention = _library_attention(record, *rotations.shape[:2])
-    decisions.use(attention)
+    hashes.use(attention)
     use_attention(model, _IMPLEMENTATION, _attend)
-    give_masks(model, lambda mask: _Texts(attention, decisions, record.multiple, mask))
-    return decisions
+    give_masks(model, lambda mask: _Texts(attention, hashes, record.multiple, mask))
+    return hashes
 
 
 @dataclass(frozen=True)
@@ -152,13 +154,13 @@ class _Texts:
 
     Attributes:
         attention: of a Reformer; its hidden states are queries and values side by side.
-        decisions: that it follows.
+        hashes: that it follows.
         multiple: of how many tokens it takes a text of more than one chunk.
         mask: [batch, tokens], nonzero for real tokens.
     """
 
     attention: LSHSelfAttention
-    decisions: HashDecisions
+    hashes: LshDiscreteOutputs
     multiple: int
     mask: torch.Tensor
 
@@ -185,7 +187,7 @@ def _attend(
     states = torch.cat([(query * factor).transpose(1, 2).flatten(2), value.transpose(1, 2).flatten(2)], dim=-1).double()
     attended = torch.zeros_like(query).transpose(1, 2).flatten(2)
     for row, real in enumerate(attention_mask.mask.bool()):
-        attention_mask.decisions.begin_layer(tokens=real)
+        attention_mask.hashes.begin_layer(tokens=real)
         text = states[row, real]
         tokens, multiple = len(text), attention_mask.multiple
         if tokens:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hdexport.attention.model_parts import operator_node
-from hdexport.attention.relative.kind import RelativeAttention
+from hdexport.attention.relative.attention_type import RelativeAttention
 
 
 def relative_node(

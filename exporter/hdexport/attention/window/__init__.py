@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hdexport.attention.kind import DENSE_PEER, AttentionRecord
+from hdexport.attention.attention_type import DENSE_BASELINE, AttentionRecord
 from hdruntime.bundle.checked_json import Length, TokenCount
 from hdruntime.bundle.manifest import Manifest
 
@@ -55,7 +55,7 @@ class WindowAttention(AttentionRecord):
     """
 
     holds_scores: ClassVar = False
-    kind: Literal["window"] = "window"
+    type: Literal["window"] = "window"
     layers: tuple[TokenCount, ...]
     converted: Window | None = None
     right: TokenCount | None = None
@@ -71,6 +71,6 @@ class WindowAttention(AttentionRecord):
         return [min(tokens, (left + right) * 3 // 2) for left, right in self.sides()]
 
     @property
-    def peer_remark(self) -> str | None:
+    def baseline_note(self) -> str | None:
         """PyTorch's model is dense where windows took that place."""
-        return None if self.converted is None else DENSE_PEER.format("windows")
+        return None if self.converted is None else DENSE_BASELINE.format("windows")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from hdexport.attention.kinds import attention_of
+from hdexport.attention.registry import attention_of
 from hdexport.bench.results.result import ModelChange, OutputError, PeakMemory
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.verify.single_texts import ENGLISH, sample_ids
@@ -151,7 +151,7 @@ class Baseline(ABC):
         """Requested changes of the model that the baseline runs without; its outputs differ from the bundle's."""
         positions = manifest.positions
         missing = {
-            ModelChange.ATTENTION: any(item.record.peer_remark for item in attention_of(manifest)),
+            ModelChange.ATTENTION: any(item.record.baseline_note for item in attention_of(manifest)),
             ModelChange.POSITIONS: positions.form == "by_length",
             ModelChange.ROPE: positions.rope_factor is not None,
             ModelChange.ADAPTER: manifest.adapter is not None,
@@ -161,7 +161,7 @@ class Baseline(ABC):
     def remark(self, manifest: Manifest) -> str | None:
         """Return how the baseline differs from the bundle: missing changes, or sizes that its export fixed."""
         items = attention_of(manifest)
-        remarks = [item.record.peer_remark for item in items]
+        remarks = [item.record.baseline_note for item in items]
         positions = manifest.positions
         if positions.form == "by_length":
             remarks.append(f"interpolates positions for {manifest.max_len} tokens: outputs of shorter sequences differ")
@@ -170,7 +170,7 @@ class Baseline(ABC):
         if manifest.adapter is not None:
             remarks.append(f"runs without the adapter {manifest.adapter}: outputs differ")
         if not any(remarks) and self.example_tokens is not None:
-            of_export = [item.record.export_remark(self.example_tokens) for item in items]
+            of_export = [item.record.export_note(self.example_tokens) for item in items]
             return next(filter(None, of_export), None)
         return "; ".join(filter(None, remarks)) or None
 

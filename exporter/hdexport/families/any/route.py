@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.attention.traced.model import keep_nothing, trace_as_it_is
 from hdexport.families.any.behaviour import check_behaviour
-from hdexport.families.any.facts import Facts, facts_of
+from hdexport.families.any.model_info import InferredModelInfo, infer_model_info
 from hdexport.model.family import Family, ModelClasses
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ NEEDS_A_FAMILY = f"that {_NEEDS_A_FAMILY}"
 
 
 class _Every(tuple[str, ...]):
-    """Every kind of positions: `facts_of` refuses those that the model's code does not read."""
+    """Every kind of positions: `infer_model_info` refuses those that the model's code does not read."""
 
     def __contains__(self, _: object) -> bool:
         return True
@@ -37,7 +37,7 @@ class AnyFamily(Family):
         facts: of a checkpoint; None before its ``config.json`` was read.
     """
 
-    facts: Facts | None = None
+    facts: InferredModelInfo | None = None
 
     is_written = False
     runs_decoders = True
@@ -78,7 +78,7 @@ def any_family(model_type: str, classes: ModelClasses | None = None) -> Family:
 
 def _with_facts(family: AnyFamily, config: Mapping[str, Any]) -> Family:
     """The family of one checkpoint."""
-    facts = facts_of(config, family)
+    facts = infer_model_info(config, family)
     key, most = facts.positions_key, facts.most_positions
     return dataclasses.replace(
         family,

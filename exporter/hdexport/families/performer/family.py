@@ -15,13 +15,13 @@ from hdruntime.bundle.manifest import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.favor.kind import FavorSetup
+    from hdexport.attention.favor.attention_type import FavorConversion
 
 
-def _adapt(model: PreTrainedModel, setup: FavorSetup) -> None:
+def _adapt(model: PreTrainedModel, conversion: FavorConversion) -> None:
     attending: Any = model
     for attention in attending.attentions():
-        attention.record = setup.record
+        attention.record = conversion.record
 
 
 def _attention(config: Any) -> FavorAttention:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.relative.kind import RelativeAttention
+from hdexport.attention.relative.attention_type import RelativeAttention
 from hdexport.attention.relative.model import Distances
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadModel, TransfoXLModel
@@ -16,25 +16,25 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from hdexport.attention.relative.kind import RelativeSetup
+    from hdexport.attention.relative.attention_type import RelativeConversion
     from hdruntime.bundle.manifest import InputSpec
 
 
-def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
+def _adapt(model: PreTrainedModel, conversion: RelativeConversion) -> None:
     base: Any = model.base_model
-    distances = Distances(setup.record, setup.max_len)
+    distances = Distances(conversion.record, conversion.max_len)
     for layer in base.layers:
         layer.dec_attn.distances = distances
     del base.waves
     base.register_buffer("waves", distances.waves(model.config.d_model), persistent=False)
-    if setup.carried is not None:
-        _look_up(model, setup.carried)
+    if conversion.carried is not None:
+        _look_up(model, conversion.carried)
 
 
-def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
-    assert setup.carried is not None
-    model.config.mem_len = setup.record.memory
-    _look_up(model, setup.carried)
+def _remember(model: PreTrainedModel, conversion: RelativeConversion) -> None:
+    assert conversion.carried is not None
+    model.config.mem_len = conversion.record.memory
+    _look_up(model, conversion.carried)
 
 
 def _look_up(model: Any, carried: CallStates) -> None:

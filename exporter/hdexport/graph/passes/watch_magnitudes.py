@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hdexport.attention.kinds import lowering_of
+from hdexport.attention.registry import lowering_of
 from hdexport.graph.passes.module_names import module_names
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.nodes import add_function, operator_nodes, operator_of

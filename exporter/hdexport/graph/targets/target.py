@@ -17,7 +17,7 @@ from hdruntime.errors import MissingDependencyError
 if TYPE_CHECKING:
     import onnx_ir
 
-    from hdexport.attention.kind import Decisions
+    from hdexport.attention.attention_type import DiscreteOutputs
     from hdruntime.arrays import FloatArray, IntArray
     from hdruntime.bundle.reader import Bundle
 
@@ -38,16 +38,16 @@ class Changes(NamedTuple):
     """What a verification changes in graphs before it runs them.
 
     Attributes:
-        decisions: that the graphs give as further outputs; None for none.
+        discrete_outputs: choices of the graphs that become further outputs; None for none.
         is_sampled: whether logits are computed at a few tokens, which the graphs take as the input `SAMPLED_TOKENS`,
             [samples].
     """
 
-    decisions: Decisions | None = None
+    discrete_outputs: DiscreteOutputs | None = None
     is_sampled: bool = False
 
     def __bool__(self) -> bool:
-        return self.is_sampled or self.decisions is not None
+        return self.is_sampled or self.discrete_outputs is not None
 
 
 class Target:

@@ -42,7 +42,7 @@ def variant(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(scope="module", params=[None, "window:16"], ids=["dense", "window"])
 def bundle(request: pytest.FixtureRequest, variant: Backend, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.attention.registry import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdruntime.bundle.manifest import Task

@@ -39,7 +39,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hdexport.attention.kinds import lowerings_of
+from hdexport.attention.registry import lowerings_of
 from hdexport.graph.passes.narrow_norms import narrow_norms
 from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.graph.targets.onnxruntime.shared_block_indexes import share_block_indexes

@@ -95,8 +95,8 @@ class OnnxTarget(Target):
         from hdruntime.backends.onnxruntime.sessions import session_options
 
         model, manifest = read_graph(bundle, graphs[0]), bundle.manifest
-        if changes.decisions is not None:
-            changes.decisions.watch(model)
+        if changes.discrete_outputs is not None:
+            changes.discrete_outputs.watch(model)
         if changes.is_sampled and not sampled_graph(model, manifest.outputs[0].name, manifest.vocab_size):
             return None
         options = session_options(None, spinning=False)

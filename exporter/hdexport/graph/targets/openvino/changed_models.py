@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hdexport.attention.kind import DECISION, Decisions
+from hdexport.attention.attention_type import DISCRETE_OUTPUT, DiscreteOutputs
 from hdexport.graph.vocabulary_head import HEAD_INPUT, SAMPLED_TOKENS
 from hdruntime.optional import require
 
@@ -35,14 +35,14 @@ def sampled(model: Any, output: str, vocab_size: int) -> bool:
     return True
 
 
-def watch(model: Any, decisions: Decisions) -> None:
-    """As `hdexport.attention.kind.Decisions.watch` does of a graph: bodies were inlined, in the order of the layers."""
+def watch(model: Any, discrete_outputs: DiscreteOutputs) -> None:
+    """Add discrete outputs as `DiscreteOutputs.watch` does; function bodies are inlined in the order of layers."""
     decided = (
         output
         for node in model.get_ordered_ops()
         for output in node.outputs()
-        if any(decisions.inlined.fullmatch(name) for name in output.get_names())
+        if any(discrete_outputs.inlined.fullmatch(name) for name in output.get_names())
     )
     for number, output in enumerate(list(decided)):
         added = model.add_outputs(output)[0]
-        added.get_tensor().set_names({f"{DECISION}{number}"})
+        added.get_tensor().set_names({f"{DISCRETE_OUTPUT}{number}"})

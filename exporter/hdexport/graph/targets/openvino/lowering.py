@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdexport.attention.kinds import lowerings_of
+from hdexport.attention.registry import lowerings_of
 from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdexport.lowering.lowering import SharedParts

@@ -90,8 +90,8 @@ class OpenVinoTarget(Target):
         manifest, core = bundle.manifest, require("openvino").Core()
         models = _models(core, bundle, graphs)
         for model in models:
-            if changes.decisions is not None:
-                watch(model, changes.decisions)
+            if changes.discrete_outputs is not None:
+                watch(model, changes.discrete_outputs)
             if changes.is_sampled and not sampled(model, manifest.outputs[0].name, manifest.vocab_size):
                 return None
         hint = {"INFERENCE_PRECISION_HINT": "bf16" if precision is Precision.BFLOAT16 else "f32"}

@@ -37,7 +37,7 @@ import logging
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hdexport.attention.kinds import lowering_of
+from hdexport.attention.registry import lowering_of
 from hdexport.graph.targets.tensorrt.plugin_nodes import plugin_nodes, use_plugins
 from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts

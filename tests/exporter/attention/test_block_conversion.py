@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from hdexport.attention.attention_type import ConversionContext
 from hdexport.attention.blocks import BlockSparse, LastBlock, Mode, Pattern
-from hdexport.attention.blocks.setup import BlockSetup, block_setup, read_setup
-from hdexport.attention.kind import Subject
-from hdexport.attention.kinds import attention_from_spec
+from hdexport.attention.blocks.conversion import BlockConversion, block_conversion, read_conversion
+from hdexport.attention.registry import attention_from_spec
 from hdexport.families import convertible_model_types, family_of
 from hdexport.model.family import Family
 from hdexport.model.surgery import extend_positions
@@ -53,8 +53,8 @@ def models(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture
-def setup_of(models):
-    """`block_setup` for a type, a value of ``--attention``, and values of the other options."""
+def conversion_of(models):
+    """`block_conversion` for a type, a value of ``--attention``, and values of the other options."""
 
     def make(
         model_type: str,
@@ -63,8 +63,8 @@ def setup_of(models):
         config: dict | None = None,
         first_special_id: Callable[[], int | None] = lambda: 7,
         **options: object,
-    ) -> BlockSetup | None:
-        subject = Subject(
+    ) -> BlockConversion | None:
+        context = ConversionContext(
             model=models(model_type, **config or {}),
             family=of_config(model_type, config or {}),
             task=Task.FEATURE_EXTRACTION,
@@ -72,7 +72,7 @@ def setup_of(models):
             first_special_id=first_special_id,
             convertible=convertible_model_types,
         )
-        return block_setup(attention_from_spec(spec, options).get("blocks"), subject)
+        return block_conversion(attention_from_spec(spec, options).get("blocks"), context)
 
     return make
 
@@ -85,15 +85,18 @@ def big_bird(**changes: object) -> BlockSparse:
     return BlockSparse(**values | changes)
 
 
-def test_big_birds_own_sizes_are_the_default(setup_of) -> None:
-    setup = setup_of("bert", "bigbird")
-    assert setup == BlockSetup(
-        is_own=False, record=big_bird(), padding=PaddingRule(multiple_of=64, free_up_to=704), remark=setup.remark
+def test_big_birds_own_sizes_are_the_default(conversion_of) -> None:
+    conversion = conversion_of("bert", "bigbird")
+    assert conversion == BlockConversion(
+        is_native=False,
+        record=big_bird(),
+        padding=PaddingRule(multiple_of=64, free_up_to=704),
+        note=conversion.note,
     )
-    assert setup.remark.startswith("Attention is cut to blocks of 64 tokens, which the model was not trained with")
+    assert conversion.note.startswith("Attention is cut to blocks of 64 tokens, which the model was not trained with")
 
 
-def test_the_description_is_that_of_the_request(setup_of) -> None:
+def test_the_description_is_that_of_the_request(conversion_of) -> None:
     etc = {
         "pattern": Pattern.ETC, "block_size": 84, "mode": Mode.NONE, "random_blocks": 0, "global_tokens": 6,
         "last_block": LastBlock.ROW, "dense_tokens": 0,
@@ -103,58 +106,58 @@ def test_the_description_is_that_of_the_request(setup_of) -> None:
         ("bigbird:block=4,seed=1", {}, {"block_size": 4, "mode": Mode.TABLE, "dense_tokens": 44}),
         ("etc:global=6,block=84", {}, etc),
     ):
-        assert setup_of("bert", spec, **options).record == big_bird(**expected), spec
+        assert conversion_of("bert", spec, **options).record == big_bird(**expected), spec
 
 
-def test_a_big_bird_has_its_own_and_may_choose_its_random_blocks(setup_of) -> None:
+def test_a_big_bird_has_its_own_and_may_choose_its_random_blocks(conversion_of) -> None:
     own = {"block_size": 4, "random_blocks": 3, "dense_tokens": 44, "converted": False}
     config = {"block_size": 4, "num_random_blocks": 3}
     padding = PaddingRule(multiple_of=4, free_up_to=44)
-    expected = BlockSetup(is_own=True, record=big_bird(**own), padding=padding, remark=None)
-    assert setup_of("big_bird", None, config=config) == expected
-    by_row = setup_of("big_bird", None, config=config, **ROW)
+    expected = BlockConversion(is_native=True, record=big_bird(**own), padding=padding, note=None)
+    assert conversion_of("big_bird", None, config=config) == expected
+    by_row = conversion_of("big_bird", None, config=config, **ROW)
     assert by_row.record == big_bird(**own, last_block=LastBlock.ROW)
     assert by_row.padding is None
-    drawn = setup_of("big_bird", "bigbird:mode=table", config=config)
+    drawn = conversion_of("big_bird", "bigbird:mode=table", config=config)
     assert drawn.record == big_bird(**own, mode=Mode.TABLE)
     assert drawn.listed_blocks.shape == (2, 4, 73, 3)
-    assert setup_of("bert", None) is None
-    assert setup_of("big_bird", None, config={"attention_type": "original_full"}) is None
+    assert conversion_of("bert", None) is None
+    assert conversion_of("big_bird", None, config={"attention_type": "original_full"}) is None
 
 
-def test_tables_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
+def test_tables_are_read_from_a_file(conversion_of, tmp_path: Path) -> None:
     table = np.random.default_rng(0).integers(0, 75, (2, 4, 73, 2))
     np.save(tmp_path / "table.npy", table)
-    setup = setup_of("bert", f"bigbird:block=4,random=2,table={tmp_path / 'table.npy'}")
-    np.testing.assert_array_equal(setup.listed_blocks, table)
+    conversion = conversion_of("bert", f"bigbird:block=4,random=2,table={tmp_path / 'table.npy'}")
+    np.testing.assert_array_equal(conversion.listed_blocks, table)
     with pytest.raises(InputError, match=r"lists 2 random blocks per row; 3 were requested.\nSet random=2, or"):
-        setup_of("bert", f"bigbird:block=4,table={tmp_path / 'table.npy'}")
+        conversion_of("bert", f"bigbird:block=4,table={tmp_path / 'table.npy'}")
 
 
-def test_a_model_that_shares_its_layers_has_one_table(setup_of) -> None:
-    assert setup_of("albert", "bigbird:block=4,seed=0").listed_blocks.shape == (1, 4, 73, 3)
+def test_a_model_that_shares_its_layers_has_one_table(conversion_of) -> None:
+    assert conversion_of("albert", "bigbird:block=4,seed=0").listed_blocks.shape == (1, 4, 73, 3)
 
 
-def test_global_tokens_are_what_the_layers_are_given_for_their_ids(setup_of, models) -> None:
+def test_global_tokens_are_what_the_layers_are_given_for_their_ids(conversion_of, models) -> None:
     model = models("electra")  # whose embeddings are narrower than its layers
-    setup = setup_of("electra", "etc:global=3,block=4,tokens=9/8/9")
+    conversion = conversion_of("electra", "etc:global=3,block=4,tokens=9/8/9")
     with torch.inference_mode():
         states = model.embeddings_project(model.embeddings(torch.tensor([[9, 8, 9]])))
-    np.testing.assert_array_equal(setup.global_embeddings, states[0].numpy())
+    np.testing.assert_array_equal(conversion.global_embeddings, states[0].numpy())
     # Without ids it is the token that texts begin with.
-    default, named = (setup_of("electra", f"etc:global=3,block=4{ids}") for ids in ("", ",tokens=7"))
+    default, named = (conversion_of("electra", f"etc:global=3,block=4{ids}") for ids in ("", ",tokens=7"))
     np.testing.assert_array_equal(default.global_embeddings, named.global_embeddings)
 
 
-def test_global_tokens_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
+def test_global_tokens_are_read_from_a_file(conversion_of, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(3, 32))
     np.save(tmp_path / "rows.npy", rows)
     options = {"global_embeddings": tmp_path / "rows.npy", "first_special_id": lambda: None}
-    setup = setup_of("bert", "etc:global=3,block=4", **options)
-    np.testing.assert_array_equal(setup.global_embeddings, rows.astype(np.float32))
+    conversion = conversion_of("bert", "etc:global=3,block=4", **options)
+    np.testing.assert_array_equal(conversion.global_embeddings, rows.astype(np.float32))
 
 
-def test_a_file_of_other_embeddings_is_refused(setup_of, tmp_path: Path) -> None:
+def test_a_file_of_other_embeddings_is_refused(conversion_of, tmp_path: Path) -> None:
     """Other damage that no reader of arrays may fail on is in test_random_blocks.py."""
     path = tmp_path / "rows.npy"
     for content, message in (
@@ -167,7 +170,7 @@ def test_a_file_of_other_embeddings_is_refused(setup_of, tmp_path: Path) -> None
         else:
             np.save(path, content)
         with named_case(message), pytest.raises(InputError, match=message):
-            setup_of("bert", "etc:global=3,block=4", global_embeddings=path)
+            conversion_of("bert", "etc:global=3,block=4", global_embeddings=path)
 
 
 MISFITS = (
@@ -184,23 +187,23 @@ MISFITS = (
 )
 
 
-def test_what_does_not_fit_is_refused(setup_of) -> None:
+def test_what_does_not_fit_is_refused(conversion_of) -> None:
     for model_type, spec, options, error, message in MISFITS:
         with named_case(model_type, spec), pytest.raises(error, match=message):
-            setup_of(model_type, spec, **options)
+            conversion_of(model_type, spec, **options)
     with pytest.raises(ModelError, match=r'original_full.*\nLeave out --attention, or set "attention_type"'):
-        setup_of("big_bird", "bigbird:mode=table", config={"attention_type": "original_full"})
+        conversion_of("big_bird", "bigbird:mode=table", config={"attention_type": "original_full"})
     # The first special token is the mask, and of masks alone the original divides by zero.
     drops = {"position_embedding_type": "absolute", "token_dropout": True, "mask_token_id": 7}
     with pytest.raises(InputError, match=r"embeddings of .* ids 7 alone are NaN .*\nName another id: .*tokens=ID"):
-        setup_of("esm", "etc:global=2", config=drops)
+        conversion_of("esm", "etc:global=2", config=drops)
 
 
-def test_attention_that_is_dense_at_every_length_is_warned_of(setup_of, caplog: pytest.LogCaptureFixture) -> None:
+def test_attention_that_is_dense_at_every_length_is_warned_of(conversion_of, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="hdexport"):
-        setup_of("bert", "bigbird:block=4")
+        conversion_of("bert", "bigbird:block=4")
         assert caplog.text == ""
-        setup_of("bert", "bigbird:block=64")
+        conversion_of("bert", "bigbird:block=64")
     assert "Attention is dense up to 704 tokens, which covers every text of up to 300." in caplog.text
 
 
@@ -214,9 +217,9 @@ def test_a_bundle_holds_what_its_attention_was_made_of(tiny_bundles) -> None:
         bundle = open_bundle(tiny_bundles(model_type, attention=spec, last_block=last_block).path)
         assert {name for name in bundle.manifest.files if name.endswith(".npy")} == names
         record = recorded(bundle.manifest, "blocks")
-        setup = read_setup(record, bundle)
-        assert (setup.record, setup.is_own, setup.padding) == (record, False, bundle.manifest.padding)
-        assert (setup.listed_blocks is None, setup.global_embeddings is None) == (
+        conversion = read_conversion(record, bundle)
+        assert (conversion.record, conversion.is_native, conversion.padding) == (record, False, bundle.manifest.padding)
+        assert (conversion.listed_blocks is None, conversion.global_embeddings is None) == (
             "listed_blocks.npy" not in names,
             "global_embeddings.npy" not in names,
         )

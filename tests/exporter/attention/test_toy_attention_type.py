@@ -1,41 +1,49 @@
-"""A kind of attention from a folder of its own goes through every command; no file of the product knows it.
+"""An attention type that is one more folder of hdexport.attention goes through every command.
 
-The folder `toy_kind` is what somebody else's package would be: code, and an entry point of the group
-hdexport.attention. It is CONTRIBUTING's recipe for a kind of attention.
+The folder `toy_attention_type/every_kth` is CONTRIBUTING's recipe for an attention type. No other file names it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+import hdexport.attention
 import hdruntime
-from hdexport.attention.kinds import kinds
+from hdexport.attention.registry import attention_types
 from hdruntime.bundle.manifest import Task
-from support.commands import run_here, run_installed
+from support.attention_type_checks import assert_attention_types_conform
+from support.commands import run_here
 from support.every_key import write_manifest_values
-from support.installed import package_installed
-from support.kind_checks import assert_kinds_conform
 from support.needs import needs_rtx
 from support.tiny_models import save_tiny_model
 
-FOLDER = Path(__file__).with_name("toy_kind")
+FOLDER = Path(__file__).with_name("toy_attention_type")
 
 
-toy_installed = functools.partial(package_installed, FOLDER, kinds)
+@contextlib.contextmanager
+def toy_registered() -> Iterator[None]:
+    """The toy's folder is beside the folders of hdexport's attention types."""
+    hdexport.attention.__path__.append(str(FOLDER))
+    attention_types.cache_clear()
+    try:
+        yield
+    finally:
+        hdexport.attention.__path__.remove(str(FOLDER))
+        attention_types.cache_clear()
 
 
-def hdexport(*words: object, installed: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command, where the package with the toy is installed or is not."""
-    with toy_installed() if installed else contextlib.nullcontext():
+def command(*words: object, registered: bool = True) -> subprocess.CompletedProcess[str]:
+    """A command of a hdexport with the toy, or without it."""
+    with toy_registered() if registered else contextlib.nullcontext():
         return run_here(*words)
 
 
@@ -50,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def built(folder: Path) -> subprocess.CompletedProcess[str]:
     options = ["--max-len", 100, "--target", "onnx", "--target", "tensorrt-rtx", "--sm", 86, "--attention", "every:k=3"]
-    return hdexport("build", folder / "model", *options, "-o", folder / "bundle")
+    return command("build", folder / "model", *options, "-o", folder / "bundle")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +79,7 @@ def test_it_is_built_and_verified_with_an_engine(bundle: Path, built: subprocess
     assert model.split()[:3] == ["model.onnx", "float32", "PASS"]
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert 7 in manifest["verification"]["graphs"]["model.onnx"]["tokens"]
-    assert manifest["attention"] == [{"kind": "every_kth", "step": 3, "layers": 2}]
+    assert manifest["attention"] == [{"type": "every_kth", "step": 3, "layers": 2}]
     assert manifest["operators"] == {}
     assert [engine["variant"] for engine in manifest["engines"]] == ["tensorrt_rtx"]
     assert {node.domain for node in onnx.load(bundle / "model.onnx", load_external_data=False).graph.node} == {""}
@@ -79,7 +87,7 @@ def test_it_is_built_and_verified_with_an_engine(bundle: Path, built: subprocess
 
 @needs_rtx
 def test_every_length_of_the_full_grid_is_verified(bundle: Path) -> None:
-    done = hdexport("verify", bundle, "-v")
+    done = command("verify", bundle, "-v")
     assert done.returncode == 0, (done.stdout, done.stderr)
     for tokens in (1, 3, 4, 7, 63, 64, 65, 100):
         for graph in ("model.onnx", "onnxruntime_cpu.onnx"):
@@ -94,19 +102,17 @@ def test_another_step_than_was_built_is_seen(bundle: Path, folder: Path, tmp_pat
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["attention"][0]["step"] = 2
     write_manifest_values(other, manifest)
-    done = hdexport("verify", other)
+    done = command("verify", other)
     assert done.returncode == 1
     assert "\nFAIL  " in f"\n{done.stdout}"
 
 
 @needs_rtx
 def test_inspect_and_rebuild_know_it(bundle: Path, tmp_path: Path) -> None:
-    """And so does the installed command, which finds the package by itself."""
-    with toy_installed():
-        lines = run_installed("inspect", bundle).stdout.splitlines()
+    lines = command("inspect", bundle).stdout.splitlines()
     assert "attention      standard operators" in lines
     assert "steps          every query sees every 3. token, in 2 layers" in lines
-    done = hdexport("rebuild", bundle, "-o", tmp_path / "rebuilt", "--target", "tensorrt-rtx", "--profiles", "50,100")
+    done = command("rebuild", bundle, "-o", tmp_path / "rebuilt", "--target", "tensorrt-rtx", "--profiles", "50,100")
     assert done.returncode == 0, done.stderr
 
 
@@ -114,7 +120,7 @@ def test_inspect_and_rebuild_know_it(bundle: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_it_is_benchmarked(bundle: Path, tmp_path: Path) -> None:
     options = ["--lengths", "16,64", "--rounds", "1", "--baselines", "torch", "--threads", "1"]
-    done = hdexport("bench", bundle, *options, "-o", tmp_path / "bench")
+    done = command("bench", bundle, *options, "-o", tmp_path / "bench")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "bench" / "bench.json").read_text())
     remarks = [series["remark"] for series in result["series"] if series["is_baseline"]]
@@ -124,11 +130,11 @@ def test_it_is_benchmarked(bundle: Path, tmp_path: Path) -> None:
 
 
 @needs_rtx
-def test_the_runtime_runs_it_and_knows_nothing_of_it(bundle: Path, tmp_path: Path) -> None:
-    """Without the package, and with answers that dense attention would not give."""
+def test_the_runtime_runs_it_without_the_type(bundle: Path, tmp_path: Path) -> None:
+    """The outputs are not those of dense attention."""
     texts = tmp_path / "texts.txt"
     texts.write_text("w1 w2 w3\n" + " ".join(f"w{index}" for index in range(90)) + "\n")
-    done = hdexport("run", bundle, texts, "-o", tmp_path / "vectors.jsonl", installed=False)
+    done = command("run", bundle, texts, "-o", tmp_path / "vectors.jsonl", registered=False)
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "vectors.jsonl").read_text().splitlines()) == 2
     with hdruntime.load(bundle, backend="onnxruntime") as session:
@@ -142,34 +148,34 @@ def test_the_runtime_runs_it_and_knows_nothing_of_it(bundle: Path, tmp_path: Pat
 
 
 @needs_rtx
-def test_without_its_package_it_is_named(bundle: Path) -> None:
-    done = hdexport("inspect", bundle, installed=False)
+def test_an_unknown_type_is_named(bundle: Path) -> None:
+    done = command("inspect", bundle, registered=False)
     assert done.returncode == 1
-    assert "attention of the kind 'every_kth'; known here: dense, window, blocks" in done.stderr
+    assert "attention type 'every_kth'; known here: dense, window, blocks" in done.stderr
 
 
 def test_conformance_tests_find_it_and_no_file_outside_its_folder_names_it() -> None:
-    with toy_installed():
-        assert [kind.name for kind in kinds()][-1] == "every_kth"
-        assert_kinds_conform()
+    with toy_registered():
+        assert "every_kth" in [type_.name for type_ in attention_types()]
+        assert_attention_types_conform()
     root = Path(__file__).parents[3]
     folders = ("exporter", "runtime", "plugins", "tests", "benchmarks")
     naming = [file for folder in folders for file in (root / folder).rglob("*.py") if "every_kth" in file.read_text()]
     assert {file.relative_to(Path(__file__).parent).parts[0] for file in naming} == {FOLDER.name, Path(__file__).name}
 
 
-def test_the_command_line_has_its_form(folder: Path, tmp_path: Path) -> None:
-    assert "every:k=2: tokens at regular distances" in " ".join(hdexport("build", "--help").stdout.split())
-    assert "every:k=K" in hdexport("build", "--help-attention").stdout
-    refused = hdexport("build", folder / "model", "--attention", "every:k=0", "-o", tmp_path / "bundle")
+def test_the_command_line_has_its_syntax(folder: Path, tmp_path: Path) -> None:
+    assert "every:k=2: tokens at regular distances" in " ".join(command("build", "--help").stdout.split())
+    assert "every:k=K" in command("build", "--help-attention").stdout
+    refused = command("build", folder / "model", "--attention", "every:k=0", "-o", tmp_path / "bundle")
     assert refused.returncode == 1
-    assert "asks for k 0; it must be 1 or more.\nFor example: --attention every:k=2" in refused.stderr
+    assert "--attention every:k=0 has k 0; it must be 1 or more.\nFor example: --attention every:k=2" in refused.stderr
     assert not (tmp_path / "bundle").exists()
 
 
 def test_queries_that_it_would_not_scale_are_refused(folder: Path, tmp_path: Path) -> None:
     options = ["--max-len", "100", "--attention", "every:k=3", "--attention-scale", "logn"]
-    refused = hdexport("build", folder / "model", *options, "-o", tmp_path / "bundle")
+    refused = command("build", folder / "model", *options, "-o", tmp_path / "bundle")
     assert refused.returncode == 1
     said = "--attention-scale logn cannot scale the queries of attention 'every_kth'.\nUse --attention-scale none."
     assert said in refused.stderr

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hdexport.attention.kind import AttentionKind, AttentionRecord, Boundaries, ReferenceFacts, Setup, Subject
+from hdexport.attention.attention_type import (
+    AttentionConversion,
+    AttentionRecord,
+    AttentionType,
+    Boundaries,
+    ConversionContext,
+    ReferenceProperties,
+)
 from hdexport.model.carried_states import MASK, CallStates, carried_input
 from hdexport.model.family import Family
 from hdruntime.bundle.checked_json import Size, TokenCount
@@ -34,7 +41,7 @@ class RelativeAttention(AttentionRecord):
     holds_scores: ClassVar = False
     score_copies: ClassVar = 6
     """Contents, positions, shifted positions, the sum, masked scores, weights."""
-    kind: Literal["relative"] = "relative"
+    type: Literal["relative"] = "relative"
     layers: Size
     memory: TokenCount
     reuse: TokenCount = 0
@@ -48,57 +55,59 @@ class RelativeAttention(AttentionRecord):
         return [tokens] * self.layers
 
     @property
-    def peer_remark(self) -> str | None:
+    def baseline_note(self) -> str | None:
         """Peers run one text alone."""
         return "runs each text alone, as if nothing had been before it" if self.memory else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeSetup(Setup):
+class RelativeConversion(AttentionConversion):
     """Relative attention in a model for texts of up to `max_len` tokens."""
 
     record: RelativeAttention
     max_len: int
 
 
-class RelativeKind(AttentionKind):
+class RelativeAttentionType(AttentionType):
     """Scores by content and by distance, over the text and the memory before it."""
 
     name = "relative"
     record_type = RelativeAttention
 
-    def setup(self, request: None, subject: Subject) -> RelativeSetup | None:
+    def conversion(self, request: None, context: ConversionContext) -> RelativeConversion | None:
         """A family's own attention, which remembers as many tokens as the configuration says, or as were asked for."""
-        config, own = subject.model.config, subject.family.own
+        config, own = context.model.config, context.family.own
         # First of all: a configuration may be of use with a memory only.
-        if subject.recurrence is not None and own is not None and own.kind == self.name:
-            config.mem_len = subject.recurrence
-        record: RelativeAttention | None = subject.family.own_attention(self.name, config)
+        if context.recurrence is not None and own is not None and own.kind == self.name:
+            config.mem_len = context.recurrence
+        record: RelativeAttention | None = context.family.own_attention(self.name, config)
         if record is None:
             return None
         carried = _carried(record, config.hidden_size)
         if carried and own is not None:
-            carried = (*carried, *own.carried(config, subject.task))
-        return _setup(record, carried, subject.max_len)
+            carried = (*carried, *own.carried(config, context.task))
+        return _conversion(record, carried, context.max_len)
 
     def problems(self, record: RelativeAttention, manifest: Manifest) -> Iterator[str]:
         """The memory among the inputs."""
         if record.memory != manifest.most_memory:
             yield f".memory is {record.memory}, and the inputs have memories of {manifest.most_memory} tokens"
 
-    def read(self, record: RelativeAttention, bundle: Bundle) -> RelativeSetup:
-        """The setup from the record and the inputs, which hold all of it."""
-        return _setup(record, bundle.manifest.memories, bundle.manifest.max_len)
+    def read(self, record: RelativeAttention, bundle: Bundle) -> RelativeConversion:
+        """The conversion from the record and the inputs, which hold all of it."""
+        return _conversion(record, bundle.manifest.memories, bundle.manifest.max_len)
 
-    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+    def use_reference(
+        self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
+    ) -> ReferenceProperties:
         """The library's own model, or its replacement where the library dropped it, and what it carries."""
-        assert isinstance(setup, RelativeSetup)
+        assert isinstance(conversion, RelativeConversion)
         assert family.own is not None
-        if setup.carried is not None:
+        if conversion.carried is not None:
             assert family.own.remember is not None
-            family.own.remember(model, setup)
+            family.own.remember(model, conversion)
         # Its padding sees itself, where ours is 0.
-        return ReferenceFacts(undefined_padding=True, carried=setup.carried)
+        return ReferenceProperties(undefined_padding=True, carried=conversion.carried)
 
     def boundaries(self, record: RelativeAttention) -> Boundaries | None:
         """Around the size of the memory, where a text takes all of it, and where distances are clamped."""
@@ -121,7 +130,7 @@ class RelativeKind(AttentionKind):
             yield "", f"distances beyond {record.clamp} count as {record.clamp}"
 
 
-KIND = RelativeKind()
+ATTENTION_TYPE = RelativeAttentionType()
 
 
 def _carried(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
@@ -135,9 +144,9 @@ def _carried(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
     )
 
 
-def _setup(record: RelativeAttention, carried: Sequence[InputSpec], max_len: int) -> RelativeSetup:
-    return RelativeSetup(
-        is_own=True,
+def _conversion(record: RelativeAttention, carried: Sequence[InputSpec], max_len: int) -> RelativeConversion:
+    return RelativeConversion(
+        is_native=True,
         inputs=tuple(carried),
         carried=CallStates(carried) if carried else None,
         record=record,

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hdexport.attention.attention_type import (
+    NOT_TRAINED,
+    AttentionConversion,
+    AttentionType,
+    Boundaries,
+    CliSyntax,
+    ConversionContext,
+    ReferenceProperties,
+)
 from hdexport.attention.favor import FavorAttention
-from hdexport.attention.kind import NOT_TRAINED, AttentionKind, Boundaries, Form, ReferenceFacts, Setup, Subject
-from hdexport.attention.spec import NotUnderstoodError, SpecReader
+from hdexport.attention.spec import InvalidSpecError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FavorSetup(Setup):
+class FavorConversion(AttentionConversion):
     """FAVOR+ in a model."""
 
     record: FavorAttention
@@ -38,7 +46,7 @@ class FavorSetup(Setup):
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """The family's own, or features around the layers."""
-        if self.is_own:
+        if self.is_native:
             super().adapt(model, family)
             return
         from hdexport.attention.favor.model import FavorMask
@@ -55,7 +63,7 @@ class FavorSetup(Setup):
         give_masks(model, made)
 
 
-_FORM = Form(
+_SYNTAX = CliSyntax(
     grammar="favor[:features=M,seed=S,compat]",
     example="favor:features=256",
     summary="random features, experimental",
@@ -75,12 +83,12 @@ _EPSILON = 1e-6
 model of 64 positions and texts of 600, 1024 features are off by 30 % with 1e-4 and by 20 % with 1e-6."""
 
 
-class FavorKind(AttentionKind):
+class FavorAttentionType(AttentionType):
     """Random features, whose products estimate the weights of a softmax."""
 
     name = "favor"
     rank = 4
-    forms = MappingProxyType({"favor": _FORM})
+    syntaxes = MappingProxyType({"favor": _SYNTAX})
     record_type = FavorAttention
     scales_queries = True
 
@@ -88,10 +96,10 @@ class FavorKind(AttentionKind):
         """The numbers of the form that were given, and ``compat``, 1, if it was."""
         return None if spec is None else _request(spec)
 
-    def setup(self, request: Mapping[str, int] | None, subject: Subject) -> FavorSetup | None:
+    def conversion(self, request: Mapping[str, int] | None, context: ConversionContext) -> FavorConversion | None:
         """A Performer's own; or features in place of dense attention."""
-        config = subject.model.config
-        own: FavorAttention | None = subject.family.own_attention(self.name, config)
+        config = context.model.config
+        own: FavorAttention | None = context.family.own_attention(self.name, config)
         if own is not None:
             if request and request.keys() & _RANGES.keys():
                 raise InputError(
@@ -99,10 +107,10 @@ class FavorKind(AttentionKind):
                     "it.",
                     hint="For example: --attention favor:compat",
                 )
-            return _setup(dataclasses.replace(own, compat=bool(request and _COMPAT in request)), is_own=True)
+            return _conversion(dataclasses.replace(own, compat=bool(request and _COMPAT in request)), is_native=True)
         if request is None:
             return None
-        subject.check_convertible(to="FAVOR+")
+        context.check_convertible(to="FAVOR+")
         record = FavorAttention(
             layers=int(config.num_hidden_layers),
             features=request.get("features", _DEFAULT_FEATURES),
@@ -110,31 +118,33 @@ class FavorKind(AttentionKind):
             epsilon=_EPSILON,
             compat=_COMPAT in request,
         )
-        remark = (
+        note = (
             f"Experimental: {record.features} random features of queries and keys estimate softmax attention, "
             f"{NOT_TRAINED.format('features')}"
         )
-        return dataclasses.replace(_setup(record, is_own=False), remark=remark, query_scale=subject.query_scale)
+        return dataclasses.replace(_conversion(record, is_native=False), note=note, query_scale=context.query_scale)
 
     def problems(self, record: FavorAttention, manifest: Manifest) -> Iterator[str]:
         """No feature is below a number that is not above 0."""
         if not 0 < record.epsilon < 1:
             yield f".epsilon is {record.epsilon}, which is not between 0 and 1"
 
-    def read(self, record: FavorAttention, bundle: Bundle) -> FavorSetup:
-        """The setup from the record and the checkpoint, which hold all of it."""
-        return _setup(record, is_own=not record.converted)
+    def read(self, record: FavorAttention, bundle: Bundle) -> FavorConversion:
+        """The conversion from the record and the checkpoint, which hold all of it."""
+        return _conversion(record, is_native=not record.converted)
 
-    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+    def use_reference(
+        self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
+    ) -> ReferenceProperties:
         """FAVOR+ of plain PyTorch in the place of dense attention; a Performer's module has it."""
         from hdexport.attention.favor.model import use_features
 
-        assert isinstance(setup, FavorSetup)
-        if setup.is_own:
-            model.base_model.compat = setup.record.compat
-            return ReferenceFacts()
-        attention = use_features(model, setup.projection(model), setup.record)
-        return ReferenceFacts(replaced=True, information=lambda ids: attention.estimate_error(model, ids))
+        assert isinstance(conversion, FavorConversion)
+        if conversion.is_native:
+            model.base_model.compat = conversion.record.compat
+            return ReferenceProperties()
+        attention = use_features(model, conversion.projection(model), conversion.record)
+        return ReferenceProperties(replaced=True, information=lambda ids: attention.estimate_error(model, ids))
 
     def boundaries(self, record: FavorAttention) -> Boundaries:
         """Around the chunks in which a CPU computes."""
@@ -153,7 +163,7 @@ class FavorKind(AttentionKind):
             yield "", "experimental: made from dense attention"
 
 
-KIND = FavorKind()
+ATTENTION_TYPE = FavorAttentionType()
 
 
 def _request(spec: str) -> dict[str, int]:
@@ -163,12 +173,12 @@ def _request(spec: str) -> dict[str, int]:
     if compat:
         parts.remove(_COMPAT)
     if _COMPAT in parts:
-        raise NotUnderstoodError(_COMPAT)
+        raise InvalidSpecError(_COMPAT)
     listed = ",".join(parts) if parts else None
-    reader = SpecReader(spec, listed, names=tuple(_RANGES), sign="=", example=_FORM.example)
+    reader = SpecReader(spec, listed, names=tuple(_RANGES), sign="=", example=_SYNTAX.example)
     return reader.numbers(_RANGES) | ({_COMPAT: 1} if compat else {})
 
 
-def _setup(record: FavorAttention, *, is_own: bool) -> FavorSetup:
+def _conversion(record: FavorAttention, *, is_native: bool) -> FavorConversion:
     padding = PaddingRule(multiple_of=1) if record.compat else None
-    return FavorSetup(is_own=is_own, record=record, padding=padding)
+    return FavorConversion(is_native=is_native, record=record, padding=padding)

@@ -9,10 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hdexport.attention.attention_type import (
+    AttentionConversion,
+    AttentionType,
+    Boundaries,
+    CliSyntax,
+    ConversionContext,
+    ReferenceProperties,
+)
 from hdexport.attention.blocks import BlockRequest, BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.blocks.lower import LOWERING
-from hdexport.attention.kind import AttentionKind, Boundaries, Form, ReferenceFacts, Setup, Subject
-from hdexport.attention.spec import NotUnderstoodError, SpecReader
+from hdexport.attention.spec import InvalidSpecError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
@@ -22,10 +29,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     # With NumPy, which a command's help does without.
-    from hdexport.attention.blocks.setup import BlockSetup
+    from hdexport.attention.blocks.conversion import BlockConversion
 
-_FORMS = {
-    "bigbird": Form(
+_SYNTAXES = {
+    "bigbird": CliSyntax(
         grammar="bigbird[:block=B,random=R,mode=hf_eval|table,seed=S,table=FILE.npy]",
         example="bigbird:block=64,random=3",
         summary="BigBird's blocks",
@@ -33,14 +40,14 @@ _FORMS = {
         "R random ones (default: 3), which in hf_eval are all the first, as in Hugging Face; else they are drawn by "
         "seed or read from the table. A BigBird checkpoint takes mode, seed and table",
     ),
-    "etc": Form(
+    "etc": CliSyntax(
         grammar="etc:global=G[,block=B,tokens=ID[/ID...]]",
         example="etc:global=64,block=64",
         summary="ETC's blocks and global tokens",
         help="G global tokens in front of each text, with the embeddings of these ids "
         "(default: the token that texts begin with), and three blocks around a query's",
     ),
-    "blocks": Form(
+    "blocks": CliSyntax(
         grammar="blocks:file=FILE.npz,block=B",
         example="blocks:file=pattern.npz,block=64",
         summary="the blocks of a file",
@@ -61,12 +68,12 @@ _MODES_OF_PATTERN = {
 }
 
 
-class BlocksKind(AttentionKind):
+class BlocksAttentionType(AttentionType):
     """Blocks of queries that see blocks of keys."""
 
     name = "blocks"
     rank = 2
-    forms = MappingProxyType(_FORMS)
+    syntaxes = MappingProxyType(_SYNTAXES)
     record_type = BlockSparse
     lowerings = (LOWERING,)
     scales_queries = True
@@ -97,11 +104,11 @@ class BlocksKind(AttentionKind):
         )
         return None if asked == BlockRequest() else asked
 
-    def setup(self, request: BlockRequest | None, subject: Subject) -> BlockSetup | None:
+    def conversion(self, request: BlockRequest | None, context: ConversionContext) -> BlockConversion | None:
         """A BigBird's own, or blocks in place of dense attention, with their tables and embeddings."""
-        from hdexport.attention.blocks.setup import block_setup
+        from hdexport.attention.blocks.conversion import block_conversion
 
-        return block_setup(request, subject)
+        return block_conversion(request, context)
 
     def problems(self, record: BlockSparse, manifest: Manifest) -> Iterator[str]:
         """Each pattern has modes of its own."""
@@ -110,33 +117,35 @@ class BlocksKind(AttentionKind):
             known = " or ".join(mode.value for mode in modes)
             yield f".mode should be {known} for {record.pattern.value}, not {record.mode.value}"
 
-    def read(self, record: BlockSparse, bundle: Bundle) -> BlockSetup:
-        """The setup, with the tables and embeddings that are files of the bundle."""
-        from hdexport.attention.blocks.setup import read_setup
+    def read(self, record: BlockSparse, bundle: Bundle) -> BlockConversion:
+        """The conversion, with the tables and embeddings that are files of the bundle."""
+        from hdexport.attention.blocks.conversion import read_conversion
 
-        return read_setup(record, bundle)
+        return read_conversion(record, bundle)
 
-    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+    def use_reference(
+        self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
+    ) -> ReferenceProperties:
         """Counts of pairs for blocks that the model was not trained with; for tables, the operator's definition."""
-        from hdexport.attention.blocks.setup import BlockSetup
+        from hdexport.attention.blocks.conversion import BlockConversion
 
-        assert isinstance(setup, BlockSetup)
-        if not setup.is_own:
+        assert isinstance(conversion, BlockConversion)
+        if not conversion.is_native:
             from hdexport.attention.blocks.model import use_block_masks
 
             use_block_masks(
                 model,
-                setup.record,
-                ordinary_keys=setup.ordinary_keys,
-                tables=setup.tables,
-                global_embeddings=setup.global_embeddings,
+                conversion.record,
+                ordinary_keys=conversion.ordinary_keys,
+                tables=conversion.tables,
+                global_embeddings=conversion.global_embeddings,
             )
-        elif setup.listed_blocks is not None:
+        elif conversion.listed_blocks is not None:
             # Hugging Face has tables in training only: the operator's definition in PyTorch, which tests hold to that.
-            setup.adapt(model, family)
+            conversion.adapt(model, family)
         else:
-            return ReferenceFacts(undefined_padding=True, counts_from_padding=True)
-        return ReferenceFacts(replaced=True, undefined_padding=True)
+            return ReferenceProperties(undefined_padding=True, counts_from_padding=True)
+        return ReferenceProperties(replaced=True, undefined_padding=True)
 
     def boundaries(self, record: BlockSparse) -> Boundaries:
         """Around a block, the first text that is not attended to densely, and a last block of a single token."""
@@ -162,22 +171,22 @@ class BlocksKind(AttentionKind):
             yield "", f"dense up to {record.dense_tokens} tokens"
 
 
-KIND = BlocksKind()
+ATTENTION_TYPE = BlocksAttentionType()
 
 
 def _request(spec: str) -> BlockRequest:
     word, colon, parts = spec.partition(":")
     is_bare = word == "bigbird" and not colon
-    reader = SpecReader(spec, None if is_bare else parts, names=_NAMES[word], sign="=", example=_FORMS[word].example)
+    reader = SpecReader(spec, None if is_bare else parts, names=_NAMES[word], sign="=", example=_SYNTAXES[word].example)
     return {"bigbird": _bigbird, "etc": _etc, "blocks": _blocks}[word](reader)
 
 
 def _bigbird(reader: SpecReader) -> BlockRequest:
-    given = reader.given
+    given = reader.values
     asked = given.get("mode", "table" if "table" in given or "seed" in given else None)
     mode = next((known for known in _MODES_OF_PATTERN[Pattern.BIGBIRD] if known == asked), None)
     if mode is None and asked is not None:
-        raise NotUnderstoodError(f"mode={asked}")
+        raise InvalidSpecError(f"mode={asked}")
     if mode is Mode.HF_EVAL and ("table" in given or "seed" in given):
         raise InputError(
             f"--attention {reader.spec} gives a table of random blocks; mode=hf_eval takes none.",
@@ -189,27 +198,27 @@ def _bigbird(reader: SpecReader) -> BlockRequest:
         )
     return BlockRequest(
         pattern=Pattern.BIGBIRD,
-        block_size=reader.optional("block", least=1),
-        random_blocks=reader.optional("random", least=0),
+        block_size=reader.optional("block", minimum=1),
+        random_blocks=reader.optional("random", minimum=0),
         mode=mode,
-        seed=reader.optional("seed", least=0, most=2**31 - 1),
+        seed=reader.optional("seed", minimum=0, maximum=2**31 - 1),
         file=Path(given["table"]) if "table" in given else None,
     )
 
 
 def _etc(reader: SpecReader) -> BlockRequest:
-    tokens = reader.number("global", reader.required("global"), least=1)
-    listed = reader.given.get("tokens")
-    ids = () if listed is None else tuple(reader.number("tokens", text, least=0) for text in listed.split("/"))
+    tokens = reader.number("global", reader.required("global"), minimum=1)
+    listed = reader.values.get("tokens")
+    ids = () if listed is None else tuple(reader.number("tokens", text, minimum=0) for text in listed.split("/"))
     if len(ids) not in (0, 1, tokens):
         raise InputError(
             f"--attention {reader.spec} gives {len(ids)} ids for {tokens} global tokens.",
             hint=f"Give one for all, tokens={ids[0]}, or {tokens}, separated by slashes.",
         )
-    block_size = reader.optional("block", least=1)
+    block_size = reader.optional("block", minimum=1)
     return BlockRequest(pattern=Pattern.ETC, block_size=block_size, global_tokens=tokens, global_ids=ids)
 
 
 def _blocks(reader: SpecReader) -> BlockRequest:
-    file, block_size = reader.required("file"), reader.number("block", reader.required("block"), least=1)
+    file, block_size = reader.required("file"), reader.number("block", reader.required("block"), minimum=1)
     return BlockRequest(pattern=Pattern.BLOCKS, block_size=block_size, file=Path(file))

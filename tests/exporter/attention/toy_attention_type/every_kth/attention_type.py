@@ -1,14 +1,22 @@
-"""What hdexport asks of a kind of attention."""
+"""The toy's `AttentionType`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from hdexport.attention.kind import NOT_TRAINED, AttentionKind, AttentionRecord, Boundaries, Form, ReferenceFacts, Setup
+from hdexport.attention.attention_type import (
+    NOT_TRAINED,
+    AttentionConversion,
+    AttentionRecord,
+    AttentionType,
+    Boundaries,
+    CliSyntax,
+    ReferenceProperties,
+)
 from hdexport.attention.spec import SpecReader
 
-_FORM = Form(
+_SYNTAX = CliSyntax(
     grammar="every:k=K",
     example="every:k=2",
     summary="tokens at regular distances",
@@ -20,12 +28,12 @@ _FORM = Form(
 class EveryKth(AttentionRecord):
     """The record in the manifest."""
 
-    kind: Literal["every_kth"] = "every_kth"
+    type: Literal["every_kth"] = "every_kth"
     step: int
     layers: int
 
     @property
-    def peer_remark(self):
+    def baseline_note(self):
         return "knows no steps: its attention is dense"
 
     def keys_of_layers(self, manifest, tokens):
@@ -33,58 +41,64 @@ class EveryKth(AttentionRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EveryKthSetup(Setup):
+class EveryKthConversion(AttentionConversion):
     """The attention in a model."""
 
     step: int
     layers: int
 
     def adapt(self, model, family):
-        from every_kth.masks import StepMask
+        from hdexport.attention.every_kth.masks import StepMask
+
         from hdexport.attention.model_parts import wrap_layers
 
         wrap_layers(model, lambda states, mask, layers: layers(states, StepMask(self.step, mask)))
 
 
-class EveryKthKind(AttentionKind):
-    """Registered as an entry point of the group hdexport.attention, beside this folder."""
+class EveryKthAttentionType(AttentionType):
+    """Attention to every k-th token."""
 
     name = "every_kth"
-    forms = {"every": _FORM}  # noqa: RUF012 - as a user would write it
+    syntaxes = {"every": _SYNTAX}  # noqa: RUF012 - as a user would write it
     record_type = EveryKth
 
     def request(self, spec, options):
         if spec is None:
             return None
-        reader = SpecReader(spec, spec.partition(":")[2], names=("k",), sign="=", example=_FORM.example)
-        return reader.number("k", reader.required("k"), least=1)
+        reader = SpecReader(spec, spec.partition(":")[2], names=("k",), sign="=", example=_SYNTAX.example)
+        return reader.number("k", reader.required("k"), minimum=1)
 
-    def setup(self, request, subject):
+    def conversion(self, request, context):
         if request is None:
             return None
-        subject.check_convertible(to="strided")
-        remark = f"Attention is cut to every {request}. token, {NOT_TRAINED.format('steps')}"
-        layers = subject.model.config.num_hidden_layers
-        return EveryKthSetup(is_own=False, remark=remark, step=request, layers=layers)
+        context.check_convertible(to="strided")
+        note = f"Attention is cut to every {request}. token, {NOT_TRAINED.format('steps')}"
+        layers = context.model.config.num_hidden_layers
+        return EveryKthConversion(is_native=False, note=note, step=request, layers=layers)
 
-    def record(self, setup, nodes):
-        return EveryKth(step=setup.step, layers=setup.layers) if isinstance(setup, EveryKthSetup) else None
+    def record(self, conversion, nodes):
+        return (
+            EveryKth(step=conversion.step, layers=conversion.layers)
+            if isinstance(conversion, EveryKthConversion)
+            else None
+        )
 
     def problems(self, record, manifest):
         if record.step < 1:
             yield f".step is {record.step}, and a step is 1 or more"
 
     def read(self, record, bundle):
-        return EveryKthSetup(is_own=False, step=record.step, layers=record.layers)
+        return EveryKthConversion(is_native=False, step=record.step, layers=record.layers)
 
-    def use_reference(self, setup, model, family):
-        from every_kth.masks import StepCounts
+    def use_reference(self, conversion, model, family):
+        from hdexport.attention.every_kth.masks import StepCounts
+
         from hdexport.attention.model_parts import wrap_layers
         from hdexport.attention.reference_attention import use_pair_counts
 
         use_pair_counts(model)
-        wrap_layers(model, lambda states, mask, layers: layers(states, StepCounts(setup.step, mask.bool())))
-        return ReferenceFacts(replaced=True, undefined_padding=True)
+        wrap_layers(model, lambda states, mask, layers: layers(states, StepCounts(conversion.step, mask.bool())))
+        return ReferenceProperties(replaced=True, undefined_padding=True)
 
     def boundaries(self, record):
         step = record.step
@@ -92,3 +106,6 @@ class EveryKthKind(AttentionKind):
 
     def describe(self, record):
         yield "steps", f"every query sees every {record.step}. token, in {record.layers} layers"
+
+
+ATTENTION_TYPE = EveryKthAttentionType()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention.kind import DECISION
+from hdexport.attention.attention_type import DISCRETE_OUTPUT
 from hdplugins import ONNX_DOMAIN
 from hdplugins.attention.lsh.operator import OPERATOR
 from hdruntime.arrays import IntArray
@@ -36,8 +36,8 @@ Products of another token, direction or round differ by about the length.
 """
 
 
-class HashDecisions:
-    """The decisions of LSH attention; see `hdexport.attention.kind.Decisions`.
+class LshDiscreteOutputs:
+    """The decisions of LSH attention; see `hdexport.attention.attention_type.DiscreteOutputs`.
 
     `rotations` are [heads, head_dim, rounds, directions]; `dtype` is the bundle's.
     """
@@ -53,7 +53,7 @@ class HashDecisions:
         self._wrong = 0
 
     def watch(self, model: onnx_ir.Model) -> None:
-        """Make the buckets outputs of each node's body, and of the graph; see `Decisions`."""
+        """Make the buckets outputs of each node's body, and of the graph; see `DiscreteOutputs`."""
         import onnx_ir as ir
 
         # A body's name begins with the operator's.
@@ -63,13 +63,13 @@ class HashDecisions:
             function.outputs.append(_buckets(function.graph))
         for number, node in enumerate(nodes):
             node.resize_outputs(2)
-            node.outputs[1].name = f"{DECISION}{number}"
+            node.outputs[1].name = f"{DISCRETE_OUTPUT}{number}"
             node.outputs[1].dtype = ir.DataType.INT64
             model.graph.outputs.append(node.outputs[1])
 
     @contextlib.contextmanager
     def follow(self, decisions: Sequence[IntArray], *, row: int, tokens: slice) -> Iterator[None]:
-        """See `Decisions`."""
+        """See `DiscreteOutputs`."""
         heads, rounds = self._rotations.shape[0], self._hashes.rounds
         by_row = (torch.from_numpy(found.reshape(-1, heads, rounds, found.shape[-1]))[row] for found in decisions)
         self._followed, self._layer = [found[..., tokens] for found in by_row], -1
@@ -79,7 +79,7 @@ class HashDecisions:
             self._followed = []
 
     def take_wrong(self) -> list[str]:
-        """See `Decisions`."""
+        """See `DiscreteOutputs`."""
         wrong, self._wrong = self._wrong, 0
         return [f"{wrong} tokens in a bucket of a smaller product"] if wrong else []
 

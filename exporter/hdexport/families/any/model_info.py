@@ -1,4 +1,4 @@
-"""Facts about a model without a family, read from its configuration and its modules; no weight is loaded."""
+"""What the configuration and the modules of a model without a family say; no weight is loaded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OFFSET = "offset"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class InferredModelInfo:
     """What a model's configuration and modules say.
 
     Attributes:
@@ -72,7 +72,7 @@ class Facts:
     is_half: bool
 
 
-def facts_of(config: Mapping[str, Any], family: Family) -> Facts:
+def infer_model_info(config: Mapping[str, Any], family: Family) -> InferredModelInfo:
     """The facts about a checkpoint with such a ``config.json``. A ModelError says that no model can be made of it."""
     model_type = str(config["model_type"])
     try:
@@ -102,7 +102,7 @@ def facts_of(config: Mapping[str, Any], family: Family) -> Facts:
     part = encoder.config if is_half else settings.get_text_config()
     key, most = _most_positions(settings, part, tables)
     padding = getattr(part, "pad_token_id", None)
-    return Facts(
+    return InferredModelInfo(
         tasks=(Task.FEATURE_EXTRACTION,) if is_half else tasks_with_class(settings, family=family),
         values=_values(settings, part),
         positions_key=key,

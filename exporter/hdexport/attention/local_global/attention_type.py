@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hdexport.attention.kind import AttentionKind, AttentionRecord, Boundaries, ReferenceFacts, Setup, Subject
+from hdexport.attention.attention_type import (
+    AttentionConversion,
+    AttentionRecord,
+    AttentionType,
+    Boundaries,
+    ConversionContext,
+    ReferenceProperties,
+)
 from hdexport.model.family import Family
 from hdruntime.bundle.checked_json import Size, TokenCount
 from hdruntime.bundle.manifest import Manifest
@@ -26,7 +33,7 @@ class LocalGlobalAttention(AttentionRecord):
     """
 
     holds_scores: ClassVar = False
-    kind: Literal["local_global"] = "local_global"
+    type: Literal["local_global"] = "local_global"
     layers: Size
     radius: TokenCount
     side_tokens: TokenCount = 0
@@ -47,20 +54,22 @@ _SIDE_COPIES = 10
 MB for 8192 tokens, 12 heads and sides of 16."""
 
 
-class LocalGlobalKind(AttentionKind):
+class LocalGlobalAttentionType(AttentionType):
     """Tokens around each token, with learned numbers of their distances, and sums of blocks of the text."""
 
     name = "local_global"
     record_type = LocalGlobalAttention
 
-    def setup(self, request: None, subject: Subject) -> Setup | None:
+    def conversion(self, request: None, context: ConversionContext) -> AttentionConversion | None:
         """A family's own."""
-        record: LocalGlobalAttention | None = subject.family.own_attention(self.name, subject.model.config)
-        return None if record is None else Setup(is_own=True, record=record)
+        record: LocalGlobalAttention | None = context.family.own_attention(self.name, context.model.config)
+        return None if record is None else AttentionConversion(is_native=True, record=record)
 
-    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+    def use_reference(
+        self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
+    ) -> ReferenceProperties:
         """The library's own model, as it is. Padding there sees all keys alike, where ours is 0."""
-        return ReferenceFacts(undefined_padding=True)
+        return ReferenceProperties(undefined_padding=True)
 
     def boundaries(self, record: LocalGlobalAttention) -> Boundaries | None:
         """Around the library's blocks, of a radius and 1, around a window, and where texts get sides."""
@@ -76,4 +85,4 @@ class LocalGlobalKind(AttentionKind):
             yield "", f"and the sum of each {record.side_tokens} tokens of the text"
 
 
-KIND = LocalGlobalKind()
+ATTENTION_TYPE = LocalGlobalAttentionType()

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.kind import (
+from hdexport.attention.attention_type import (
     NOT_TRAINED,
-    AttentionKind,
+    AttentionConversion,
+    AttentionType,
     Boundaries,
-    Form,
+    CliSyntax,
+    ConversionContext,
     OperatorNode,
-    ReferenceFacts,
-    Setup,
-    Subject,
+    ReferenceProperties,
 )
 from hdexport.attention.spec import SpecReader
 from hdexport.attention.window import Window, WindowAttention
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-_FORM = Form(
+_SYNTAX = CliSyntax(
     grammar="window:W[,right:R][,global:G][,dilation:D[/D...]]",
     example="window:256,global:1",
     summary="windows and global tokens",
@@ -64,7 +64,7 @@ class WindowRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowSetup(Setup):
+class WindowConversion(AttentionConversion):
     """Windowed attention in a model; `window` is None where the model was trained with windows."""
 
     window: Window | None = None
@@ -89,12 +89,12 @@ class WindowSetup(Setup):
             give_masks(model, lambda mask: window_mask(window, mask, query_scale))
 
 
-class WindowKind(AttentionKind):
+class WindowAttentionType(AttentionType):
     """Windows around every token, with or without global tokens."""
 
     name = "window"
     rank = 1
-    forms = MappingProxyType({"window": _FORM})
+    syntaxes = MappingProxyType({"window": _SYNTAX})
     record_type = WindowAttention
     lowerings = (LOWERING,)
     scales_queries = True
@@ -119,14 +119,14 @@ class WindowKind(AttentionKind):
         max_global = options.get("max_global")
         return None if window is None and max_global is None else WindowRequest(window=window, max_global=max_global)
 
-    def setup(self, request: WindowRequest | None, subject: Subject) -> WindowSetup | None:
+    def conversion(self, request: WindowRequest | None, context: ConversionContext) -> WindowConversion | None:
         """Marks of a family whose callers mark tokens, or a window in place of dense attention."""
         request = request or WindowRequest()
-        config = subject.model.config
+        config = context.model.config
         if request.window is not None:
-            subject.check_convertible(to="windowed")
-        if subject.family.own_attention(self.name, config) is not None:
-            return WindowSetup(is_own=True, inputs=(_marks(subject, request.max_global),))
+            context.check_convertible(to="windowed")
+        if context.family.own_attention(self.name, config) is not None:
+            return WindowConversion(is_native=True, inputs=(_marks(context, request.max_global),))
         if request.max_global is not None:
             raise InputError(
                 f"--max-global {request.max_global} is for models with an input global_attention_mask, and "
@@ -135,26 +135,26 @@ class WindowKind(AttentionKind):
             )
         if request.window is None:
             return None
-        _check(request.window, heads=config.num_attention_heads, max_len=subject.max_len)
-        subject.warn_if_unscaled(request.window.most_keys)
-        remark = f"Attention is cut to windows of {request.window.describe()}, {NOT_TRAINED.format('windows')}"
+        _check(request.window, heads=config.num_attention_heads, max_len=context.max_len)
+        context.warn_if_unscaled(request.window.most_keys)
+        note = f"Attention is cut to windows of {request.window.describe()}, {NOT_TRAINED.format('windows')}"
         carried = None
-        if subject.recurrence is not None:
-            carried = _carried(request.window, subject.recurrence, subject)
-            remark += (
-                f" In later segments of a document they reach up to {subject.recurrence} tokens into the segments "
-                f"before; a document has at most {subject.max_len} tokens."
+        if context.recurrence is not None:
+            carried = _carried(request.window, context.recurrence, context)
+            note += (
+                f" In later segments of a document they reach up to {context.recurrence} tokens into the segments "
+                f"before; a document has at most {context.max_len} tokens."
             )
-        return WindowSetup(
-            is_own=False,
+        return WindowConversion(
+            is_native=False,
             inputs=() if carried is None else carried.specs,
             window=request.window,
-            remark=remark,
+            note=note,
             carried=carried,
-            query_scale=subject.query_scale,
+            query_scale=context.query_scale,
         )
 
-    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> WindowAttention | None:
+    def record(self, conversion: AttentionConversion | None, nodes: Sequence[OperatorNode]) -> WindowAttention | None:
         """The windows of the nodes, which layers of the library have, too."""
         sides = [
             (int(node.attributes["left"]), int(node.attributes["right"]))
@@ -164,8 +164,8 @@ class WindowKind(AttentionKind):
         if not sides:
             return None
         layers = tuple(left for left, _ in sides)
-        if isinstance(setup, WindowSetup) and setup.window is not None:
-            return WindowAttention(layers=layers, converted=setup.window)
+        if isinstance(conversion, WindowConversion) and conversion.window is not None:
+            return WindowAttention(layers=layers, converted=conversion.window)
         # A model's windows look back, or to both sides.
         is_causal = any(right != left for left, right in sides)
         return WindowAttention(layers=layers, right=0 if is_causal else None)
@@ -176,27 +176,31 @@ class WindowKind(AttentionKind):
         if window is not None and len(window.dilation) not in (1, manifest.num_heads):
             yield f".converted.dilation has {len(window.dilation)} values for {manifest.num_heads} heads"
 
-    def read(self, record: WindowAttention, bundle: Bundle) -> WindowSetup:
-        """The setup from the record and the inputs, which hold all of it."""
+    def read(self, record: WindowAttention, bundle: Bundle) -> WindowConversion:
+        """The conversion from the record and the inputs, which hold all of it."""
         manifest = bundle.manifest
         inputs = tuple(spec for spec in manifest.inputs if spec.role in (Role.GLOBAL_ATTENTION_MASK, Role.MEMORY))
         carried = CallStates(manifest.memories) if manifest.memories else None
-        return WindowSetup(is_own=record.converted is None, inputs=inputs, window=record.converted, carried=carried)
+        return WindowConversion(
+            is_native=record.converted is None, inputs=inputs, window=record.converted, carried=carried
+        )
 
-    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+    def use_reference(
+        self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
+    ) -> ReferenceProperties:
         """Masks in place of windows that the model was not trained with."""
-        assert isinstance(setup, WindowSetup)
-        if setup.window is not None:
+        assert isinstance(conversion, WindowConversion)
+        if conversion.window is not None:
             from hdexport.attention.window.model import use_window_masks
 
-            use_window_masks(model, setup.window, setup.carried)
-        if setup.carried is not None:
+            use_window_masks(model, conversion.window, conversion.carried)
+        if conversion.carried is not None:
             from hdexport.model.surgery import continue_positions
 
-            continue_positions(model, family, setup.carried)
+            continue_positions(model, family, conversion.carried)
         # Longformer's own rows of padding are 0.
-        return ReferenceFacts(
-            replaced=setup.window is not None, undefined_padding=not setup.bound, carried=setup.carried
+        return ReferenceProperties(
+            replaced=conversion.window is not None, undefined_padding=not conversion.bound, carried=conversion.carried
         )
 
     def boundaries(self, record: WindowAttention) -> Boundaries | None:
@@ -232,10 +236,10 @@ class WindowKind(AttentionKind):
             yield "", f"made from dense attention; global tokens: {first}; dilation {steps}"
 
 
-KIND = WindowKind()
+ATTENTION_TYPE = WindowAttentionType()
 
 
-def _carried(window: Window, tokens: int, subject: Subject) -> CallStates:
+def _carried(window: Window, tokens: int, context: ConversionContext) -> CallStates:
     """The states that layers with such a window carry from segment to segment.
 
     An InputError says what in the model or its window is about a whole text.
@@ -243,7 +247,7 @@ def _carried(window: Window, tokens: int, subject: Subject) -> CallStates:
     from hdexport.attention.model_parts import attention_calls
     from hdexport.model.surgery import PositionsByLength
 
-    config, family = subject.model.config, subject.family
+    config, family = context.model.config, context.family
     if not family.learned_positions:
         raise InputError(
             f"--recurrence {tokens} does not fit this {config.model_type}, which turns keys by their place in a "
@@ -256,19 +260,19 @@ def _carried(window: Window, tokens: int, subject: Subject) -> CallStates:
             "segment, and later ones cannot see them.",
             hint=f"Leave them out: --attention window:{window.tokens},right:{window.after},global:0",
         )
-    if subject.task is Task.TEXT_CLASSIFICATION:
+    if context.task is Task.TEXT_CLASSIFICATION:
         raise InputError(
-            f"--recurrence {tokens} does not fit {subject.task}: a {config.model_type} classifies by a text's "
+            f"--recurrence {tokens} does not fit {context.task}: a {config.model_type} classifies by a text's "
             "first token, which sees nothing of later segments.",
             hint="Build for answers to every token: --task feature-extraction",
         )
-    if isinstance(family.embeddings(subject.model).position_embeddings, PositionsByLength):
+    if isinstance(family.embeddings(context.model).position_embeddings, PositionsByLength):
         raise InputError(
             f"--recurrence {tokens} does not fit --positions interpolate and group, which spread positions over the "
             "length of a text: a segment does not tell the document's.",
             hint="Use --positions hierarchical, tile or none.",
         )
-    if subject.query_scale is not None and subject.query_scale.changes(window.most_keys):
+    if context.query_scale is not None and context.query_scale.changes(window.most_keys):
         raise InputError(
             f"--recurrence {tokens} does not fit --attention-scale logn, which counts the tokens of a whole text.",
             hint="Use --attention-scale none.",
@@ -282,13 +286,13 @@ def _carried(window: Window, tokens: int, subject: Subject) -> CallStates:
             max(2, reach),
         )
     # Of each call of an attention, keys and values in all heads.
-    layers = range(len(attention_calls(subject.model)))
+    layers = range(len(attention_calls(context.model)))
     states = (carried_input(layer, "memory", 2 * int(config.hidden_size), bound=tokens) for layer in layers)
-    position = carried_input(POSITION, 1, bound=subject.max_len)
+    position = carried_input(POSITION, 1, bound=context.max_len)
     return CallStates((*states, carried_input(MASK, "memory", bound=tokens), position))
 
 
-def _marks(subject: Subject, max_global: int | None) -> InputSpec:
+def _marks(context: ConversionContext, max_global: int | None) -> InputSpec:
     """The input ``global_attention_mask``, by which callers mark global tokens.
 
     Where a caller marks none, tokens are global as in transformers' classes: the question in question answering, the
@@ -296,9 +300,9 @@ def _marks(subject: Subject, max_global: int | None) -> InputSpec:
     """
     if max_global is not None and not 1 <= max_global <= MOST_GLOBAL_TOKENS:
         raise InputError(f"--max-global {max_global} is out of range: it must be 1 to {MOST_GLOBAL_TOKENS}.")
-    config, is_first = subject.model.config, subject.task is Task.TEXT_CLASSIFICATION
+    config, is_first = context.model.config, context.task is Task.TEXT_CLASSIFICATION
     default, bound = Default(fill=Fill.FIRST_TOKEN if is_first else Fill.ZEROS), _DEFAULT_BOUND
-    if subject.task is Task.QUESTION_ANSWERING:
+    if context.task is Task.QUESTION_ANSWERING:
         if config.sep_token_id is None:
             raise ModelError(
                 "config.json has no sep_token_id, so where a question ends is unknown.",
@@ -312,18 +316,18 @@ def _marks(subject: Subject, max_global: int | None) -> InputSpec:
         role=Role.GLOBAL_ATTENTION_MASK,
         default=default,
         # More rows than the longest text has tokens are more than an engine overwrites.
-        bound=min(max_global or bound, subject.max_len),
+        bound=min(max_global or bound, context.max_len),
     )
 
 
 def _window(spec: str) -> Window:
-    reader = SpecReader(spec, spec, names=_NAMES, sign=":", example=_FORM.example)
-    steps = reader.given.get("dilation", "1").split("/")
+    reader = SpecReader(spec, spec, names=_NAMES, sign=":", example=_SYNTAX.example)
+    steps = reader.values.get("dilation", "1").split("/")
     return Window(
-        tokens=reader.number("window", reader.required("window"), least=1),
-        right=reader.optional("right", least=0),
-        global_tokens=reader.number("global", reader.given.get("global", "1"), least=0, most=MOST_GLOBAL_TOKENS),
-        dilation=tuple(reader.number("dilation", step, least=1) for step in steps),
+        tokens=reader.number("window", reader.required("window"), minimum=1),
+        right=reader.optional("right", minimum=0),
+        global_tokens=reader.number("global", reader.values.get("global", "1"), minimum=0, maximum=MOST_GLOBAL_TOKENS),
+        dilation=tuple(reader.number("dilation", step, minimum=1) for step in steps),
     )
 
 

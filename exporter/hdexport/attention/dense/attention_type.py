@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from hdexport.attention.attention_type import AttentionConversion, AttentionRecord, AttentionType, OperatorNode
 from hdexport.attention.dense.lower import LOWERING
-from hdexport.attention.kind import AttentionKind, AttentionRecord, OperatorNode, Setup
 from hdexport.model.family import Family
 from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Manifest
@@ -23,7 +23,7 @@ class DenseAttention(AttentionRecord):
 
     score_copies: ClassVar = 3
     """Scores with the mask, the softmax, and a copy made of either."""
-    kind: Literal["dense"] = "dense"
+    type: Literal["dense"] = "dense"
     layers: Size
 
     def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
@@ -35,7 +35,7 @@ class DenseAttention(AttentionRecord):
         return 0 if family.has_sdpa else super().reference_copies(family, heads)
 
 
-class DenseKind(AttentionKind):
+class DenseAttentionType(AttentionType):
     """Dense attention: the library's attention interface gives it where no other kind is in the way."""
 
     name = "dense"
@@ -43,7 +43,7 @@ class DenseKind(AttentionKind):
     record_type = DenseAttention
     lowerings = (LOWERING,)
 
-    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> DenseAttention | None:
+    def record(self, conversion: AttentionConversion | None, nodes: Sequence[OperatorNode]) -> DenseAttention | None:
         """The nodes of the operator."""
         layers = sum(node.operator == "DenseAttention" for node in nodes)
         return DenseAttention(layers=layers) if layers else None
@@ -53,4 +53,4 @@ class DenseKind(AttentionKind):
         return not any(node.operator == "DenseAttention" and node.attributes["causal"] for node in nodes)
 
 
-KIND = DenseKind()
+ATTENTION_TYPE = DenseAttentionType()

@@ -14,12 +14,12 @@ import torch
 from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import AxialPositionEmbeddings, LSHSelfAttention
 
-from hdexport.attention.kind import Subject
-from hdexport.attention.kinds import attention_from_spec, kind_named
+from hdexport.attention.attention_type import ConversionContext
 from hdexport.attention.lsh import Chunks, Hashes, LshAttention
-from hdexport.attention.lsh.decisions import HashDecisions
-from hdexport.attention.lsh.kind import LshSetup, buckets_for
+from hdexport.attention.lsh.attention_type import LshConversion, buckets_for
+from hdexport.attention.lsh.discrete_outputs import LshDiscreteOutputs
 from hdexport.attention.lsh.model import recall, use_hashes
+from hdexport.attention.registry import attention_from_spec, attention_type_named
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import convertible_model_types, family_of
@@ -42,44 +42,44 @@ OPEN = {"num_buckets": None, "hash_seed": None}
 
 
 @pytest.fixture
-def setup_of(tmp_path: Path):
-    """The setup of a tiny model with `MAX_LEN` positions, and the model."""
+def conversion_of(tmp_path: Path):
+    """The conversion of a tiny model with `MAX_LEN` positions, and the model."""
 
-    def make(model_type: str, spec: str | None, **changes: object) -> tuple[LshSetup, torch.nn.Module]:
+    def make(model_type: str, spec: str | None, **changes: object) -> tuple[LshConversion, torch.nn.Module]:
         model = save_tiny_model(tmp_path / "model", model_type, Task.FEATURE_EXTRACTION, **changes)
         family = family_of(model_type)
         extend_positions(model, family, max_len=MAX_LEN, scheme=Scheme.TILE, alpha=0.4)
-        subject = Subject(
+        context = ConversionContext(
             model=model,
             family=family,
             task=Task.FEATURE_EXTRACTION,
             max_len=MAX_LEN,
             convertible=convertible_model_types,
         )
-        return kind_named("lsh").setup(attention_from_spec(spec).get("lsh"), subject), model
+        return attention_type_named("lsh").conversion(attention_from_spec(spec).get("lsh"), context), model
 
     return make
 
 
-def test_a_reformer_has_its_own_attention_and_only_its_hashes_may_change(setup_of) -> None:
-    setup, _ = setup_of("reformer", None)
-    assert setup == LshSetup(is_own=True, record=OWN, padding=PaddingRule(multiple_of=16))
-    setup, _ = setup_of("reformer", "lsh:rounds=3,seed=0,buckets=2/4")
-    assert setup.record == dataclasses.replace(OWN, hashes=Hashes(buckets=(2, 4), rounds=3, seed=0))
+def test_a_reformer_has_its_own_attention_and_only_its_hashes_may_change(conversion_of) -> None:
+    conversion, _ = conversion_of("reformer", None)
+    assert conversion == LshConversion(is_native=True, record=OWN, padding=PaddingRule(multiple_of=16))
+    conversion, _ = conversion_of("reformer", "lsh:rounds=3,seed=0,buckets=2/4")
+    assert conversion.record == dataclasses.replace(OWN, hashes=Hashes(buckets=(2, 4), rounds=3, seed=0))
     with pytest.raises(InputError, match=r"A reformer has its chunks(.|\n)*lsh:rounds=8,seed=0"):
-        setup_of("reformer", "lsh:chunk=16")
+        conversion_of("reformer", "lsh:chunk=16")
     with pytest.raises(InputError, match="has local layers only, and hashes nothing"):
-        setup_of("reformer", "lsh:seed=1", attn_layers=["local"])
+        conversion_of("reformer", "lsh:seed=1", attn_layers=["local"])
 
 
-def test_what_a_reformer_leaves_open_is_frozen_and_said(setup_of) -> None:
-    setup, _ = setup_of("reformer", None, **OPEN)
-    assert setup.record.hashes == Hashes(buckets=(32,), rounds=2, seed=0)
-    assert setup.remark == (
+def test_what_a_reformer_leaves_open_is_frozen_and_said(conversion_of) -> None:
+    conversion, _ = conversion_of("reformer", None, **OPEN)
+    assert conversion.record.hashes == Hashes(buckets=(32,), rounds=2, seed=0)
+    assert conversion.note == (
         "config.json leaves open, and the bundle has for good: num_buckets 32, as the library takes for a first text "
         "of 300 tokens; hash_seed 0; --attention lsh:seed=S chooses another."
     )
-    assert setup_of("reformer", "lsh:seed=3,buckets=4", **OPEN)[0].remark is None
+    assert conversion_of("reformer", "lsh:seed=3,buckets=4", **OPEN)[0].note is None
 
 
 def test_buckets_are_those_that_the_library_takes() -> None:
@@ -93,9 +93,9 @@ def test_buckets_are_those_that_the_library_takes() -> None:
         assert buckets_for(chunk * count, chunk=chunk, positions=positions) == expected, (chunk, positions, count)
 
 
-def test_a_bert_is_given_hashes_and_told_that_it_was_not_trained_with_them(setup_of, caplog) -> None:
-    setup, _ = setup_of("bert", "lsh:chunk=16")
-    assert setup.record == LshAttention(
+def test_a_bert_is_given_hashes_and_told_that_it_was_not_trained_with_them(conversion_of, caplog) -> None:
+    conversion, _ = conversion_of("bert", "lsh:chunk=16")
+    assert conversion.record == LshAttention(
         layers=("lsh", "lsh"),
         hashes=Hashes(buckets=(32,), rounds=4, seed=0),
         hashed=Chunks(tokens=16, before=1, after=0),
@@ -103,17 +103,19 @@ def test_a_bert_is_given_hashes_and_told_that_it_was_not_trained_with_them(setup
         multiple=16,
         converted=True,
     )
-    assert setup.padding is None
-    assert setup.remark.startswith("Experimental: attention is among tokens of alike hashes, which the model was not")
+    assert conversion.padding is None
+    assert conversion.note.startswith(
+        "Experimental: attention is among tokens of alike hashes, which the model was not"
+    )
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        setup_of("bert", "lsh:chunk=300")
+        conversion_of("bert", "lsh:chunk=300")
     assert "Chunks of 300 tokens cover every text of up to 300 tokens: the attention is dense" in caplog.text
 
 
-def test_attention_that_is_no_softmax_over_all_keys_is_not_exchanged(setup_of) -> None:
+def test_attention_that_is_no_softmax_over_all_keys_is_not_exchanged(conversion_of) -> None:
     with pytest.raises(ModelError, match=r"mpnet cannot be given LSH attention(.|\n)*Families that can: albert"):
-        setup_of("mpnet", "lsh")
+        conversion_of("mpnet", "lsh")
 
 
 def test_a_config_that_describes_no_attention_is_refused() -> None:
@@ -154,8 +156,8 @@ def test_a_table_is_extended_as_a_checkpoint_and_axial_positions_are_not(tmp_pat
     assert model.embeddings.position_embeddings.embedding.weight.shape == (100, 32)
 
 
-def test_a_decoder_is_causal_and_other_families_have_none(setup_of, tmp_path: Path) -> None:
-    assert setup_of("reformer", None, is_decoder=True)[0].record == dataclasses.replace(OWN, causal=True)
+def test_a_decoder_is_causal_and_other_families_have_none(conversion_of, tmp_path: Path) -> None:
+    assert conversion_of("reformer", None, is_decoder=True)[0].record == dataclasses.replace(OWN, causal=True)
     find_checkpoint(tmp_path / "model")
     save_tiny_model(tmp_path / "bert", "bert", Task.FEATURE_EXTRACTION, is_decoder=True)
     with pytest.raises(ModelError, match="says is_decoder"):
@@ -163,7 +165,7 @@ def test_a_decoder_is_causal_and_other_families_have_none(setup_of, tmp_path: Pa
 
 
 def problems_of(record: LshAttention) -> list[str]:
-    return list(kind_named("lsh").problems(record, manifest=None))
+    return list(attention_type_named("lsh").problems(record, manifest=None))
 
 
 def test_a_record_that_contradicts_itself_is_found() -> None:
@@ -180,7 +182,7 @@ TOKENS = 21
 
 
 def hashed_by(
-    decisions: HashDecisions | None, vectors: torch.Tensor, buckets: tuple[int, ...], mask: torch.Tensor
+    decisions: LshDiscreteOutputs | None, vectors: torch.Tensor, buckets: tuple[int, ...], mask: torch.Tensor
 ) -> torch.Tensor:
     """[rounds, tokens], the library's buckets of [tokens, 16] vectors, in one head; without their rounds' offsets."""
     factors = buckets[0] if len(buckets) == 1 else list(buckets)
@@ -197,7 +199,7 @@ def hashed_by(
 def test_a_decision_is_followed_and_is_wrong_unless_products_are_close(buckets: tuple[int, ...], padding: int) -> None:
     record = dataclasses.replace(OWN, hashes=Hashes(buckets=buckets, rounds=2, seed=3))
     rotations = draw_rotations(3, heads=1, head_dim=16, buckets=buckets, rounds=2)
-    decisions = HashDecisions(record, rotations)
+    decisions = LshDiscreteOutputs(record, rotations)
     # As far along one direction as against another, which no third one comes near to.
     basis = rotations[0, :, 0, :2]
     tie = basis @ torch.linalg.solve(basis.mT @ basis, torch.tensor([50.0, -50.0]))
@@ -231,21 +233,21 @@ def test_a_decision_is_followed_and_is_wrong_unless_products_are_close(buckets: 
     assert decisions.take_wrong() == []
 
 
-def recall_of(setup_of: Callable, spec: str) -> str:
-    setup, model = setup_of("bert", spec)
-    rotations = setup.rotations(model)
-    use_hashes(model, setup.record, rotations, setup.dtype)
+def recall_of(conversion_of: Callable, spec: str) -> str:
+    conversion, model = conversion_of("bert", spec)
+    rotations = conversion.rotations(model)
+    use_hashes(model, conversion.record, rotations, conversion.dtype)
     ids = torch.randint(5, 100, (1, 257), generator=torch.Generator().manual_seed(0))
-    (line,) = recall(model, setup.record, rotations, ids)
+    (line,) = recall(model, conversion.record, rotations, ids)
     return line
 
 
-def test_recall_is_whole_where_every_key_is_seen_and_grows_with_rounds(setup_of) -> None:
-    assert recall_of(setup_of, "lsh:chunk=300") == (
+def test_recall_is_whole_where_every_key_is_seen_and_grows_with_rounds(conversion_of) -> None:
+    assert recall_of(conversion_of, "lsh:chunk=300") == (
         "LSH attention sees 100% of the 16 keys with the largest scores of each query; by layer 100% to 100%"
     )
     shares = [
-        int(recall_of(setup_of, f"lsh:chunk=16,rounds={rounds}").partition("%")[0].rpartition(" ")[2])
+        int(recall_of(conversion_of, f"lsh:chunk=16,rounds={rounds}").partition("%")[0].rpartition(" ")[2])
         for rounds in (1, 16)
     ]
     assert 10 < shares[0] < shares[1] < 100

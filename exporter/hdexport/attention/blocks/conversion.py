@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.attention.attention_type import NOT_TRAINED, AttentionConversion, ConversionContext
 from hdexport.attention.blocks import (
     GLOBAL_EMBEDDINGS_FILE,
     LISTED_BLOCKS_FILE,
@@ -22,7 +23,6 @@ from hdexport.attention.blocks import (
     Pattern,
 )
 from hdexport.attention.blocks.random_tables import load_arrays, random_table, read_block_lists, read_table, reading
-from hdexport.attention.kind import NOT_TRAINED, Setup, Subject
 from hdexport.model.family import Family
 from hdruntime.arrays import AnyArray, FloatArray
 from hdruntime.bundle.manifest import PaddingRule
@@ -40,7 +40,7 @@ _DEFAULT_BLOCK_SIZE, _DEFAULT_RANDOM_BLOCKS = 64, 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockSetup(Setup):
+class BlockConversion(AttentionConversion):
     """Block-sparse attention with all that it needs.
 
     Attributes:
@@ -86,7 +86,7 @@ class BlockSetup(Setup):
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """The family's own, or blocks around the layers."""
-        if self.is_own:
+        if self.is_native:
             super().adapt(model, family)
         else:
             _wrap_in_blocks(model, self)
@@ -99,20 +99,20 @@ class BlockSetup(Setup):
             np.save(directory / GLOBAL_EMBEDDINGS_FILE, self.global_embeddings, allow_pickle=False)
 
 
-def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | None:
+def block_conversion(request: BlockRequest | None, context: ConversionContext) -> BlockConversion | None:
     """The block-sparse attention that a model has, or gets; None where it has none and none was requested.
 
     A ModelError says that the model cannot be given it; an InputError, that an option does not fit the others, the
     model, or the file that it names.
     """
-    request, model, max_len = request or BlockRequest(), subject.model, subject.max_len
-    own = subject.family.own_attention("blocks", model.config)
+    request, model, max_len = request or BlockRequest(), context.model, context.max_len
+    own = context.family.own_attention("blocks", model.config)
     if request.pattern is not None:
-        if subject.family.own is not None and subject.family.own.kind == "blocks":
+        if context.family.own is not None and context.family.own.kind == "blocks":
             _check_own(request, own, model.config.model_type)
         else:
-            subject.check_convertible(to="block-sparse")
-            _check_positions(request, subject)
+            context.check_convertible(to="block-sparse")
+            _check_positions(request, context)
     spec = _spec(request, own)
     _check_options(spec, request)
     if spec is None:
@@ -130,24 +130,26 @@ def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | 
                 f"--attention asks for {spec.global_tokens} global tokens; there are {max_len} positions for them.",
                 hint=f"Ask for {max_len} or fewer, or build with a larger --max-len.",
             )
-        embeddings = _global_embeddings(request, model, subject.first_special_id)
-    setup = dataclasses.replace(_setup(spec, tables, embeddings), query_scale=subject.query_scale)
+        embeddings = _global_embeddings(request, model, context.first_special_id)
+    conversion = dataclasses.replace(_conversion(spec, tables, embeddings), query_scale=context.query_scale)
     if spec.converted:
-        subject.warn_if_unscaled(setup.most_keys)
-    return setup
+        context.warn_if_unscaled(conversion.most_keys)
+    return conversion
 
 
-def _setup(spec: BlockSparse, tables: npt.NDArray[np.int32] | None, embeddings: FloatArray | None) -> BlockSetup:
-    padding = remark = None
+def _conversion(
+    spec: BlockSparse, tables: npt.NDArray[np.int32] | None, embeddings: FloatArray | None
+) -> BlockConversion:
+    padding = note = None
     if spec.last_block is LastBlock.PADDED:
         # The end of a text's last block stays the last; in a dense text that block is as any other.
         padding = PaddingRule(multiple_of=spec.block_size, free_up_to=spec.dense_tokens)
     if spec.converted:
-        remark = f"Attention is cut to blocks of {spec.block_size} tokens, {NOT_TRAINED.format('blocks')}"
-    return BlockSetup(
-        is_own=not spec.converted,
+        note = f"Attention is cut to blocks of {spec.block_size} tokens, {NOT_TRAINED.format('blocks')}"
+    return BlockConversion(
+        is_native=not spec.converted,
         padding=padding,
-        remark=remark,
+        note=note,
         record=spec,
         listed_blocks=tables,
         global_embeddings=embeddings,
@@ -179,7 +181,7 @@ def bigbird(
     )
 
 
-def read_setup(spec: BlockSparse, bundle: Bundle) -> BlockSetup:
+def read_conversion(spec: BlockSparse, bundle: Bundle) -> BlockConversion:
     """The block-sparse attention of a bundle; a BundleCorruptError names a file that is missing, damaged, or of other
     content than the manifest says.
     """
@@ -203,27 +205,27 @@ def read_setup(spec: BlockSparse, bundle: Bundle) -> BlockSetup:
         if len(embeddings) != spec.global_tokens or not np.isfinite(embeddings).all():
             found = f"{len(embeddings)} rows" if np.isfinite(embeddings).all() else "NaN or infinity"
             raise _contradicts(bundle, GLOBAL_EMBEDDINGS_FILE, found, f"{spec.global_tokens} finite rows")
-    return _setup(spec, tables, embeddings)
+    return _conversion(spec, tables, embeddings)
 
 
-def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
+def _wrap_in_blocks(model: PreTrainedModel, conversion: BlockConversion) -> None:
     """Give each attention its table, and the stack of layers the order of tokens that blocks count."""
     import torch
 
     from hdexport.attention.blocks.model import BlockMask, block_query_factors, give_tables, through_blocks
     from hdexport.attention.model_parts import Layers, wrap_layers
 
-    give_tables(model, setup.tables)
-    spec, query_scale, global_embeddings = setup.record, setup.query_scale, None
-    if setup.global_embeddings is not None:
+    give_tables(model, conversion.tables)
+    spec, query_scale, global_embeddings = conversion.record, conversion.query_scale, None
+    if conversion.global_embeddings is not None:
         # A parameter of the model, so that it is a weight of the graph.
-        global_embeddings = torch.nn.Parameter(torch.from_numpy(setup.global_embeddings).to(model.dtype))
+        global_embeddings = torch.nn.Parameter(torch.from_numpy(conversion.global_embeddings).to(model.dtype))
         model.register_parameter("global_embeddings", global_embeddings)
 
     def around(hidden_states: torch.Tensor, attention_mask: torch.Tensor, layers: Layers) -> torch.Tensor:
         factors = None
-        if query_scale is not None and query_scale.changes(setup.most_keys):
-            factors = block_query_factors(spec, query_scale, attention_mask, setup.ordinary_keys)
+        if query_scale is not None and query_scale.changes(conversion.most_keys):
+            factors = block_query_factors(spec, query_scale, attention_mask, conversion.ordinary_keys)
 
         def masked(states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
             return layers(states, BlockMask(spec, token_mask, factors))
@@ -316,11 +318,11 @@ def _check_options(spec: BlockSparse | None, request: BlockRequest) -> None:
         )
 
 
-def _check_positions(request: BlockRequest, subject: Subject) -> None:
+def _check_positions(request: BlockRequest, context: ConversionContext) -> None:
     """Tokens in front have embeddings of positions of their own, and would move the text among computed ones."""
-    if request.pattern is Pattern.ETC and not subject.family.learned_positions:
+    if request.pattern is Pattern.ETC and not context.family.learned_positions:
         raise ModelError(
-            f"--attention etc puts global tokens in front of a text, and {subject.model.config.model_type} computes "
+            f"--attention etc puts global tokens in front of a text, and {context.model.config.model_type} computes "
             "positions (rotary ones, or by distance) instead of learning them: such tokens have no position there.",
             hint="Use --attention window:256,global:1, or bigbird:block=64,random=3.",
         )

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hdexport.attention.kind import AttentionKind, AttentionRecord, OperatorNode, Setup, Subject
+from hdexport.attention.attention_type import (
+    AttentionConversion,
+    AttentionRecord,
+    AttentionType,
+    ConversionContext,
+    OperatorNode,
+)
 from hdexport.model.family import Family
 from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Manifest
@@ -23,7 +29,7 @@ class TracedAttention(AttentionRecord):
 
     score_copies: ClassVar = 4
     """The products, the sum with the mask, the weights, and a copy made of either."""
-    kind: Literal["traced"] = "traced"
+    type: Literal["traced"] = "traced"
     layers: Size
 
     def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
@@ -32,30 +38,30 @@ class TracedAttention(AttentionRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TracedSetup(Setup):
+class TracedConversion(AttentionConversion):
     """The attention of a model without a family: `record` has all its layers."""
 
     def adapt(self, model: object, family: Family) -> None:
         """The family changes the model."""
 
 
-class TracedKind(AttentionKind):
+class TracedAttentionType(AttentionType):
     """The standard operators that a trace of a model's own code leaves."""
 
     name = "traced"
     record_type = TracedAttention
 
-    def setup(self, request: None, subject: Subject) -> Setup | None:
+    def conversion(self, request: None, context: ConversionContext) -> AttentionConversion | None:
         """The model's own, where no family was written for it."""
-        if subject.family.is_written:
+        if context.family.is_written:
             return None
-        return TracedSetup(is_own=False, record=TracedAttention(layers=subject.model.config.num_hidden_layers))
+        return TracedConversion(is_native=False, record=TracedAttention(layers=context.model.config.num_hidden_layers))
 
-    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> TracedAttention | None:
+    def record(self, conversion: AttentionConversion | None, nodes: Sequence[OperatorNode]) -> TracedAttention | None:
         """The layers that have no node of our operators."""
-        if setup is None or len(nodes) >= setup.record.layers:
+        if conversion is None or len(nodes) >= conversion.record.layers:
             return None
-        return dataclasses.replace(setup.record, layers=setup.record.layers - len(nodes))
+        return dataclasses.replace(conversion.record, layers=conversion.record.layers - len(nodes))
 
     def describe(self, record: TracedAttention) -> Iterator[tuple[str, str]]:
         """Layers, and how memory grows."""
@@ -66,4 +72,4 @@ class TracedKind(AttentionKind):
         )
 
 
-KIND = TracedKind()
+ATTENTION_TYPE = TracedAttentionType()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hdexport.attention.clipped_distances import ClippedDistanceKind, ClippedDistances
-from hdexport.attention.kind import ReferenceFacts, Setup
+from hdexport.attention.attention_type import AttentionConversion, ReferenceProperties
+from hdexport.attention.clipped_distances import ClippedDistanceAttentionType, ClippedDistances
 from hdexport.model.family import Family
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ class DisentangledAttention(ClippedDistances):
 
     score_copies: ClassVar = 10
     """PyTorch's code gathers by indices of 8 bytes, both ways."""
-    kind: Literal["disentangled"] = "disentangled"
+    type: Literal["disentangled"] = "disentangled"
 
 
-class DisentangledKind(ClippedDistanceKind):
+class DisentangledAttentionType(ClippedDistanceAttentionType):
     """The attention of DeBERTa."""
 
     name = "disentangled"
@@ -30,9 +30,11 @@ class DisentangledKind(ClippedDistanceKind):
     operator = "DisentangledAttention"
     title = "disentangled attention"
 
-    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+    def use_reference(
+        self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
+    ) -> ReferenceProperties:
         """The library's own model, in which padding sees everything alike."""
-        return ReferenceFacts(undefined_padding=True)
+        return ReferenceProperties(undefined_padding=True)
 
 
-KIND = DisentangledKind()
+ATTENTION_TYPE = DisentangledAttentionType()

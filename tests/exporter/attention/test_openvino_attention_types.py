@@ -1,4 +1,4 @@
-"""In OpenVINO, a bundle of each kind of attention answers as in ONNX Runtime, which other files hold to PyTorch.
+"""In OpenVINO, a bundle of each attention type answers as in ONNX Runtime, which other files hold to PyTorch.
 
 Every operator is held to its definition in tests/exporter/graph/targets/test_lowering_openvino.py; one that hashes,
 whose decisions must be followed, is in tests/exporter/verify/test_precisions.py.

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.kind import NOT_TRAINED, AttentionKind, Boundaries, Form, ReferenceFacts, Setup, Subject
+from hdexport.attention.attention_type import (
+    NOT_TRAINED,
+    AttentionConversion,
+    AttentionType,
+    Boundaries,
+    CliSyntax,
+    ConversionContext,
+    ReferenceProperties,
+)
 from hdexport.attention.lsh import Chunks, Hashes, LayerType, LshAttention
 from hdexport.attention.spec import SpecReader
 from hdexport.model.family import Family
@@ -39,7 +47,7 @@ def buckets_for(tokens: int, *, chunk: int, positions: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LshSetup(Setup):
+class LshConversion(AttentionConversion):
     """LSH attention in a model, for a bundle of that dtype."""
 
     record: LshAttention
@@ -58,7 +66,7 @@ class LshSetup(Setup):
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """The family's own, or hashes around the layers."""
-        if self.is_own:
+        if self.is_native:
             super().adapt(model, family)
             return
         from hdexport.attention.lsh.model import LshMask
@@ -70,7 +78,7 @@ class LshSetup(Setup):
         give_masks(model, lambda mask: LshMask(record, mask.int(), model.get_buffer("lsh_rotations")))
 
 
-_FORM = Form(
+_SYNTAX = CliSyntax(
     grammar="lsh[:chunk=C,rounds=R,buckets=B[/B...],before=N,after=N,seed=S]",
     example="lsh:chunk=64,rounds=4",
     summary="hashes, experimental",
@@ -87,34 +95,34 @@ _MOST_FACTOR = 2**12
 _DEFAULT_CHUNK, _DEFAULT_ROUNDS, _DEFAULT_SEED = 64, 4, 0
 
 
-class LshKind(AttentionKind):
+class LshAttentionType(AttentionType):
     """Chunks of tokens sorted by their hashes, and chunks of tokens as they come."""
 
     name = "lsh"
     rank = 3
-    forms = MappingProxyType({"lsh": _FORM})
+    syntaxes = MappingProxyType({"lsh": _SYNTAX})
     record_type = LshAttention
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> dict[str, Any] | None:
         """The numbers of the form that were given, and ``buckets``, a tuple."""
         return None if spec is None else _request(spec)
 
-    def setup(self, request: Mapping[str, Any] | None, subject: Subject) -> LshSetup | None:
+    def conversion(self, request: Mapping[str, Any] | None, context: ConversionContext) -> LshConversion | None:
         """A Reformer's own, its hashes frozen; or hashes in place of dense attention."""
-        config, max_len = subject.model.config, subject.max_len
-        own: LshAttention | None = subject.family.own_attention(self.name, config)
+        config, max_len = context.model.config, context.max_len
+        own: LshAttention | None = context.family.own_attention(self.name, config)
         if own is None and request is None:
             return None
         if own is None:
             assert request is not None
-            subject.check_convertible(to="LSH")
+            context.check_convertible(to="LSH")
             record = _converted(request, layers=config.num_hidden_layers, max_len=max_len)
-            remark = f"Experimental: attention is among tokens of alike hashes, {NOT_TRAINED.format('hashes')}"
+            note = f"Experimental: attention is among tokens of alike hashes, {NOT_TRAINED.format('hashes')}"
             _warn_if_dense(record, max_len)
-            return LshSetup(is_own=False, record=record, remark=remark)
+            return LshConversion(is_native=False, record=record, note=note)
         record, frozen = _frozen(own, request or {}, config, max_len)
         _warn_if_dense(record, max_len)
-        return dataclasses.replace(_own(record), remark=frozen)
+        return dataclasses.replace(_own(record), note=frozen)
 
     def problems(self, record: LshAttention, manifest: Manifest) -> Iterator[str]:
         """Layers need their parts, and chunks are whole."""
@@ -127,25 +135,27 @@ class LshKind(AttentionKind):
         if record.hashes is not None and any(factor % 2 for factor in record.hashes.buckets):
             yield ".hashes.buckets has an odd number"
 
-    def read(self, record: LshAttention, bundle: Bundle) -> LshSetup:
-        """The setup from the record, which holds all of it."""
-        setup = LshSetup(is_own=False, record=record) if record.converted else _own(record)
-        return dataclasses.replace(setup, dtype=bundle.manifest.dtype)
+    def read(self, record: LshAttention, bundle: Bundle) -> LshConversion:
+        """The conversion from the record, which holds all of it."""
+        conversion = LshConversion(is_native=False, record=record) if record.converted else _own(record)
+        return dataclasses.replace(conversion, dtype=bundle.manifest.dtype)
 
-    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+    def use_reference(
+        self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
+    ) -> ReferenceProperties:
         """The library's Reformer, or its attention in place of dense one."""
         from hdexport.attention.lsh.model import recall, use_hashes, use_own_hashes
 
-        assert isinstance(setup, LshSetup)
-        record, rotations = setup.record, setup.rotations(model)
-        if setup.is_own:
-            decisions = None if rotations is None else use_own_hashes(model, record, rotations, setup.dtype)
-            return ReferenceFacts(undefined_padding=True, counts_from_padding=True, decisions=decisions)
+        assert isinstance(conversion, LshConversion)
+        record, rotations = conversion.record, conversion.rotations(model)
+        if conversion.is_native:
+            hashes = None if rotations is None else use_own_hashes(model, record, rotations, conversion.dtype)
+            return ReferenceProperties(undefined_padding=True, counts_from_padding=True, discrete_outputs=hashes)
         assert rotations is not None, "a converted model hashes"
-        return ReferenceFacts(
+        return ReferenceProperties(
             replaced=True,
             undefined_padding=True,
-            decisions=use_hashes(model, record, rotations, setup.dtype),
+            discrete_outputs=use_hashes(model, record, rotations, conversion.dtype),
             information=lambda ids: recall(model, record, rotations, ids),
         )
 
@@ -171,7 +181,7 @@ class LshKind(AttentionKind):
             yield "", "experimental: made from dense attention"
 
 
-KIND = LshKind()
+ATTENTION_TYPE = LshAttentionType()
 
 
 def _chunks_text(chunks: Chunks) -> str:
@@ -181,11 +191,11 @@ def _chunks_text(chunks: Chunks) -> str:
 def _request(spec: str) -> dict[str, Any]:
     _, colon, parts = spec.partition(":")
     names = (*_RANGES, "buckets")
-    reader = SpecReader(spec, parts if colon else None, names=names, sign="=", example=_FORM.example)
+    reader = SpecReader(spec, parts if colon else None, names=names, sign="=", example=_SYNTAX.example)
     request: dict[str, Any] = reader.numbers(_RANGES)
-    if "buckets" in reader.given:
-        factors = reader.given["buckets"].split("/")
-        buckets = tuple(reader.number("buckets", factor, least=2, most=_MOST_FACTOR) for factor in factors)
+    if "buckets" in reader.values:
+        factors = reader.values["buckets"].split("/")
+        buckets = tuple(reader.number("buckets", factor, minimum=2, maximum=_MOST_FACTOR) for factor in factors)
         if any(factor % 2 for factor in buckets):
             raise InputError(
                 f"--attention {spec} asks for {' x '.join(map(str, buckets))} buckets; each must be even: half of "
@@ -253,8 +263,8 @@ def _buckets(config: Any) -> tuple[int, ...] | None:
     return None if buckets is None else (buckets,) if isinstance(buckets, int) else tuple(buckets)
 
 
-def _own(record: LshAttention) -> LshSetup:
-    return LshSetup(is_own=True, record=record, padding=PaddingRule(multiple_of=record.multiple))
+def _own(record: LshAttention) -> LshConversion:
+    return LshConversion(is_native=True, record=record, padding=PaddingRule(multiple_of=record.multiple))
 
 
 def _warn_if_dense(record: LshAttention, max_len: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hdexport.attention.clipped_distances import ClippedDistanceKind, ClippedDistances
+from hdexport.attention.clipped_distances import ClippedDistanceAttentionType, ClippedDistances
 from hdexport.attention.distance.lower import LOWERING
 
 
@@ -15,10 +15,10 @@ class ClippedAttention(ClippedDistances):
 
     score_copies: ClassVar = 5
     """The products, the terms of distances, the sum, the masked, the weights."""
-    kind: Literal["clipped"] = "clipped"
+    type: Literal["clipped"] = "clipped"
 
 
-class DistanceKind(ClippedDistanceKind):
+class DistanceAttentionType(ClippedDistanceAttentionType):
     """The attention of T5 and NEZHA."""
 
     name = "clipped"
@@ -28,4 +28,4 @@ class DistanceKind(ClippedDistanceKind):
     title = "attention by distance"
 
 
-KIND = DistanceKind()
+ATTENTION_TYPE = DistanceAttentionType()
