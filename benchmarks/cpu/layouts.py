@@ -158,7 +158,7 @@ def _make(folder: Path, layout: Layout, lengths: Sequence[int], count: int) -> d
         # The tests prove what is measured here, and answers are compared.
         verify=None,
         unverified=True,
-        trust=Trust(code=layout.is_code),
+        trust=Trust(trust_remote_code=layout.is_code),
     )
     build(options)
     theirs, run, counts = _library(folder, layout), _run(folder, _LIBRARY, layout, 1), {}

@@ -37,7 +37,7 @@ from hdruntime.tasks.embedding import Embedding, TokenStates
 from hdruntime.text.checks import checked_choice, checked_texts, plain_name
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 from hdruntime.text.lengths import MaxSeqLength
-from hdruntime.text.pooling import Pooling, embedding_output
+from hdruntime.text.pooling import PoolingMode, embedding_output
 from hdruntime.text.ranges import read_ranges
 from hdruntime.text.similarity import similarities, similarities_of_pairs
 
@@ -47,9 +47,9 @@ class SentenceEncoder(TwoSidedModel):
 
     Args:
         bundle: as :func:`hdruntime.load` has it.
-        pooling: ``mean``, ``cls``, ``max``, ``lasttoken``, ``weightedmean`` or ``mean_sqrt_len_tokens`` of the token
-            vectors, for a bundle of the task feature-extraction (default
-            ``mean``). One of the task sentence-similarity has its model's own pooling, and takes None.
+        pooling: pooling mode of token vectors, a `PoolingMode` or its name such as ``cls``, for a bundle of the task
+            feature-extraction (default ``mean``). A bundle of the task sentence-similarity has its model's pooling, and
+            takes None.
         max_seq_length: see the property; None for its default.
         truncate_dim: dimensions of a vector that are kept; None for the model's own number, which mostly is all.
         backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them. The ``precision`` of
@@ -72,7 +72,7 @@ class SentenceEncoder(TwoSidedModel):
         self,
         bundle: Path | str | Bundle,
         *,
-        pooling: Pooling | str | None = None,
+        pooling: PoolingMode | str | None = None,
         max_seq_length: int | MaxSeqLength | None = None,
         truncate_dim: int | None = None,
         backend: Backend | str = "auto",
@@ -256,13 +256,13 @@ class SentenceEncoder(TwoSidedModel):
         return next((name for name in names if name in self.prompts), None)
 
 
-def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooling | None:
+def _checked_pooling(pooling: PoolingMode | str | None, *, is_needed: bool) -> PoolingMode | None:
     if pooling is None:
-        return Pooling.MEAN if is_needed else None
+        return PoolingMode.MEAN if is_needed else None
     try:
-        chosen = Pooling(plain_name(pooling))
+        chosen = PoolingMode(plain_name(pooling))
     except ValueError:
-        valid = ", ".join(f"'{each.value}'" for each in Pooling)
+        valid = ", ".join(f"'{each.value}'" for each in PoolingMode)
         raise InputError(f"pooling is {pooling!r}; it must be {valid}, or None for the bundle's own.") from None
     if not is_needed:
         raise InputError(

@@ -198,7 +198,7 @@ def stored_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
                 max_len=max_len,
                 precision=precision,
                 task=Task(task),
-                trust=Trust(pickles=True),
+                trust=Trust(allow_pickle=True),
                 verify=None,
             )
             build(options)

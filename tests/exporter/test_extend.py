@@ -128,7 +128,7 @@ def test_a_pickle_becomes_safetensors_where_it_is_allowed(tmp_path: Path, longer
     with pytest.raises(ModelError, match=r"as a pickle \(\.bin\).*\nConvert .* --allow-pickle"):
         extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=200))
     assert not longer.exists()
-    extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=200, trust=Trust(pickles=True)))
+    extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=200, trust=Trust(allow_pickle=True)))
     assert list(longer.glob("*.bin")) == []
     extended = AutoModelForMaskedLM.from_pretrained(longer).state_dict()
     for name, value in original.state_dict().items():

@@ -224,7 +224,7 @@ class Checkpoint:
             check_labels(self.settings(), self.path / "config.json", are_keys=task is Task.TEXT_CLASSIFICATION)
         code, class_task = self.code(task), self._class_task(task)
         answers: CodeAnswers | None = None
-        if code is not None and self.trust.code and runs_code and class_task not in self._compared:
+        if code is not None and self.trust.trust_remote_code and runs_code and class_task not in self._compared:
             reason = self.code_uncompared_reason(task)
             if reason is None:
                 answers = code.answers(self, class_task)
@@ -235,7 +235,7 @@ class Checkpoint:
             report(code.compare(answers, model, self, class_task))
             self._compared.add(class_task)
         if adapter is not None:
-            merge_adapter(model, adapter, allow_pickle=self.trust.pickles)
+            merge_adapter(model, adapter, allow_pickle=self.trust.allow_pickle)
         elif self.adapter is not None:
             self.family.choose_adapter(model, self.adapter)
         if score is not None:
@@ -282,13 +282,13 @@ class Checkpoint:
             settings=self.settings(),
             task=self.run_as(task),
             is_generator=self._score_of(task) is not None,
-            brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=self.trust.pickles),
+            brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=self.trust.allow_pickle),
             report=report,
         )
 
     def weight_files(self) -> tuple[Path, ...]:
         """The files that hold the weights, safetensors before pickles."""
-        return weight_files(self.path, allow_pickle=self.trust.pickles)
+        return weight_files(self.path, allow_pickle=self.trust.allow_pickle)
 
     def _class_task(self, task: Task) -> Task:
         """The task of `AUTO_CLASS_OF_TASK` whose class is loaded for a task."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.checkpoint.multi_vector import PROJECTION, late_interaction
-from hdexport.checkpoint.poolings import POOLED_MASK, SENTENCE, Features, PoolingModule, splade_pooling
+from hdexport.checkpoint.pooling import POOLED_MASK, SENTENCE, Features, Pooling, splade_pooling
 from hdexport.checkpoint.sentence_modules import (
     SCORES,
     TOKENS,
@@ -143,7 +143,7 @@ def _chain(
 ) -> ModuleChain:
     loaded = [_loaded(path, module, trust, reads=SENTENCE) for module in modules]
     # Modules that mix tokens, such as convolutions, must see zeros after a text's last token.
-    first = [] if isinstance(loaded[0], PoolingModule) else [_WithoutPadding()]
+    first = [] if isinstance(loaded[0], Pooling) else [_WithoutPadding()]
     return _tried(path, ModuleChain([*first, *loaded], gives), width)
 
 
@@ -151,7 +151,7 @@ def _loaded(path: Path, module: SentenceModule, trust: Trust, *, reads: str) -> 
     """A module with its weights, in float32; `reads` is the feature that a layer takes where its settings name none."""
     file = path / module.folder / "config.json"
     if module.kind == "Pooling":
-        return PoolingModule(pooling_settings(path).modes)
+        return Pooling(pooling_settings(path).modes)
     if module.kind == "Normalize":
         return _Normalize(*reads_and_writes(file, default=reads))
     _check_code(path, module, trust)
@@ -181,20 +181,28 @@ def _of_library(path: Path, module: SentenceModule, trust: Trust, reads: str) ->
     from sentence_transformers.base.modules import Dense
     from sentence_transformers.util import import_module_class
 
-    kind: Any = import_module_class(module.reference, str(path), trust_remote_code=trust.code, local_files_only=True)
+    kind: Any = import_module_class(
+        module.reference, str(path), trust_remote_code=trust.trust_remote_code, local_files_only=True
+    )
     if len(inspect.signature(kind.load).parameters) == 1:
         # The signature of modules for versions before 5.
         return torch.nn.Module.eval(kind.load(str(path / module.folder)))
     # A Dense of PyLate, and of versions before 5.4, does not say what it reads.
     defaults = {"init_defaults": {"module_input_name": reads}} if issubclass(kind, Dense) else {}
     return torch.nn.Module.eval(
-        kind.load(str(path), subfolder=module.folder, local_files_only=True, trust_remote_code=trust.code, **defaults)
+        kind.load(
+            str(path),
+            subfolder=module.folder,
+            local_files_only=True,
+            trust_remote_code=trust.trust_remote_code,
+            **defaults,
+        )
     )
 
 
 def _check_code(path: Path, module: SentenceModule, trust: Trust) -> None:
     """Refuses untrusted code of the checkpoint, which may be a module or its activation."""
-    if trust.code:
+    if trust.trust_remote_code:
         return
     is_theirs = module.reference.startswith("sentence_transformers.")
     config = read_object(path / module.folder / "config.json") if is_theirs and module.kind == "Dense" else {}
@@ -214,7 +222,7 @@ def _check_weights(config_file: Path, module: SentenceModule, trust: Trust) -> N
     folder = config_file.parent
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         return
-    files = weight_files(folder, allow_pickle=trust.pickles)
+    files = weight_files(folder, allow_pickle=trust.allow_pickle)
     weights = {name: weight for file in files for name, weight in read_weights(file).items()}
     wrong = [name for name, weight in weights.items() if not (weight.is_floating_point() and weight.isfinite().all())]
     if wrong:
@@ -237,7 +245,7 @@ def _check_weights(config_file: Path, module: SentenceModule, trust: Trust) -> N
 
 def _projection(path: Path, width: int, trust: Trust) -> torch.nn.Module:
     """The layer that Stanford's ColBERT has after BERT, stored among BERT's weights."""
-    files = weight_files(path, allow_pickle=trust.pickles)
+    files = weight_files(path, allow_pickle=trust.allow_pickle)
     weight = next((weights[PROJECTION] for file in files if PROJECTION in (weights := read_weights(file))), None)
     if weight is None or weight.ndim != 2 or weight.shape[1] != width or not weight.is_floating_point():
         found = "no such weight" if weight is None else f"{weight.dtype} {list(weight.shape)}"

@@ -25,11 +25,11 @@ def download(model: HubName, trust: Trust) -> Path:
     """The model's files, in a directory that is named after the commit. Files of a commit that are in the cache are not
     requested again. Trusted pickles add ``*.bin`` of folders without safetensors, and trusted code ``*.py``."""
     cached = cached_snapshot(model)
-    if cached is not None and not _without_weights(cached, allow_pickle=trust.pickles):
+    if cached is not None and not _without_weights(cached, allow_pickle=trust.allow_pickle):
         return cached
-    files = [*_FILES, "*.py"] if trust.code else _FILES
+    files = [*_FILES, "*.py"] if trust.trust_remote_code else _FILES
     path = _snapshot(model, files)
-    folders = _without_weights(path, allow_pickle=True) if trust.pickles else []
+    folders = _without_weights(path, allow_pickle=True) if trust.allow_pickle else []
     if folders:
         pickles = [f"{folder.relative_to(path).as_posix()}/*.bin".removeprefix("./") for folder in folders]
         path = _snapshot(HubName(name=model.name, revision=path.name), files + pickles)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hdexport.checkpoint import multi_vector, sentence_modules, sentence_settings
 from hdexport.checkpoint.config import HIERARCHICAL_KEY
 from hdexport.checkpoint.extended_files import EXTENSION_KEY
-from hdexport.checkpoint.poolings import MODULES_OF_MODELS, SPLADE_KEYS
+from hdexport.checkpoint.pooling import MODULES_OF_MODELS, SPLADE_KEYS
 from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, code_of_tokenizer, tokenizer_remarks
 from hdexport.checkpoint.unread_weights import unread_weights
 from hdexport.model.task import model_class, model_task
@@ -79,7 +79,7 @@ _POOLING = frozenset({"word_embedding_dimension", "embedding_dimension", "poolin
 _READS_AND_WRITES = frozenset({"module_input_name", "module_output_name"})
 
 _OF_MODULES: Mapping[str, frozenset[str]] = {
-    "Pooling": _POOLING | frozenset(sentence_modules.POOLING_FLAGS),
+    "Pooling": _POOLING | frozenset(sentence_modules.LEGACY_POOLING_FLAGS),
     "Normalize": _READS_AND_WRITES,
     "SpladePooling": SPLADE_KEYS,
     "LogitScore": frozenset(field.name for field in dataclasses.fields(sentence_modules.LogitScore)),
@@ -113,7 +113,7 @@ def ignored_keys(checkpoint: Checkpoint, task: Task) -> list[str]:
 
 def _of_code(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
     code = checkpoint.code(task)
-    if code is not None and not checkpoint.trust.code:
+    if code is not None and not checkpoint.trust.trust_remote_code:
         yield code.not_run
     for file, key in (("config.json", "custom_pipelines"), ("processor_config.json", "auto_map")):
         named = read_object(checkpoint.path / file, missing_ok=True).get(key)
@@ -125,7 +125,11 @@ def _of_code(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
             f"modules.json begins with {shown(modules[0].kind)}, which is not run: the answers are those of the model "
             "of config.json alone."
         )
-    if checkpoint.tokenizer is not None and not checkpoint.trust.code and (named := code_of_tokenizer(checkpoint.path)):
+    if (
+        checkpoint.tokenizer is not None
+        and not checkpoint.trust.trust_remote_code
+        and (named := code_of_tokenizer(checkpoint.path))
+    ):
         yield (
             f"{TOKENIZER_CONFIG} names Python code for the tokenizer: {shown(named)} (auto_map). It was not run: the "
             "ids are those of transformers' class. --trust-remote-code takes the ids of the code."

@@ -196,7 +196,7 @@ def family_of_checkpoint(path: Path, config: Mapping[str, Any], trust: Trust) ->
     if family.is_written:
         return family
     codes = {task: named[key] for task, key in AUTO_CLASS_OF_TASK.items() if key in named}
-    if trust.code and codes and (model_type in CONFIG_MAPPING or _CONFIG_CLASS in named):
+    if trust.trust_remote_code and codes and (model_type in CONFIG_MAPPING or _CONFIG_CLASS in named):
         try:
             settings = (
                 _named_class(path, named[_CONFIG_CLASS]) if _CONFIG_CLASS in named else CONFIG_MAPPING[model_type]

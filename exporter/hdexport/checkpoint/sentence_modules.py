@@ -10,16 +10,18 @@ from typing import Any, Literal, NamedTuple
 from hdexport.support.json_files import read_json, read_object, read_settings, shown
 from hdruntime.bundle.checked_json import Size, TokenId
 from hdruntime.errors import ModelError
+from hdruntime.text.pooling import PoolingMode
 
-POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
+LEGACY_POOLING_FLAGS = {
+    "pooling_mode_cls_token": PoolingMode.CLS,
+    "pooling_mode_max_tokens": PoolingMode.MAX,
+    "pooling_mode_mean_tokens": PoolingMode.MEAN,
+    "pooling_mode_mean_sqrt_len_tokens": PoolingMode.MEAN_SQRT_LEN_TOKENS,
+    "pooling_mode_weightedmean_tokens": PoolingMode.WEIGHTED_MEAN,
+    "pooling_mode_lasttoken": PoolingMode.LAST_TOKEN,
 }
-"""Flag of ``1_Pooling/config.json`` -> the mode's name, in the order in which results are concatenated."""
+"""Flag of a ``1_Pooling/config.json`` without ``pooling_mode`` -> the mode, in the order in which results are
+concatenated."""
 
 TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extraction"
 """The advice on a chain that is not supported."""
@@ -50,12 +52,12 @@ class PoolingSettings(NamedTuple):
 
     Attributes:
         modules: after the Transformer, without modules that matter in training alone.
-        modes: of the Pooling, names whose results are concatenated; ``()`` without a Pooling.
+        modes: modes of the Pooling, whose results are concatenated; ``()`` without a Pooling.
         include_prompt: whether a prompt's tokens are pooled, too.
     """
 
     modules: tuple[SentenceModule, ...]
-    modes: tuple[str, ...]
+    modes: tuple[PoolingMode, ...]
     include_prompt: bool
 
     @property
@@ -198,21 +200,20 @@ def _sentence_module(path: Path, module: object) -> SentenceModule:
     )
 
 
-def _pooling_modes(config_path: Path, config: dict[str, Any]) -> tuple[str, ...]:
-    named = config.get("pooling_mode")
-    if named:
-        listed = named if isinstance(named, list) else [named]
-        modes = tuple(named.split("+") if isinstance(named, str) else listed)
-    else:
-        given = (flag for flag in dict.fromkeys((*POOLING_FLAGS, *config)) if flag.startswith("pooling_mode_"))
-        modes = tuple(POOLING_FLAGS.get(flag, flag.removeprefix("pooling_mode_")) for flag in given if config.get(flag))
-        # The library's own mode, where the settings name none.
-        modes = modes or ("mean",)
-    unsupported = [mode for mode in modes if mode not in list(POOLING_FLAGS.values())]
+def _pooling_modes(config_path: Path, config: dict[str, Any]) -> tuple[PoolingMode, ...]:
+    names = config.get("pooling_mode") or _modes_of_flags(config) or [PoolingMode.MEAN]
+    names = names.split("+") if isinstance(names, str) else names if isinstance(names, list) else [names]
+    unsupported = [name for name in names if name not in list(PoolingMode)]
     if unsupported:
-        asked = ", ".join(mode if isinstance(mode, str) else shown(mode) for mode in unsupported)
+        listed = ", ".join(name if isinstance(name, str) else shown(name) for name in unsupported)
         raise ModelError(
-            f"{config_path} asks for the pooling {asked}; supported: {', '.join(POOLING_FLAGS.values())}.",
-            hint=TOKENS_INSTEAD,
+            f"{config_path} has the pooling mode {listed}; supported: {', '.join(PoolingMode)}.", hint=TOKENS_INSTEAD
         )
-    return modes
+    return tuple(map(PoolingMode, names))
+
+
+def _modes_of_flags(config: dict[str, Any]) -> list[str]:
+    """The modes of legacy flags that are true; a flag of no known mode names itself."""
+    flags = [flag for flag in dict.fromkeys((*LEGACY_POOLING_FLAGS, *config)) if config.get(flag)]
+    prefix = "pooling_mode_"
+    return [LEGACY_POOLING_FLAGS.get(flag, flag.removeprefix(prefix)) for flag in flags if flag.startswith(prefix)]

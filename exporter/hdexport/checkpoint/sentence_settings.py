@@ -215,7 +215,7 @@ def _of_tokens(checkpoint: Checkpoint) -> SentenceSettings:
 
 
 def _of_sparse_vectors(checkpoint: Checkpoint) -> SentenceSettings:
-    from hdexport.checkpoint.poolings import splade_pooling
+    from hdexport.checkpoint.pooling import splade_pooling
 
     pooling = splade_pooling(checkpoint.path)
     _check_transformer(checkpoint.path, "sparse-encoder")

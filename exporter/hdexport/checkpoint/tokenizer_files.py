@@ -167,7 +167,7 @@ def _difference_remark(checkpoint: Checkpoint, tokenizer: Any) -> list[str]:
 
 def _of_library(path: Path, trust: Trust) -> Any:
     """The tokenizer that AutoTokenizer loads, or that the checkpoint's trusted code is; None without one."""
-    code = code_of_tokenizer(path) if trust.code else None
+    code = code_of_tokenizer(path) if trust.trust_remote_code else None
     if code is not None:
         return _of_code(path, code)
     kind = _tokenizer_class(path)

@@ -10,12 +10,12 @@ class Trust:
     """The parts of a checkpoint that its user lets run code.
 
     Attributes:
-        pickles: weights that are stored as a pickle (``--allow-pickle``).
-        code: Python files of the checkpoint, with modules, a tokenizer or a model of its own (``--trust-remote-code``).
+        allow_pickle: weights that are stored as a pickle.
+        trust_remote_code: Python files of the checkpoint: modules, a tokenizer or a model.
     """
 
-    pickles: bool = False
-    code: bool = False
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
 
 
 UNTRUSTED = Trust()

@@ -104,7 +104,7 @@ def trust_of(options: argparse.Namespace) -> Trust:
     """The options of `add_trust_arguments`."""
     from hdexport.checkpoint.trust import Trust
 
-    return Trust(pickles=options.allow_pickle, code=options.trust_remote_code)
+    return Trust(allow_pickle=options.allow_pickle, trust_remote_code=options.trust_remote_code)
 
 
 def add_precision_argument(parser: argparse._ActionsContainer) -> None:

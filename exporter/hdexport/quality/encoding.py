@@ -12,7 +12,7 @@ import numpy as np
 from hdexport.quality.queries import Collection
 from hdruntime.arrays import FloatingArray
 from hdruntime.session import Session
-from hdruntime.text.pooling import Pooling, embedding_output, embedding_size, pooled_text
+from hdruntime.text.pooling import PoolingMode, embedding_output, embedding_size, pooled_text
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.similarity import similarities
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
@@ -106,6 +106,6 @@ def vectors_of(
             raise next(iter(result.errors.values()))
         for index, row in enumerate(result.rows):
             values = session.outputs_of_row(result, index, len(texts[row]))[output.name]
-            vectors[row] = pooled_text(values, Pooling.MEAN) if output.has_tokens_axis else values
+            vectors[row] = pooled_text(values, PoolingMode.MEAN) if output.has_tokens_axis else values
         line.did(int(result.attention_mask.sum()))
     return vectors[[places[tuple(encoding.input_ids)] for encoding in encodings]]

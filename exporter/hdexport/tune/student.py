@@ -18,7 +18,7 @@ from hdexport.attention.reference_attention import use_query_scale
 from hdexport.attention.registry import attention_conversions, attention_from_spec, attention_type_named
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.heads import ModuleChain, sentence_vectors
-from hdexport.checkpoint.poolings import SENTENCE, PoolingModule
+from hdexport.checkpoint.pooling import SENTENCE, Pooling
 from hdexport.checkpoint.position_choice import PositionChoice
 from hdexport.checkpoint.tokenizer_files import first_special_id
 from hdexport.families import convertible_model_types
@@ -28,6 +28,7 @@ from hdexport.support.progress import Progress
 from hdexport.tune.options import Trained, TuneOptions
 from hdruntime.bundle.manifest import Positions, Task
 from hdruntime.errors import InputError
+from hdruntime.text.pooling import PoolingMode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -170,7 +171,7 @@ def make_teacher(checkpoint: Checkpoint, task: Task, device: torch.device) -> Tr
 def _pooling(checkpoint: Checkpoint, task: Task) -> ModuleChain:
     """The modules that make vectors of token states: the checkpoint's own, else their mean."""
     if task is not Task.SENTENCE_SIMILARITY:
-        return ModuleChain([PoolingModule(("mean",))], (SENTENCE,))
+        return ModuleChain([Pooling((PoolingMode.MEAN,))], (SENTENCE,))
     hidden_size = checkpoint.family.token_width(checkpoint.settings())
     return sentence_vectors(checkpoint.path, hidden_size=hidden_size, trust=checkpoint.trust).requires_grad_(False)
 

@@ -104,7 +104,7 @@ def with_texts(
             skip = Skip(cause=SkipCause.LIBRARY, detail=str(error).splitlines()[0])
     skipped = [] if skip is None else [dataclasses.replace(skip, graph=name)]
     code = reference.checkpoint.code(task)
-    if code is not None and not reference.checkpoint.trust.code:
+    if code is not None and not reference.checkpoint.trust.trust_remote_code:
         skipped.append(Skip(cause=SkipCause.UNTRUSTED_CODE, graph=code_name(code)))
     for outcome in skipped:
         progress.check(outcome)
@@ -184,7 +184,9 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
     if reference.checkpoint.tokenizer_source == "library":
         # Without hdexport's conversions, whose mistakes would show here alone.
         tokenizer = AutoTokenizer.from_pretrained(
-            reference.checkpoint.path, local_files_only=True, trust_remote_code=reference.checkpoint.trust.code
+            reference.checkpoint.path,
+            local_files_only=True,
+            trust_remote_code=reference.checkpoint.trust.trust_remote_code,
         )
     limit = min(tokenizer.model_max_length, manifest.positions.base, manifest.max_len, _LONGEST)
     with hdruntime.load(bundle, Backend.ONNXRUNTIME, precision=Precision.FLOAT32) as session:
@@ -235,11 +237,13 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
             str(path),
             device="cpu",
             local_files_only=True,
-            trust_remote_code=checkpoint.trust.code,
+            trust_remote_code=checkpoint.trust.trust_remote_code,
             model_kwargs={"dtype": torch.float32},
         ).eval()
     # Some models' attention depends on earlier calls, and a bundle of a model with a decoder holds the encoder alone.
-    is_same = type(library[0].model) is type(reference.model) or (checkpoint.trust.code and checkpoint.code(task))
+    is_same = type(library[0].model) is type(reference.model) or (
+        checkpoint.trust.trust_remote_code and checkpoint.code(task)
+    )
     if checkpoint.family.own is not None or reference.is_changed or not (is_same or theirs == "CrossEncoder"):
         if theirs == "CrossEncoder" and not is_same:
             raise _LibraryError("it scores by all logits of a generator, whose attention the bundle changes")

@@ -35,7 +35,7 @@ def with_code(
     """
     checkpoint, task = reference.checkpoint.with_adapter(manifest.adapter), manifest.task
     code = checkpoint.code(task)
-    if code is None or not checkpoint.trust.code:
+    if code is None or not checkpoint.trust.trust_remote_code:
         return found
     progress = progress or Progress()
     checks: list[Check] = []

@@ -28,7 +28,7 @@ from hdruntime.tasks.task import (
 )
 from hdruntime.text.chunking import SENTENCES, LateChunking, TextChunks, overlap_of, tokens_per_chunk
 from hdruntime.text.embeddings import normalized, truncated
-from hdruntime.text.pooling import SENTENCE_EMBEDDING, Pooling, embedding_output, embedding_size, pooled_text
+from hdruntime.text.pooling import SENTENCE_EMBEDDING, PoolingMode, embedding_output, embedding_size, pooled_text
 from hdruntime.text.splitting import SplitEncoding, SplitPooling
 from hdruntime.text.tokenization import Encoding, Overflow
 
@@ -114,11 +114,11 @@ class Embedding(TextTask):
     pairs = Pairs.ALLOWED
     prompts = True
 
-    def __init__(self, manifest: Manifest, pooling: Pooling | None = None) -> None:
+    def __init__(self, manifest: Manifest, pooling: PoolingMode | None = None) -> None:
         self._output = embedding_output(manifest)
         self.outputs = (self._output.name,)
         super().__init__(manifest)
-        self._pooling = pooling or Pooling.MEAN
+        self._pooling = pooling or PoolingMode.MEAN
         self.dimensions = embedding_size(manifest)
         self._chunks: ChunkEmbeddings | None = None
 

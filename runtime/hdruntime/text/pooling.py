@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 
@@ -16,15 +16,18 @@ SENTENCE_EMBEDDING = "sentence_embedding"
 """Output with a vector for each text: [batch, embedding_size], float32."""
 
 
-class Pooling(str, Enum):
-    """How a text's token vectors are combined to one vector; names as in sentence-transformers."""
+class PoolingMode(StrEnum):
+    """How the states of a text's tokens are combined to one vector; sentence-transformers' names and order.
 
-    MEAN = "mean"
+    A new mode needs a function here and one in ``hdexport.checkpoint.pooling``, for graphs.
+    """
+
     CLS = "cls"
     MAX = "max"
-    LAST_TOKEN = "lasttoken"
-    WEIGHTED_MEAN = "weightedmean"
+    MEAN = "mean"
     MEAN_SQRT_LEN_TOKENS = "mean_sqrt_len_tokens"
+    WEIGHTED_MEAN = "weightedmean"
+    LAST_TOKEN = "lasttoken"
 
 
 def embedding_output(manifest: Manifest) -> TensorSpec:
@@ -43,13 +46,19 @@ def embedding_size(manifest: Manifest) -> int:
     return size if isinstance(size, int) else manifest.hidden_size
 
 
-def pooled_text(states: FloatArray, pooling: Pooling) -> FloatArray:
-    """One vector of a text without padding, float32 [hidden_size], from its states, float32 [tokens, hidden_size].
+def pooled_text(states: FloatArray, mode: PoolingMode) -> FloatArray:
+    """One vector of a text without padding, float32 [hidden_size], from its states, float32 [tokens, hidden_size]."""
+    return _FUNCTIONS[mode](states)
 
-    It is the mean or the maximum of the tokens, or the first or the last token; the mean with weights 1, 2, 3, ...; or
-    the sum over the root of the number of tokens.
-    """
-    return _FUNCTIONS[pooling](states)
+
+def _cls(states: FloatArray) -> FloatArray:
+    # A copy: a view would hold the batch.
+    return states[0].copy()
+
+
+def _max(states: FloatArray) -> FloatArray:
+    result: FloatArray = states.max(axis=0)
+    return result
 
 
 def _mean(states: FloatArray) -> FloatArray:
@@ -58,21 +67,26 @@ def _mean(states: FloatArray) -> FloatArray:
     return (total / len(states)).astype(np.float32)
 
 
+def _mean_sqrt_len_tokens(states: FloatArray) -> FloatArray:
+    """The sum of the tokens divided by the square root of their number."""
+    return (_mean(states).astype(np.float64) * np.sqrt(len(states))).astype(np.float32)
+
+
 def _weighted_mean(states: FloatArray) -> FloatArray:
+    """The mean with the weights 1, 2, 3, ..."""
     weights = np.arange(1, len(states) + 1, dtype=np.float64)
     return (np.einsum("tw,t->w", states, weights) / weights.sum()).astype(np.float32)
 
 
-def _mean_by_root(states: FloatArray) -> FloatArray:
-    return (_mean(states).astype(np.float64) * np.sqrt(len(states))).astype(np.float32)
+def _last_token(states: FloatArray) -> FloatArray:
+    return states[-1].copy()
 
 
-_FUNCTIONS: dict[Pooling, Callable[[FloatArray], FloatArray]] = {
-    Pooling.MEAN: _mean,
-    # Copies: a view would hold the batch.
-    Pooling.CLS: lambda states: states[0].copy(),
-    Pooling.MAX: lambda states: states.max(axis=0),
-    Pooling.LAST_TOKEN: lambda states: states[-1].copy(),
-    Pooling.WEIGHTED_MEAN: _weighted_mean,
-    Pooling.MEAN_SQRT_LEN_TOKENS: _mean_by_root,
+_FUNCTIONS: dict[PoolingMode, Callable[[FloatArray], FloatArray]] = {
+    PoolingMode.CLS: _cls,
+    PoolingMode.MAX: _max,
+    PoolingMode.MEAN: _mean,
+    PoolingMode.MEAN_SQRT_LEN_TOKENS: _mean_sqrt_len_tokens,
+    PoolingMode.WEIGHTED_MEAN: _weighted_mean,
+    PoolingMode.LAST_TOKEN: _last_token,
 }

@@ -10,13 +10,13 @@ from hdruntime.arrays import FloatArray, WideArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.errors import InputError
 from hdruntime.text.embeddings import normalized
-from hdruntime.text.pooling import SENTENCE_EMBEDDING, embedding_output
+from hdruntime.text.pooling import SENTENCE_EMBEDDING, PoolingMode, embedding_output
 from hdruntime.text.tokenization import Encoding
 
-_POOLINGS = ("mean", "max", "lasttoken")
+_POOLINGS = (PoolingMode.MEAN, PoolingMode.MAX, PoolingMode.LAST_TOKEN)
 """Poolings that a document's segments determine, from its tokens' vectors, one after the other."""
 
-_WHY_NOT = {"cls": "the first token, which sees the first segment only"}
+_WHY_NOT = {PoolingMode.CLS.value: "the first token, which sees the first segment only"}
 
 Outputs = Mapping[str, FloatArray]
 
@@ -40,7 +40,7 @@ class StreamedOutputs:
     def __init__(self, manifest: Manifest, outputs: Sequence[str], *, pools: bool) -> None:
         self._with_tokens = {spec.name for spec in manifest.outputs if spec.has_tokens_axis}
         self._pools = pools
-        self._pooling, self._normalizes = "mean", False
+        self._pooling, self._normalizes = PoolingMode.MEAN.value, False
         self._pools_prompt = manifest.input_of(Role.POOLED) is None
         self.needed = list(outputs)
         if self._pools:
@@ -105,9 +105,9 @@ class _Vector:
         states = states[max(0, self._skipped - start) :]
         if not len(states):
             return
-        if self._pooling == "mean":
+        if self._pooling == PoolingMode.MEAN:
             self._pooled = self._pooled + states.sum(axis=0)
-        elif self._pooling == "max":
+        elif self._pooling == PoolingMode.MAX:
             largest = states.max(axis=0)
             self._pooled = np.maximum(self._pooled, largest) if self._tokens else largest
         else:
@@ -117,7 +117,7 @@ class _Vector:
     def finished(self) -> dict[str, FloatArray]:
         """The vector, float32 [dimensions], as the output ``sentence_embedding``."""
         assert self._pooled is not None, "a document has segments"
-        vector = self._pooled / max(1, self._tokens) if self._pooling == "mean" else self._pooled
+        vector = self._pooled / max(1, self._tokens) if self._pooling == PoolingMode.MEAN else self._pooled
         return {SENTENCE_EMBEDDING: (normalized(vector) if self._normalizes else vector).astype(np.float32)}
 
 

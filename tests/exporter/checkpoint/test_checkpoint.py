@@ -108,7 +108,7 @@ def test_pickles_are_refused_unless_allowed(tiny_bert: Path) -> None:
     pickle_weights(tiny_bert)
     with pytest.raises(ModelError, match=r"as a pickle \(.bin\)(.|\n)*--allow-pickle"):
         find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
-    model = find_checkpoint(tiny_bert, trust=Trust(pickles=True)).load(Task.FEATURE_EXTRACTION)
+    model = find_checkpoint(tiny_bert, trust=Trust(allow_pickle=True)).load(Task.FEATURE_EXTRACTION)
     for name, weight in model.named_parameters():
         assert torch.equal(weight, expected.get_parameter(name)), name
 
@@ -122,14 +122,14 @@ def test_a_pickle_that_holds_code_does_not_run_it_even_where_pickles_are_allowed
 
     pickle_weights(tiny_bert, {"embeddings.word_embeddings.weight": Payload()})
     with pytest.raises(ModelError, match=r"pytorch_model.bin cannot be read as weights(.|\n)*Download the model again"):
-        find_checkpoint(tiny_bert, trust=Trust(pickles=True)).load(Task.FEATURE_EXTRACTION)
+        find_checkpoint(tiny_bert, trust=Trust(allow_pickle=True)).load(Task.FEATURE_EXTRACTION)
     assert not marker.exists()
 
 
 def test_safetensors_are_preferred_to_a_pickle_beside_them(tiny_bert: Path) -> None:
     (tiny_bert / "pytorch_model.bin").write_bytes(b"no pickle at all")
     for pickles in (False, True):
-        find_checkpoint(tiny_bert, trust=Trust(pickles=pickles)).load(Task.FEATURE_EXTRACTION)
+        find_checkpoint(tiny_bert, trust=Trust(allow_pickle=pickles)).load(Task.FEATURE_EXTRACTION)
 
 
 @pytest.mark.parametrize("left_bytes", [0, -4])

@@ -167,7 +167,7 @@ def test_a_pickle_in_an_index_is_refused_unless_allowed(tiny_bert: Path, index: 
     (tiny_bert / index).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, file)}))
     assert "as a pickle (.bin)" in refusal(tiny_bert)
     assert "add --allow-pickle" in refusal(tiny_bert)
-    model = find_checkpoint(tiny_bert, trust=Trust(pickles=True)).load(Task.FEATURE_EXTRACTION)
+    model = find_checkpoint(tiny_bert, trust=Trust(allow_pickle=True)).load(Task.FEATURE_EXTRACTION)
     for name, weight in model.named_parameters():
         assert torch.equal(weight, weights[name]), name
 
@@ -178,20 +178,22 @@ def test_an_index_of_other_files_is_refused_even_where_pickles_are_allowed(tiny_
     torch.save(weights, tiny_bert / file)
     (tiny_bert / "model.safetensors").unlink()
     (tiny_bert / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(weights, file)}))
-    assert f"names '{file}'; weights are read from .safetensors files" in refusal(tiny_bert, trust=Trust(pickles=True))
+    assert f"names '{file}'; weights are read from .safetensors files" in refusal(
+        tiny_bert, trust=Trust(allow_pickle=True)
+    )
 
 
 def test_a_pickle_with_the_suffix_of_safetensors_is_not_unpickled(tiny_bert: Path) -> None:
     torch.save(load_file(tiny_bert / "model.safetensors"), tiny_bert / "weights.bin")
     (tiny_bert / "weights.bin").replace(tiny_bert / "model.safetensors")
     assert "model.safetensors cannot be read: Error while deserializing header" in refusal(
-        tiny_bert, trust=Trust(pickles=True)
+        tiny_bert, trust=Trust(allow_pickle=True)
     )
 
 
 def test_a_pickle_of_other_things_than_weights_is_refused(tiny_bert: Path) -> None:
     pickle_weights(tiny_bert, {"state_dict": {"a": torch.ones(1)}, "epoch": 3})
-    assert "pytorch_model.bin cannot be read as weights" in refusal(tiny_bert, trust=Trust(pickles=True))
+    assert "pytorch_model.bin cannot be read as weights" in refusal(tiny_bert, trust=Trust(allow_pickle=True))
 
 
 def test_shards_in_half_precision_are_put_together_in_float32(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_pickles_are_downloaded_where_they_are_allowed_and_needed(
     with pytest.raises(ModelError, match="holds no weights"):
         find_checkpoint(MODEL).load(Task.FEATURE_EXTRACTION)
     assert not [name for name in hub.downloaded() if name.endswith(".bin")]
-    found = find_checkpoint(MODEL, trust=Trust(pickles=True))
+    found = find_checkpoint(MODEL, trust=Trust(allow_pickle=True))
     assert found.source == f"{MODEL}@{commit}"
     assert hub.downloaded().count("pytorch_model.bin") == 1
     weights = dict(found.load(Task.FEATURE_EXTRACTION).named_parameters())
@@ -94,7 +94,7 @@ def test_a_pickle_beside_safetensors_is_never_downloaded(hub: HubServer, tiny_be
     both = Path(shutil.copytree(tiny_bert, tmp_path / "both"))
     (both / "pytorch_model.bin").write_bytes(b"not to be touched")
     hub.push(MODEL, both)
-    find_checkpoint(MODEL, trust=Trust(pickles=True)).load(Task.FEATURE_EXTRACTION)
+    find_checkpoint(MODEL, trust=Trust(allow_pickle=True)).load(Task.FEATURE_EXTRACTION)
     assert not [name for name in hub.downloaded() if name.endswith(".bin")]
 
 

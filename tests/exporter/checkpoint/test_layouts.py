@@ -91,7 +91,7 @@ def test_googles_configuration_beside_pytorchs_weights_is_a_checkpoint(tiny_bert
     change_json(tiny_bert / "bert_config.json", model_type=None, architectures=None)
     with pytest.raises(ModelError, match="--allow-pickle"):
         find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
-    checkpoint = find_checkpoint(tiny_bert, trust=Trust(pickles=True))
+    checkpoint = find_checkpoint(tiny_bert, trust=Trust(allow_pickle=True))
     assert checkpoint.remarks[0] == "Read bert_config.json as the config.json of a bert."
     model = checkpoint.load(Task.FEATURE_EXTRACTION)
     assert all(
@@ -169,7 +169,7 @@ def test_an_adapter_in_a_pickle_is_read_where_that_is_allowed(tiny_bert: Path) -
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ModelError, match=rf"{folder} holds its weights as a pickle(.|\n)*--allow-pickle"):
         find_checkpoint(folder).load(Task.FEATURE_EXTRACTION)
-    find_checkpoint(folder, trust=Trust(pickles=True)).load(Task.FEATURE_EXTRACTION)
+    find_checkpoint(folder, trust=Trust(allow_pickle=True)).load(Task.FEATURE_EXTRACTION)
 
 
 def test_an_adapter_that_cannot_be_merged_is_said_to_be_one(tiny_bert: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_pointer_of_git_lfs_is_named_wherever_it_stands(tmp_path: Path) -> Non
 def test_a_pointer_of_git_lfs_that_is_not_read_is_no_obstacle(tiny_bert: Path) -> None:
     for name in ("pytorch_model.bin", "vocab.txt", "spm.model"):
         (tiny_bert / name).write_text(POINTER)
-    checkpoint = find_checkpoint(tiny_bert, trust=Trust(pickles=True))
+    checkpoint = find_checkpoint(tiny_bert, trust=Trust(allow_pickle=True))
     checkpoint.load(Task.FEATURE_EXTRACTION)
     assert len(checkpoint.tokenizer) == VOCAB_SIZE
     pickle_weights(tiny_bert)

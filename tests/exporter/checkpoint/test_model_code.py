@@ -16,7 +16,7 @@ from hdruntime.errors import ModelError
 from support.chat_rerankers import save_chat_reranker
 from support.tiny_models import change_json, save_tiny_model
 
-TRUSTED = Trust(code=True)
+TRUSTED = Trust(trust_remote_code=True)
 
 BOTH_SIDES = """
 from transformers import Qwen3Model

@@ -19,21 +19,17 @@ from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.trust import Trust
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
+from hdruntime.text.pooling import PoolingMode
 from support.comparators import assert_close
+from support.pooling import POOLED_BY_HAND
 from support.tiny_models import change_json, pickle_weights, save_sentence_modules
 
 WIDTH = 6
 TOKENS = np.random.default_rng(0).normal(size=(3, 9, WIDTH)).astype(np.float32)
 MASK = np.array([[1] * 9, [1] * 4 + [0] * 5, [0] * 3 + [1, 0, 1, 1, 0, 0]])
 
-# By hand, a row's real tokens [tokens, width] at a time.
-BY_HAND = {
-    "cls": lambda real: real[0],
-    "max": lambda real: real.max(axis=0),
-    "mean": lambda real: real.mean(axis=0),
-    "mean_sqrt_len_tokens": lambda real: real.sum(axis=0) / np.sqrt(len(real)),
-    "lasttoken": lambda real: real[-1],
-}
+# The weights of a row with a gap are of positions.
+BY_HAND = {mode: pool for mode, pool in POOLED_BY_HAND.items() if mode is not PoolingMode.WEIGHTED_MEAN}
 FLAGS = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -59,8 +55,9 @@ def flags(*modes: str) -> dict[str, object]:
     return {"word_embedding_dimension": WIDTH} | {flag: mode in modes for mode, flag in FLAGS.items()}
 
 
-def test_each_mode_is_that_of_the_real_tokens(tmp_path: Path) -> None:
-    save_sentence_modules(tmp_path, pooling=flags(*BY_HAND))
+@pytest.mark.parametrize("pooling", [{"pooling_mode": list(BY_HAND)}, flags(*BY_HAND)], ids=["names", "flags"])
+def test_each_mode_is_that_of_the_real_tokens(pooling: dict[str, object], tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, pooling=pooling)
     assert_close(pooled(tmp_path), pooled_by_hand(*BY_HAND), atol=1e-6)
 
 
@@ -85,13 +82,13 @@ def test_all_modes_are_sentence_transformers_own_with_and_without_a_prompt(promp
     mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 5, [0] * 3 + [1] * 6])
     pooled_mask = mask * (mask.cumsum(1) > prompt_tokens)
     tokens = torch.from_numpy(TOKENS)
-    for mode in FLAGS:
-        save_sentence_modules(tmp_path, pooling=flags(mode))
+    for mode in PoolingMode:
+        save_sentence_modules(tmp_path, pooling={"pooling_mode": mode})
         features = {"token_embeddings": tokens, "attention_mask": mask, "prompt_length": prompt_tokens}
         expected = modules.Pooling(WIDTH, mode, include_prompt=False)(features)["sentence_embedding"]
         chain = sentence_vectors(tmp_path, hidden_size=WIDTH)
         assert_close(chain(tokens, mask, pooled_mask)[-1].numpy(), expected.numpy(), atol=1e-6)
-        if prompt_tokens and mode != "lasttoken":
+        if prompt_tokens and mode is not PoolingMode.LAST_TOKEN:
             assert np.abs(chain(tokens, mask)[-1].numpy() - expected.numpy()).max() > 0.01, (
                 "the prompt makes a difference"
             )
@@ -149,7 +146,7 @@ def test_settings_that_name_no_mode_have_that_of_sentence_transformers(pooling, 
 
 def test_a_mode_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, pooling=flags("mean") | {"pooling_mode_attention": True})
-    with pytest.raises(ModelError, match=r"asks for the pooling attention; supported: cls, max, mean, .*\n.*--task"):
+    with pytest.raises(ModelError, match=r"has the pooling mode attention; supported: cls, max, mean, .*\n.*--task"):
         sentence_vectors(tmp_path, hidden_size=WIDTH)
 
 
@@ -230,7 +227,7 @@ def test_modules_whose_answers_depend_on_a_batch_are_refused(tmp_path: Path) -> 
     chain[2]["type"] = "largest.Largest"
     (tmp_path / "modules.json").write_text(json.dumps(chain))
     with pytest.raises(ModelError, match=r"chain of modules .*: sentence_embedding depends on the padding"):
-        sentence_vectors(tmp_path, hidden_size=WIDTH, trust=Trust(code=True))
+        sentence_vectors(tmp_path, hidden_size=WIDTH, trust=Trust(trust_remote_code=True))
 
 
 # Modules of the checkpoint's own
@@ -266,7 +263,7 @@ def test_a_pooling_of_the_checkpoints_own_is_run_where_it_is_trusted(loaded: str
     (tmp_path / "modules.json").write_text(json.dumps(chain))
     with pytest.raises(ModelError, match=r"'attentive.Attentive', which is not(.|\n)*--trust-remote-code"):
         sentence_vectors(tmp_path, hidden_size=WIDTH)
-    head = sentence_vectors(tmp_path, hidden_size=WIDTH, trust=Trust(code=True))
+    head = sentence_vectors(tmp_path, hidden_size=WIDTH, trust=Trust(trust_remote_code=True))
     with torch.inference_mode():
         given = head(torch.from_numpy(TOKENS), torch.from_numpy(MASK))[-1].numpy()
     weights = np.where(MASK == 1, np.exp(TOKENS.sum(axis=-1, dtype=np.float64) / 2), 0.0)
@@ -283,7 +280,7 @@ def test_a_dense_layer_in_a_pickle_is_read_where_that_is_allowed(tmp_path: Path)
     pickle_weights(tmp_path / "2_Dense")
     with pytest.raises(ModelError, match=r"2_Dense holds its weights as a pickle(.|\n)*--allow-pickle"):
         sentence_vectors(tmp_path, hidden_size=WIDTH)
-    read = sentence_vectors(tmp_path, hidden_size=WIDTH, trust=Trust(pickles=True)).state_dict()
+    read = sentence_vectors(tmp_path, hidden_size=WIDTH, trust=Trust(allow_pickle=True)).state_dict()
     assert read.keys() == expected.keys()
     assert all(torch.equal(weight, expected[name]) for name, weight in read.items())
 

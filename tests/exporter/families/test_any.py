@@ -328,11 +328,11 @@ def test_code_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
     save_slopes(tmp_path)
     with pytest.raises(ModelError, match=r"'modeling_slopes.SlopesModel' \(auto_map.*add --trust-remote-code"):
         find_checkpoint(tmp_path)
-    checkpoint = find_checkpoint(tmp_path, trust=Trust(code=True))
+    checkpoint = find_checkpoint(tmp_path, trust=Trust(trust_remote_code=True))
     assert type(checkpoint.load(Task.FEATURE_EXTRACTION)).__name__ == "SlopesModel"
     (tmp_path / "modeling_slopes.py").write_text("import a_package_that_is_not_there\n")
     with pytest.raises(ModelError, match=r"cannot be loaded here: .*a_package_that_is_not_there(.|\n)*Install"):
-        find_checkpoint(tmp_path, trust=Trust(code=True))
+        find_checkpoint(tmp_path, trust=Trust(trust_remote_code=True))
 
 
 def test_float16_is_built_where_its_range_holds_and_refused_elsewhere(tmp_path: Path) -> None:

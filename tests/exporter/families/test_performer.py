@@ -39,7 +39,7 @@ def expected_answers(variant: str) -> dict[str, np.ndarray]:
 
 
 def loaded(variant: str, task: Task) -> Any:
-    return find_checkpoint(DATA / variant, trust=Trust(pickles=True)).load(task)
+    return find_checkpoint(DATA / variant, trust=Trust(allow_pickle=True)).load(task)
 
 
 @torch.inference_mode()
@@ -77,7 +77,7 @@ def built(tmp_path_factory: pytest.TempPathFactory):
             max_len=300 if variant == "rotary" else 24,
             task=Task.FILL_MASK,
             attention=attention_from_spec(spec),
-            trust=Trust(pickles=True),
+            trust=Trust(allow_pickle=True),
             verify=None,
         )
         build(options)

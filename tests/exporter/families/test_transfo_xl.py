@@ -70,7 +70,7 @@ def copy_of(variant: str, directory: Path) -> Path:
     ("variant", "task"), [*((name, Task.TEXT_SCORING) for name in VARIANTS), ("clusters", Task.FEATURE_EXTRACTION)]
 )
 def test_the_module_answers_as_transformers_4_did(variant: str, task: Task) -> None:
-    model = find_checkpoint(DATA / variant, trust=Trust(pickles=True)).load(task)
+    model = find_checkpoint(DATA / variant, trust=Trust(allow_pickle=True)).load(task)
     for rows in (1, 3):
         expected = expected_answers(variant, rows)
         mems, found = None, []

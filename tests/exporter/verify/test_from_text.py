@@ -210,7 +210,7 @@ def test_code_of_the_checkpoint_is_run_by_the_library_where_it_is_trusted(tiny_b
     found = with_texts(nothing, open_bundle(bundle.path), reference)
     assert not any(not check.passed for check in found.texts)
     assert found.skipped == (Skip(cause=SkipCause.UNTRUSTED_CODE, graph="code: theirs.Shifted"),)
-    reference.checkpoint = dataclasses.replace(reference.checkpoint, trust=Trust(code=True))
+    reference.checkpoint = dataclasses.replace(reference.checkpoint, trust=Trust(trust_remote_code=True))
     found = with_texts(nothing, open_bundle(bundle.path), reference)
     assert {check.text for check in found.texts if check.passed} == {"max_seq_length"}
     assert found.skipped == ()

@@ -7,24 +7,15 @@ import pytest
 
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.text.chunking import LateChunks
-from hdruntime.text.pooling import Pooling, pooled_text
+from hdruntime.text.pooling import PoolingMode, pooled_text
 from hdruntime.text.splitting import as_single_chunk
 from hdruntime.text.tokenization import Encoding
 from support.comparators import assert_close, named_case
+from support.pooling import POOLED_BY_HAND
 
 HIDDEN_SIZE = 5
 
-EXPECTED = {
-    Pooling.MEAN: lambda tokens: tokens.mean(axis=0),
-    Pooling.CLS: lambda tokens: tokens[0],
-    Pooling.MAX: lambda tokens: tokens.max(axis=0),
-    Pooling.LAST_TOKEN: lambda tokens: tokens[-1],
-    Pooling.WEIGHTED_MEAN: lambda tokens: np.average(tokens, axis=0, weights=np.arange(1, len(tokens) + 1)),
-    Pooling.MEAN_SQRT_LEN_TOKENS: lambda tokens: tokens.sum(axis=0) / np.sqrt(len(tokens)),
-}
-"""Pooling -> the vector of a text's states, float64 [tokens, hidden_size]."""
-
-EXACT = (Pooling.CLS, Pooling.MAX, Pooling.LAST_TOKEN)
+EXACT = (PoolingMode.CLS, PoolingMode.MAX, PoolingMode.LAST_TOKEN)
 """One of the given numbers each; the others are rounded to float32, at up to 4."""
 
 
@@ -34,29 +25,29 @@ def negative_states(tokens: int) -> np.ndarray:
 
 
 def test_poolings_are_as_defined() -> None:
-    for pooling in Pooling:
+    for pooling in PoolingMode:
         for tokens in (1, 2, 4):
             with named_case(pooling, tokens):
                 states = negative_states(tokens)
                 vector = pooled_text(states, pooling)
                 assert vector.dtype == np.float32
                 assert not np.shares_memory(vector, states)
-                atol = 0 if pooling in EXACT else 1e-7 if pooling is Pooling.MEAN else 3e-7
-                assert_close(vector, EXPECTED[pooling](states.astype(np.float64)), atol=atol)
+                atol = 0 if pooling in EXACT else 1e-7 if pooling is PoolingMode.MEAN else 3e-7
+                assert_close(vector, POOLED_BY_HAND[pooling](states.astype(np.float64)), atol=atol)
 
 
 def test_nan_in_a_token_stays() -> None:
-    for pooling in Pooling:
+    for pooling in PoolingMode:
         with named_case(pooling):
             states = negative_states(3)
-            states[-1 if pooling is Pooling.LAST_TOKEN else 0, 2] = np.nan
+            states[-1 if pooling is PoolingMode.LAST_TOKEN else 0, 2] = np.nan
             assert np.isnan(pooled_text(states, pooling)).tolist() == [False, False, True, False, False]
 
 
 def test_poolings_are_those_of_sentence_transformers() -> None:
     torch = pytest.importorskip("torch")
     theirs = pytest.importorskip("sentence_transformers.sentence_transformer.modules.pooling").Pooling
-    for pooling in Pooling:
+    for pooling in PoolingMode:
         for tokens in (1, 2, 4):
             with named_case(pooling, tokens):
                 states = negative_states(tokens)
@@ -68,7 +59,7 @@ def test_poolings_are_those_of_sentence_transformers() -> None:
 
 def test_the_mean_of_many_tokens_keeps_its_digits() -> None:
     states = np.full((100_000, 1), 0.1, np.float32)
-    assert pooled_text(states, Pooling.MEAN) == np.float32(0.1)
+    assert pooled_text(states, PoolingMode.MEAN) == np.float32(0.1)
     zeros, whole = [0] * len(states), np.array([[0, len(states)]])
     split = as_single_chunk(Encoding(zeros, zeros, [(0, 1)] * len(states), zeros))
     output = TensorSpec(name="last_hidden_state", dtype="float32", shape=(1,))

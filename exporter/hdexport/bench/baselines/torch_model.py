@@ -73,7 +73,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     from hdexport.model.graph_module import GraphModule
 
     task = manifest.task
-    checkpoint = find_checkpoint(folder, trust=Trust(pickles=True, code=True))
+    checkpoint = find_checkpoint(folder, trust=Trust(allow_pickle=True, trust_remote_code=True))
     # The bundle was compared with code of the checkpoint when it was made, and the folder may be a changed copy.
     model = checkpoint.load(task, runs_code=False)
     scale_queries(model, checkpoint.family, manifest)

@@ -15,6 +15,7 @@ from hdexport.model.graph_module import Head
 from hdexport.support.json_files import read_settings
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
+from hdruntime.text.pooling import PoolingMode
 
 Features = dict[str, torch.Tensor]
 """Name of a feature in sentence-transformers -> its values, as its modules take and give them."""
@@ -31,11 +32,11 @@ MODULES_OF_MODELS = ("Transformer", "MLMTransformer")
 _SUMS = 16
 
 
-class PoolingModule(torch.nn.Module):
-    """Pools the tokens of each row to one vector, the results of all modes concatenated. The library's own module
-    leaves out a prompt of the same length in all rows, and its sums of a row include padding."""
+class Pooling(torch.nn.Module):
+    """Pools the tokens of each row to one vector, the results of all modes concatenated. sentence-transformers' Pooling
+    leaves out a prompt of one length in all rows, and its sums of a row include padding."""
 
-    def __init__(self, modes: tuple[str, ...]) -> None:
+    def __init__(self, modes: tuple[PoolingMode, ...]) -> None:
         super().__init__()
         self.modes = modes
 
@@ -118,59 +119,66 @@ def splade_pooling(path: Path) -> SpladePooling:
     return SpladePooling(config.activation_function, config.pooling_strategy)
 
 
-def _first(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+def _cls(token_embeddings: torch.Tensor, pooled_mask: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """The first token that is pooled, wherever padding is: [batch, width]."""
-    return _token(token_embeddings, read.argmax(dim=1))
+    return _token(token_embeddings, pooled_mask.argmax(dim=1))
 
 
-def _last(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+def _last_token(
+    token_embeddings: torch.Tensor, pooled_mask: torch.Tensor, attention_mask: torch.Tensor
+) -> torch.Tensor:
     """The last token that is pooled, and 0 without one."""
-    positions = torch.arange(read.shape[1], device=read.device)
-    last = _token(token_embeddings, (read * positions).argmax(dim=1))
-    return torch.where(read.sum(dim=1, keepdim=True) > 0, last, 0.0)
+    positions = torch.arange(pooled_mask.shape[1], device=pooled_mask.device)
+    last = _token(token_embeddings, (pooled_mask * positions).argmax(dim=1))
+    return torch.where(pooled_mask.sum(dim=1, keepdim=True) > 0, last, 0.0)
 
 
-def _token(token_embeddings: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-    index = number[:, None, None].expand(-1, 1, token_embeddings.shape[-1])
+def _token(token_embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    index = positions[:, None, None].expand(-1, 1, token_embeddings.shape[-1])
     return token_embeddings.gather(1, index).squeeze(1)
 
 
-def _largest(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+def _max(token_embeddings: torch.Tensor, pooled_mask: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     lowest = torch.finfo(token_embeddings.dtype).min
-    return torch.where(read.unsqueeze(-1) > 0, token_embeddings, lowest).amax(dim=1)
+    return torch.where(pooled_mask.unsqueeze(-1) > 0, token_embeddings, lowest).amax(dim=1)
 
 
-def _mean(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    return _weighted(token_embeddings, read.to(token_embeddings.dtype))
+def _mean(token_embeddings: torch.Tensor, pooled_mask: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    return _mean_with_weights(token_embeddings, pooled_mask.to(token_embeddings.dtype))
 
 
-def _mean_by_root(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """The sum of the tokens over the root of their number."""
-    weights = read.to(token_embeddings.dtype)
-    return _weighted(token_embeddings, weights) * weights.sum(dim=1, keepdim=True).sqrt()
+def _mean_sqrt_len_tokens(
+    token_embeddings: torch.Tensor, pooled_mask: torch.Tensor, attention_mask: torch.Tensor
+) -> torch.Tensor:
+    """The sum of the tokens divided by the square root of their number."""
+    weights = pooled_mask.to(token_embeddings.dtype)
+    return _mean_with_weights(token_embeddings, weights) * weights.sum(dim=1, keepdim=True).sqrt()
 
 
-def _by_position(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+def _weighted_mean(
+    token_embeddings: torch.Tensor, pooled_mask: torch.Tensor, attention_mask: torch.Tensor
+) -> torch.Tensor:
     """The mean with weights 1, 2, 3, ... from the first real token on, whether that is pooled or not."""
-    positions = torch.arange(1, read.shape[1] + 1, device=read.device) - attention_mask.argmax(dim=1, keepdim=True)
-    return _weighted(token_embeddings, (read * positions).to(token_embeddings.dtype))
+    columns = torch.arange(1, pooled_mask.shape[1] + 1, device=pooled_mask.device)
+    positions = columns - attention_mask.argmax(dim=1, keepdim=True)
+    return _mean_with_weights(token_embeddings, (pooled_mask * positions).to(token_embeddings.dtype))
 
 
-def _weighted(token_embeddings: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _mean_with_weights(token_embeddings: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The mean of [batch, tokens, width] with weights [batch, tokens] whose sum is 1 or more; 0 where it is 0."""
     total = (token_embeddings * weights.unsqueeze(-1)).sum(dim=1)
     return total / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
 
 
-_POOLS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "cls": _first,
-    "max": _largest,
-    "mean": _mean,
-    "mean_sqrt_len_tokens": _mean_by_root,
-    "weightedmean": _by_position,
-    "lasttoken": _last,
+_POOLS: dict[PoolingMode, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    PoolingMode.CLS: _cls,
+    PoolingMode.MAX: _max,
+    PoolingMode.MEAN: _mean,
+    PoolingMode.MEAN_SQRT_LEN_TOKENS: _mean_sqrt_len_tokens,
+    PoolingMode.WEIGHTED_MEAN: _weighted_mean,
+    PoolingMode.LAST_TOKEN: _last_token,
 }
-"""Mode -> (tokens' vectors [batch, tokens, width], mask of pooled tokens, mask of real tokens) -> vectors."""
+"""Mode -> (token embeddings [batch, tokens, width], mask of pooled tokens, mask of real tokens) -> [batch, width]."""
 
 
 def _sum(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
