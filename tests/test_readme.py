@@ -44,7 +44,7 @@ def support_table() -> str:
         function = ", ".join(get_args(Dtype)) if operator.has_implementation("onnx_functions") else "-"
         fused = lowering.fused.get(CPU_LOWERING)
         cpu = f"fused in {', '.join(fused)}" if fused else "linear function"
-        cpu += ", fused for short texts" * lowering.fuses_short_texts
+        cpu += ", fused for short texts" * lowering.fuses_short_sequences
         is_plugin = operator in plugin_operators()
         in_engines = plugin_spec_of(operator).DTYPES if is_plugin else lowering.fused.get(ENGINES)
         kind = "plugin" if is_plugin else "fused"

@@ -12,7 +12,7 @@ from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.kernels import architecture_of, difference, write_shipped
 from hdexport.graph.targets.onnxruntime.shared_block_indexes import share_block_indexes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
-from hdplugins.attention.body_maker import function_of_node
+from hdplugins.attention.function_bodies import function_of_node
 from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.onnxruntime.operators import KernelOperators, launcher_unavailable_reason, library_path
 from hdruntime.backends.onnxruntime import CUDA_PROVIDER
@@ -98,6 +98,7 @@ def _model(case: Case, tensors: Sequence[Any]) -> tuple[bytes, str]:
     ]
     opsets = [helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)]
     graph = helper.make_graph(nodes, "operators", inputs, outputs)
-    model = ir.from_proto(helper.make_model(graph, functions=[body], opset_imports=opsets, ir_version=10))
+    model = ir.from_proto(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    model.functions[body.identifier()] = body
     share_block_indexes(model)
     return ir.to_proto(model).SerializeToString(), body.name

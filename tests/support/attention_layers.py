@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import torch
 
 from hdplugins import Operator
-from hdplugins.attention.body_maker import function_of_node
+from hdplugins.attention.function_bodies import function_of_node
 from hdplugins.attention.operator import BodyVariant
 
 PADDINGS = ("none", "right", "left", "holes", "all")
@@ -98,7 +99,8 @@ class Layer(ABC):
         """A body; in the parallel order, the one of the portable graph."""
         described: dict[str, Any] = {"attributes": self.node_attributes, "grouped": self.is_grouped}
         inputs = self.operator.states + len(self.inputs)
-        return function_of_node(self.operator, inputs=inputs, variant=variant, **described)
+        function = function_of_node(self.operator, inputs=inputs, variant=variant, **described)
+        return ir.serde.serialize_function(function)
 
     @property
     def answers_padding(self) -> bool:

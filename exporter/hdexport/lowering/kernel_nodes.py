@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hdexport.lowering.bias_by_distance import LONG_TEXTS, has_shared_numbers
 from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
+from hdexport.lowering.relative_position_bias import LONG_SEQUENCES, has_shared_bias
 from hdplugins.attention.plugin_spec import BLOCK_INDEX, PLUGIN, plugin_spec_of, sizes
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.errors import ExportError
@@ -102,9 +102,9 @@ def kernel_records(model: onnx_ir.Model, *, dtype: str) -> tuple[KernelNode, ...
         if better_on is not None:
             record = replace(record, architectures=tuple(f"sm{number}" for number in better_on))
         found = [record]
-        if has_shared_numbers(node):
+        if has_shared_bias(node):
             # Beside ONNX Runtime's own attention, which computes the other texts, the kernels were not timed.
-            found = [replace(record, architectures=()), replace(record, op_type=record.op_type + LONG_TEXTS)]
+            found = [replace(record, architectures=()), replace(record, op_type=record.op_type + LONG_SEQUENCES)]
         of_type = records.setdefault(node.op_type, [])
         of_type += [each for each in found if each not in of_type]
     return tuple(record for op_type, of_type in records.items() if op_type not in refused for record in of_type)

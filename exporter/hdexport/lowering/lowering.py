@@ -46,26 +46,26 @@ class Lowering:
     """The forms that backends get in the place of an operator's nodes; a subclass answers where its
     operator differs.
 
-    By default, ONNX Runtime runs the operator's sequential body on a CPU, and the parallel body on a GPU; an engine has
-    our plugin or the parallel body, and other backends the parallel body.
+    By default, ONNX Runtime runs the operator's blockwise body on a CPU, and the batched body on a GPU; an engine has
+    hdexport's plugin or the batched body, and other backends have the batched body.
 
     Attributes:
         operator: the name of the operator.
         fused: the lowering of a backend's graphs, as manifests name it, or `ENGINES` -> the dtypes in which a fused
             kernel of the backend computes the operator.
-        fuses_short_texts: whether ONNX Runtime's fused kernel computes short texts on a CPU.
+        fuses_short_sequences: whether ONNX Runtime's fused kernel computes short sequences on a CPU.
     """
 
     operator: ClassVar[str]
     fused: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    fuses_short_texts: ClassVar[bool] = False
+    fuses_short_sequences: ClassVar[bool] = False
 
     def is_dense(self, node: onnx_ir.Node) -> bool:
         """Return whether the fused kernels of GPUs can compute a node: dense attention, perhaps with a bias."""
         return False
 
     def has_bias(self, node: onnx_ir.Node) -> bool:
-        """Return whether a dense node has a bias that all texts share; `bias_by_distance` makes the bias."""
+        """Return whether a dense node has a bias that all sequences share; `relative_position_bias` makes the bias."""
         return False
 
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:

@@ -1,16 +1,17 @@
-"""The nodes of a graph that our operators own, and how others take their place."""
+"""Read the nodes of hdexport's operators in a graph, and replace them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hdplugins import ONNX_DOMAIN, OPERATORS, Operator
+from hdplugins.attention.function_bodies import function_of_node
 from hdplugins.attention.operator import BodyVariant
 
 if TYPE_CHECKING:
-    import onnx
     import onnx_ir
+
+    from hdplugins.op_builder import OpBuilder
 
 
 def operator_nodes(model: onnx_ir.Model, name: str | None = None) -> list[onnx_ir.Node]:
@@ -34,11 +35,11 @@ def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
     return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
-def body_of(node: onnx_ir.Node, variant: BodyVariant = BodyVariant.BATCHED) -> onnx.FunctionProto:
-    """The body, a function of standard operators, that computes a node and all others of its name; the node's inputs
-    have shapes."""
-    from hdplugins.attention.body_maker import function_of_node
+def body_of(node: onnx_ir.Node, variant: BodyVariant = BodyVariant.BATCHED) -> onnx_ir.Function:
+    """Build the function of standard operators that computes a node and the other nodes of its name.
 
+    The node's inputs have shapes.
+    """
     operator = operator_of(node)
     grouped = operator.groups_heads and group_of(node) > 1
     return function_of_node(
@@ -46,11 +47,8 @@ def body_of(node: onnx_ir.Node, variant: BodyVariant = BodyVariant.BATCHED) -> o
     )
 
 
-def add_function(model: onnx_ir.Model, proto: onnx.FunctionProto) -> onnx_ir.Function:
-    """Give a model a function, in the place of one of the same name."""
-    import onnx_ir as ir
-
-    function = ir.serde.deserialize_function(proto)
+def add_function(model: onnx_ir.Model, function: onnx_ir.Function) -> onnx_ir.Function:
+    """Give a model a function; it takes the place of a function of that name."""
     model.functions[function.identifier()] = function
     return function
 
@@ -81,7 +79,7 @@ def shape_of(value: onnx_ir.Value | None) -> onnx_ir.Shape:
 
 
 def group_of(node: onnx_ir.Node) -> int:
-    """How many heads of queries share one of keys, by the shapes of a node's first state and its last one."""
+    """Number of query heads that share a key head, from the shapes of a node's first and last state."""
     first, *_, last = states_of(node)
     return heads_of(first) // heads_of(last)
 
@@ -91,39 +89,8 @@ def is_causal(node: onnx_ir.Node) -> bool:
     return bool(node.attributes.get_int("causal", 0))
 
 
-class Insertion:
-    """Inserts nodes before a given one of the main graph."""
-
-    def __init__(self, before: onnx_ir.Node) -> None:
-        self._before = before
-
-    def op(
-        self, op_type: str, inputs: Sequence[onnx_ir.Value | None], attributes: Mapping[str, object] | None = None
-    ) -> onnx_ir.Value:
-        """The output of a new node."""
-        import onnx_ir as ir
-
-        return self.insert(ir.node(op_type, inputs, attributes=attributes))
-
-    def insert(self, node: onnx_ir.Node) -> onnx_ir.Value:
-        """The output of a node that is put in."""
-        assert self._before.graph is not None
-        self._before.graph.insert_before(self._before, node)
-        return node.outputs[0]
-
-    def integers(self, values: Sequence[int]) -> onnx_ir.Value:
-        """A constant [len(values)], int64."""
-        return self.op("Constant", [], {"value_ints": list(values)})
-
-    def number(self, value: float) -> onnx_ir.Value:
-        """A constant [], float32: a tensor, since tools that fold constants make a double of `value_float`."""
-        import onnx_ir as ir
-
-        return self.op("Constant", [], {"value": ir.tensor(value, ir.DataType.FLOAT)})
-
-
-def repeat_key_heads(insertion: Insertion, node: onnx_ir.Node) -> None:
-    """Give each head of a node's queries a head of keys and values of its own, where several share one."""
+def repeat_key_heads(op: OpBuilder, node: onnx_ir.Node) -> None:
+    """Repeat each head of a node's keys and values for each head of queries that shares the head."""
     import onnx_ir as ir
 
     heads = heads_of(node.inputs[0])
@@ -132,31 +99,35 @@ def repeat_key_heads(insertion: Insertion, node: onnx_ir.Node) -> None:
         batch, tokens, kv_heads, head_dim = shape_of(state)
         if kv_heads == heads:
             continue
-        column = insertion.op("Unsqueeze", [state, insertion.integers([3])])
-        copies = insertion.integers([1, 1, 1, heads // int(kv_heads), 1])
-        repeated = insertion.op("Expand", [column, copies])  # [batch, tokens, kv_heads, heads / kv_heads, head_dim]
-        each = insertion.op("Reshape", [repeated, insertion.integers([0, 0, heads, int(head_dim)])])
-        each.dtype, each.shape = state.dtype, ir.Shape([batch, tokens, heads, head_dim])
-        node.replace_input_with(index, each)
+        repeated = repeated_heads(op, state, heads // int(kv_heads))
+        repeated.dtype, repeated.shape = state.dtype, ir.Shape([batch, tokens, heads, head_dim])
+        node.replace_input_with(index, repeated)
 
 
-def merge_heads(insertion: Insertion, state: onnx_ir.Value) -> onnx_ir.Value:
-    """[batch, tokens, heads, head_dim] as [batch, tokens, hidden], which copies nothing."""
-    return insertion.op("Reshape", [state, insertion.integers([0, 0, -1])])
+def repeated_heads(op: OpBuilder, state: onnx_ir.Value, group: int) -> onnx_ir.Value:
+    """Repeat each head of keys or values, [batch, tokens, kv_heads, head_dim], `group` times."""
+    _, _, kv_heads, head_dim = shape_of(state)
+    copies = op.Expand(op.Unsqueeze(state, [3]), [1, 1, 1, group, 1])  # [batch, tokens, kv_heads, group, head_dim]
+    return op.Reshape(copies, [0, 0, group * int(kv_heads), int(head_dim)])
 
 
-def swap_heads_and_tokens(insertion: Insertion, state: onnx_ir.Value) -> onnx_ir.Value:
-    """[batch, tokens, heads, head_dim] as [batch, heads, tokens, head_dim], or the reverse."""
-    return insertion.op("Transpose", [state], {"perm": (0, 2, 1, 3)})
+def merge_heads(op: OpBuilder, state: onnx_ir.Value) -> onnx_ir.Value:
+    """Reshape [batch, tokens, heads, head_dim] to [batch, tokens, hidden], which copies nothing."""
+    return op.Reshape(state, [0, 0, -1])
 
 
-def merged_states(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
+def merged_states(op: OpBuilder, node: onnx_ir.Node) -> list[onnx_ir.Value]:
     """A node's states as [batch, tokens, hidden]."""
-    return [merge_heads(insertion, state) for state in states_of(node)]
+    return [merge_heads(op, state) for state in states_of(node)]
+
+
+def same_node(op: OpBuilder, node: onnx_ir.Node, op_type: str | None = None) -> onnx_ir.Value:
+    """The output of a new node with a node's inputs and attributes; `op_type` is its type, None for the node's."""
+    return op.call(op_type or node.op_type, *node.inputs, _domain=node.domain, **node.attributes)
 
 
 def replace_result(node: onnx_ir.Node, result: onnx_ir.Value) -> None:
-    """Let what reads a node's result read another one, and remove the node."""
+    """Let what reads a node's output read another value, and remove the node."""
     import onnx_ir as ir
 
     replaced = node.outputs[0]
@@ -166,7 +137,6 @@ def replace_result(node: onnx_ir.Node, result: onnx_ir.Value) -> None:
     node.graph.remove(node, safe=True)
 
 
-def replace_by_merged(insertion: Insertion, node: onnx_ir.Node, merged: onnx_ir.Value) -> None:
-    """Let what reads a node's result, [batch, tokens, heads, head_dim], read a merged one, [batch, tokens, hidden]."""
-    to_heads = insertion.integers([0, 0, heads_of(node.inputs[0]), -1])
-    replace_result(node, insertion.op("Reshape", [merged, to_heads]))
+def replace_by_merged(op: OpBuilder, node: onnx_ir.Node, merged: onnx_ir.Value) -> None:
+    """Replace a node's output, [batch, tokens, heads, head_dim], by a merged value, [batch, tokens, hidden]."""
+    replace_result(node, op.Reshape(merged, [0, 0, heads_of(node.inputs[0]), -1]))

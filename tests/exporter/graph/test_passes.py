@@ -18,7 +18,7 @@ from hdexport.graph.passes.narrow_norms import narrow_norms
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdexport.lowering.nodes import operator_nodes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
-from hdplugins.attention.body_maker import FunctionBodies
+from hdplugins.attention.function_bodies import FunctionBodies
 from hdplugins.attention.relative import onnx_functions
 from hdruntime.errors import ExportError
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper
+from onnx_ir import Value
 
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, Operator
-from hdplugins.attention.body_maker import Op, Value, function
+from hdplugins.attention.function_bodies import operator_function
 from hdplugins.attention.lsh.onnx_functions import counting_sort
+from hdplugins.op_builder import OpBuilder
 from support.function_bodies import new_session
 
 OPERATOR = Operator(name="Sort", version=1, package=__name__, inputs=("numbers",), states=1)
@@ -24,12 +27,12 @@ OPERATOR = Operator(name="Sort", version=1, package=__name__, inputs=("numbers",
 def sort_session(most: int) -> onnxruntime.InferenceSession:
     """A session whose outputs are rank and order, [2, rows, padded]."""
 
-    def body(op: Op, numbers: Value) -> Value:
+    def body(op: OpBuilder, numbers: Value) -> Value:
         padded = op.Squeeze(op.Shape(numbers, start=1))
         found = counting_sort(op, numbers, op.Range(0, padded, 1), padded, most=most)
         return op.Concat(*(op.Unsqueeze(value, [0]) for value in found), axis=0)
 
-    proto = function(OPERATOR, body, inputs=1)
+    proto = ir.serde.serialize_function(operator_function(OPERATOR, body, inputs=1))
     sorting, found = (
         helper.make_tensor_value_info(name, TensorProto.INT64, shape)
         for name, shape in (("numbers", ["rows", "padded"]), ("found", [2, "rows", "padded"]))

@@ -14,9 +14,9 @@ import onnx
 import pytest
 import torch
 
-from hdplugins.attention.body_maker import function_of_node
 from hdplugins.attention.favor.onnx_functions import CHUNK_TOKENS
 from hdplugins.attention.favor.reference import draw_projection
+from hdplugins.attention.function_bodies import function_of_node
 from hdplugins.attention.operator import BodyVariant
 from support.attention_graphs import chain_of
 from support.attention_layers import PADDINGS, token_kinds

@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 
 import onnx
+import onnx_ir as ir
 import pytest
 
 from hdplugins import ONNX_DOMAIN, ONNX_OPSET, OPERATORS, Operator
-from hdplugins.attention.body_maker import function_of_node
+from hdplugins.attention.function_bodies import function_of_node
 from support.described_operators import NODES
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 
 
-def body_of(operator: Operator, arity: int) -> onnx.FunctionProto:
+def body_of(operator: Operator, arity: int) -> ir.Function:
     """Of a described node with so many inputs, or else of the first one, given so many."""
     nodes = NODES[operator.name]
     node = next((node for node in nodes if operator.states + len(node.inputs) == arity), nodes[0])
@@ -62,11 +63,11 @@ def test_the_body_has_the_signature_of_the_specification_and_standard_operators(
         assert body.domain == ONNX_DOMAIN
         # The attributes that decide a body are part of the body's name, behind an underscore.
         assert body.name.partition("_")[0] == operator.name
-        assert tuple(body.input) == operator.inputs[:arity]
-        assert tuple(body.attribute) == tuple(operator.attributes)
-        assert len(body.output) == 1
-        assert [(opset.domain, opset.version) for opset in body.opset_import] == [("", ONNX_OPSET)]
-        for node in body.node:
+        assert tuple(value.name for value in body.inputs) == operator.inputs[:arity]
+        assert tuple(body.attributes) == tuple(operator.attributes)
+        assert len(body.outputs) == 1
+        assert body.opset_imports == {"": ONNX_OPSET}
+        for node in body:
             assert onnx.defs.get_schema(node.op_type, ONNX_OPSET, node.domain).name == node.op_type
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.lowering import Lowering, SharedParts
-from hdexport.lowering.nodes import Insertion, attributes_of, heads_of, replace_result, states_of
-from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
-from hdexport.lowering.short_texts import fuse_short_texts
+from hdexport.lowering.nodes import attributes_of, heads_of, replace_result, states_of
+from hdexport.lowering.openvino_functions import OpenVinoLowering, call_function, call_once
+from hdexport.lowering.short_sequences import fuse_short_sequences
+from hdplugins.op_builder import OpBuilder
 from hdruntime.backends.openvino import OPENVINO_LOWERING
 
 if TYPE_CHECKING:
@@ -27,12 +28,12 @@ _STATES = 3
 """Inputs before the mask, [batch, tokens], and the table of listed blocks."""
 
 
-class _BlocksLowering(Lowering, OpenVinoForm):
+class _BlocksLowering(Lowering, OpenVinoLowering):
     """Sequential bodies, or all keys at once where every query sees every key; groups of blocks in OpenVINO."""
 
     operator = "BlockSparseAttention"
     fused: ClassVar = {OPENVINO_LOWERING: ("float32",)}
-    fuses_short_texts = True
+    fuses_short_sequences = True
 
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
         from hdplugins.attention.blocks.tables import longest_dense
@@ -40,17 +41,17 @@ class _BlocksLowering(Lowering, OpenVinoForm):
         super().for_onnxruntime_cpu(node, parts)
         longest = longest_dense(attributes_of(node), listed=len(node.inputs) > _STATES + 1)
         if longest > 0:
-            fuse_short_texts(node, parts, longest=longest, name=parts.new_name("blocks"))
+            fuse_short_sequences(node, parts, max_tokens=longest, name=parts.new_name("blocks"))
 
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
         from hdexport.attention.blocks.openvino_groups import attend_in_groups, group_tables
         from hdplugins.attention.blocks.tables import Parts, longest_dense
 
-        insertion = Insertion(node)
+        op = OpBuilder.before(node)
         attributes = attributes_of(node)
         token_mask, *listed = (value for value in node.inputs[_STATES:] if value is not None)
         table = call_once(
-            insertion,
+            op,
             parts,
             group_tables,
             [token_mask, *listed],
@@ -61,9 +62,7 @@ class _BlocksLowering(Lowering, OpenVinoForm):
             longest_dense=longest_dense(attributes, listed=bool(listed)),
             heads=heads_of(node.inputs[0]),
         )
-        (attended,) = call_function(
-            insertion, parts, attend_in_groups, [*states_of(node), *table], scale=attributes["scale"]
-        )
+        (attended,) = call_function(op, parts, attend_in_groups, [*states_of(node), *table], scale=attributes["scale"])
         replace_result(node, attended)
         return False
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 
-from onnx import TensorProto
+from onnx_ir import DataType, Value
 
 from hdplugins.attention.blocks.tables import Parts
-from hdplugins.attention.body_maker import Op, Value
-from hdplugins.attention.body_parts import MASKED, column, transpose_heads_and_tokens, upcast
+from hdplugins.attention.function_parts import MASKED, column, transpose_heads_and_tokens, upcast
+from hdplugins.op_builder import OpBuilder
 
 _GROUP = 256
 """The most queries of a group of several blocks. Larger groups copy fewer keys, and compute more masked scores."""
@@ -22,7 +22,7 @@ _NOWHERE = -1
 
 
 def group_tables(
-    op: Op,
+    op: OpBuilder,
     token_mask: Value,
     listed_blocks: Value | None = None,
     *,
@@ -121,7 +121,9 @@ class _Texts:
         group_tokens: [groups, group]; they go on behind the text.
     """
 
-    def __init__(self, op: Op, token_mask: Value, parts: Parts, *, block: int, first: int, longest_dense: int) -> None:
+    def __init__(
+        self, op: OpBuilder, token_mask: Value, parts: Parts, *, block: int, first: int, longest_dense: int
+    ) -> None:
         self.parts, self.block, self.first = parts, block, first
         # A row of the table is of one block.
         self.grouped = 1 if parts.listed else max(1, _GROUP // block)
@@ -130,12 +132,12 @@ class _Texts:
         self.numbers = column(op, op.Squeeze(self.batch_1d))
         self.starts = op.Unsqueeze(op.Mul(self.numbers, self.tokens), [2, 3])
         self.last_token, self.places = op.Sub(self.tokens, 1), op.Range(0, self.tokens, 1)
-        self.real = op.Cast(token_mask, to=TensorProto.BOOL)
+        self.real = op.Cast(token_mask, to=DataType.BOOL)
 
         # Behind the last token of each text, [batch].
         ends = op.Expand(self.tokens, self.batch_1d)
         if parts.by_row:
-            ordinals = op.Mul(op.Cast(self.real, to=TensorProto.INT64), op.Add(self.places, 1))
+            ordinals = op.Mul(op.Cast(self.real, to=DataType.INT64), op.Add(self.places, 1))
             ends = op.ReduceMax(ordinals, [1], keepdims=0)
         self.is_short = op.Unsqueeze(op.LessOrEqual(ends, longest_dense), [1, 2, 3])
         self.all_short = op.LessOrEqual(op.ReduceMax(ends, keepdims=0), longest_dense)
@@ -153,7 +155,7 @@ class _Texts:
         self.group_tokens = op.Add(op.Mul(self.group_numbers, self.group), op.Range(0, self.group, 1))
 
 
-def _span_tokens(op: Op, texts: _Texts, listed_blocks: Value | None, *, front: int) -> Value:
+def _span_tokens(op: OpBuilder, texts: _Texts, listed_blocks: Value | None, *, front: int) -> Value:
     """The keys of each group, [batch, groups, 1 or table heads, span]: outside of the text for no token."""
     parts, block = texts.parts, texts.block
     groups_1d = op.Unsqueeze(texts.groups, [0])
@@ -177,7 +179,7 @@ def _span_tokens(op: Op, texts: _Texts, listed_blocks: Value | None, *, front: i
     if listed_blocks is not None:
         # Rows beyond the table list nothing, and neither do entries that are not a block of the text.
         padding = op.Concat([0, texts.first, 0, 0], groups_1d, [0], axis=0)
-        padded_table = op.Pad(op.Cast(listed_blocks, to=TensorProto.INT64), padding, _NOWHERE)
+        padded_table = op.Pad(op.Cast(listed_blocks, to=DataType.INT64), padding, _NOWHERE)
         table = op.Slice(padded_table, [0], groups_1d, [1])
         number = op.Add(op.Div(texts.last_token, block), 1)
         bounded = op.Max(op.Min(table, number), _NOWHERE)
@@ -187,7 +189,7 @@ def _span_tokens(op: Op, texts: _Texts, listed_blocks: Value | None, *, front: i
     return op.Concat(*(op.Expand(each, of_groups) for each in keys), axis=3)
 
 
-def _with_short_texts(op: Op, texts: _Texts, span_tokens: Value, longest_dense: int) -> tuple[Value, Value]:
+def _with_short_texts(op: OpBuilder, texts: _Texts, span_tokens: Value, longest_dense: int) -> tuple[Value, Value]:
     """The slots of a span, [span], and its tokens, as `_span_tokens` has them; a short text sees its own in order."""
     sparse_span = op.Squeeze(op.Shape(span_tokens, start=3))
     short_span = op.Max(op.Min(texts.tokens, longest_dense), 1)
@@ -200,7 +202,7 @@ def _with_short_texts(op: Op, texts: _Texts, span_tokens: Value, longest_dense: 
     return slots, op.Where(texts.is_short, slots, sparse_tokens)
 
 
-def _sees_near(op: Op, texts: _Texts, slots: Value, *, before_near: int) -> Value:
+def _sees_near(op: OpBuilder, texts: _Texts, slots: Value, *, before_near: int) -> Value:
     """[batch, 1, 1, group, span], bool: the keys that each row of a group sees, by its block's neighbours."""
     window, rows = texts.parts.window, op.Range(0, op.Where(texts.all_short, 1, texts.group), 1)
     slot_blocks = op.Sub(op.Div(op.Sub(slots, before_near), texts.block), window)
@@ -209,7 +211,7 @@ def _sees_near(op: Op, texts: _Texts, slots: Value, *, before_near: int) -> Valu
     return op.Or(op.Or(is_near, op.Less(slots, before_near)), op.Unsqueeze(texts.is_short, [-1]))
 
 
-def _global_tables(op: Op, texts: _Texts, group_rows: Value, heads: int) -> tuple[Value, Value, Value]:
+def _global_tables(op: OpBuilder, texts: _Texts, group_rows: Value, heads: int) -> tuple[Value, Value, Value]:
     """The places of global queries' results, [batch, tokens, heads], and global_index and global_bias.
 
     Where all texts are short, their group has all results, and one global row is computed that nothing reads:
@@ -237,7 +239,7 @@ def _global_tables(op: Op, texts: _Texts, group_rows: Value, heads: int) -> tupl
 
 
 def attend_in_groups(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,

@@ -24,14 +24,12 @@ it, 64 MB for a text of 4096 tokens.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from hdexport.lowering.lowering import ENGINES, Lowering, SharedParts
-from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, KeyMask, choice, fused_attention, masked_choice
+from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, KeyMask, fused_attention, masked_attention
 from hdexport.lowering.nodes import (
-    Insertion,
     heads_of,
     is_causal,
     merged_states,
@@ -40,23 +38,21 @@ from hdexport.lowering.nodes import (
     replace_result,
     shape_of,
     states_of,
-    swap_heads_and_tokens,
     token_mask_of,
 )
-from hdexport.lowering.openvino_functions import OpenVinoForm
+from hdexport.lowering.openvino_functions import OpenVinoLowering
 from hdexport.lowering.packed_tokens import PackedTokens
+from hdplugins.attention.function_parts import MASKED, transpose_heads_and_tokens, upcast
+from hdplugins.op_builder import OpBuilder, cond
 from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING
 from hdruntime.backends.openvino import OPENVINO_LOWERING
 
 if TYPE_CHECKING:
     import onnx_ir
 
-_MASKED_SCORE = -1.0e30
-"""Added to masked scores; exp() of it is exactly 0 beside any real score."""
 
-
-class _DenseLowering(Lowering, OpenVinoForm):
-    """A fused kernel of each backend; ONNX Runtime and OpenVINO widen half precision on a CPU."""
+class _DenseLowering(Lowering, OpenVinoLowering):
+    """A fused kernel of each backend; ONNX Runtime and OpenVINO upcast half precision on a CPU."""
 
     operator = "DenseAttention"
     fused: ClassVar = {
@@ -70,30 +66,28 @@ class _DenseLowering(Lowering, OpenVinoForm):
         return True
 
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
-        insertion, key_mask, name = Insertion(node), token_mask_of(node), parts.new_name("attention")
+        op, key_mask, name = OpBuilder.before(node), token_mask_of(node), parts.new_name("attention")
         if is_causal(node):
-            causal_mask = parts.once((CausalMask, key_mask), lambda: CausalMask(insertion, key_mask))
-            attended = causal_choice(insertion, node, causal_mask, name=name)
+            causal_mask = parts.once((CausalMask, key_mask), lambda: CausalMask(op, key_mask))
+            attended = causal_attention(op, node, causal_mask, name=name)
         else:
-            mask = parts.once((KeyMask, key_mask), lambda: KeyMask(insertion, key_mask))
-            repeat_key_heads(insertion, node)
-            attended = masked_choice(node, merged_states(insertion, node), mask, name=name)
-        replace_by_merged(insertion, node, insertion.insert(attended))
+            mask = parts.once((KeyMask, key_mask), lambda: KeyMask(op, key_mask))
+            repeat_key_heads(op, node)
+            attended = masked_attention(op, node, merged_states(op, node), mask, name=name)
+        replace_by_merged(op, node, attended)
 
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
-        insertion, causal = Insertion(node), is_causal(node)
+        op, causal = OpBuilder.before(node), is_causal(node)
         # OpenVINO 2026.4.1 loads no groups but one of all heads.
-        repeat_key_heads(insertion, node)
+        repeat_key_heads(op, node)
         key_mask = token_mask_of(node)
-        mask = parts.once(
-            (_Mask, key_mask, causal), lambda: _mask(insertion, key_mask, causal=causal, padded=parts.padded)
-        )
-        states = [swap_heads_and_tokens(insertion, state) for state in states_of(node)]
+        mask = parts.once((_Mask, key_mask, causal), lambda: _mask(op, key_mask, causal=causal, padded=parts.padded))
+        states = [transpose_heads_and_tokens(op, state) for state in states_of(node)]
         states += [] if mask.bias is None else [mask.bias]
-        attended = insertion.op("Attention", states, {"scale": node.attributes["scale"].as_float()})
+        attended = op.Attention(*states, scale=node.attributes["scale"].as_float())
         if mask.defined is not None:
-            attended = insertion.op("Mul", [attended, mask.defined])
-        replace_result(node, swap_heads_and_tokens(insertion, attended))
+            attended = op.Mul(attended, mask.defined)
+        replace_result(node, transpose_heads_and_tokens(op, attended))
         return True
 
 
@@ -101,114 +95,105 @@ LOWERING = _DenseLowering()
 
 
 class _Mask(NamedTuple):
-    """The parts of a mask that all attentions over the same keys share.
+    """Values computed from a mask, which all attentions over the same keys share.
 
     Attributes:
-        bias: scores to add, broadcast to [batch, 1, tokens, tokens]; None for none.
-        defined: 1 for rows that are not 0 by definition, broadcast to [batch, 1, tokens, 1]; None where all are not.
-            A row without a real key would be uniform.
+        bias: scores to add, which broadcast to [batch, 1, tokens, tokens]; None for none.
+        defined: 1 for rows that are not 0 by definition, which broadcast to [batch, 1, tokens, 1]; None where no row is
+            0 by definition. A row without a real key would be uniform.
     """
 
     bias: onnx_ir.Value | None
     defined: onnx_ir.Value | None
 
 
-def _mask(insertion: Insertion, key_mask: onnx_ir.Value, *, causal: bool, padded: bool) -> _Mask:
-    import onnx_ir as ir
-
-    to_float, row_axes, column_axes = (
-        {"to": int(ir.DataType.FLOAT)},
-        insertion.integers([1, 2]),
-        insertion.integers([1, 3]),
-    )
+def _mask(op: OpBuilder, key_mask: onnx_ir.Value, *, causal: bool, padded: bool) -> _Mask:
     if not causal and not padded:
         return _Mask(None, None)
-    row = insertion.op("Unsqueeze", [key_mask, row_axes])  # [batch, 1, 1, tokens]
+    row = op.Unsqueeze(key_mask, [1, 2])  # [batch, 1, 1, tokens]
     if not causal:
-        real = insertion.op("Cast", [row], to_float)
-        return _Mask(_bias(insertion, row), insertion.op("ReduceMax", [real, insertion.integers([3])], {"keepdims": 1}))
-    earlier = _earlier_keys(insertion, key_mask)
+        return _Mask(_bias(op, row), op.ReduceMax(upcast(op, row), [3], keepdims=1))
+    earlier = _earlier_keys(op, key_mask)
     if not padded:
-        return _Mask(_bias(insertion, earlier), None)
-    real = insertion.op("Cast", [insertion.op("Unsqueeze", [key_mask, column_axes])], to_float)
-    return _Mask(_bias(insertion, insertion.op("And", [earlier, row])), real)
+        return _Mask(_bias(op, earlier), None)
+    return _Mask(_bias(op, op.And(earlier, row)), upcast(op, op.Unsqueeze(key_mask, [1, 3])))
 
 
-def _earlier_keys(insertion: Insertion, key_mask: onnx_ir.Value) -> onnx_ir.Value:
-    """[tokens, tokens], bool, for each query which keys are not behind it."""
-    zero, one = (insertion.op("Constant", [], {"value_int": number}) for number in (0, 1))
-    tokens = insertion.op("Squeeze", [insertion.op("Shape", [key_mask], {"start": 1, "end": 2})])
-    places = insertion.op("Range", [zero, tokens, one])
-    return insertion.op("LessOrEqual", [places, insertion.op("Unsqueeze", [places, insertion.integers([1])])])
+def _earlier_keys(op: OpBuilder, key_mask: onnx_ir.Value) -> onnx_ir.Value:
+    """[tokens, tokens], bool, whether a key is not after a query."""
+    positions = op.Range(0, op.Squeeze(op.Shape(key_mask, start=1, end=2)), 1)
+    return op.LessOrEqual(positions, op.Unsqueeze(positions, [1]))
 
 
-def _bias(insertion: Insertion, seen: onnx_ir.Value) -> onnx_ir.Value:
-    """0 where a key is seen, and a score that no weight comes of where it is not."""
-    nothing, masked = map(insertion.number, (0.0, _MASKED_SCORE))
-    return insertion.op("Where", [seen, nothing, masked])
+def _bias(op: OpBuilder, seen: onnx_ir.Value) -> onnx_ir.Value:
+    return op.Where(seen, 0.0, MASKED)
 
 
 _HEAD_DIM_MULTIPLE = 8
-"""The sizes of a head that ``GroupQueryAttention`` takes are multiples of it."""
+"""``GroupQueryAttention`` takes heads whose size is a multiple of this number."""
 
 _OUTPUTS = 3
 """``GroupQueryAttention`` has three outputs: attended values, and the cache's keys and values."""
 
 
 class CausalMask:
-    """The parts of one key mask that every causal attention of a graph needs, computed once.
+    """Values computed from a key mask, [batch, tokens], bool, once for all causal attentions of a graph.
 
     Attributes:
-        packed: the texts without padding between and before their tokens.
-        last_tokens: [batch], int32, real tokens of each text but one, and no less than 0.
-        tokens: [], int32, of all texts.
-        zero: [], float32.
+        packed: the sequences without padding between and before their tokens.
+        last_tokens: [batch], int32, index of the last real token of each packed sequence, and no less than 0.
+        tokens: [], int32, number of tokens of a sequence with its padding.
     """
 
-    def __init__(self, insertion: Insertion, key_mask: onnx_ir.Value) -> None:
+    def __init__(self, op: OpBuilder, key_mask: onnx_ir.Value) -> None:
         import onnx_ir as ir
 
-        to_int32 = {"to": int(ir.DataType.INT32)}
-        self.packed = PackedTokens(insertion, key_mask)
-        one = insertion.op("Constant", [], {"value_int": 1})
-        last = insertion.op("Sub", [insertion.op("Max", [self.packed.lengths, one]), one])
-        self.last_tokens = insertion.op("Cast", [last], to_int32)
-        tokens = insertion.op("Squeeze", [insertion.op("Shape", [key_mask], {"start": 1, "end": 2})])
-        self.tokens = insertion.op("Cast", [tokens], to_int32)
-        self.zero = insertion.number(0.0)
+        self.packed = PackedTokens(op, key_mask)
+        self.last_tokens = op.Cast(op.Sub(op.Max(self.packed.lengths, 1), 1), to=ir.DataType.INT32)
+        self.tokens = op.Cast(op.Squeeze(op.Shape(key_mask, start=1, end=2)), to=ir.DataType.INT32)
 
 
-def causal_choice(insertion: Insertion, node: onnx_ir.Node, mask: CausalMask, *, name: str) -> onnx_ir.Node:
-    """A node, in the place of one of causal attention, that gives [batch, tokens, hidden].
+def causal_attention(op: OpBuilder, node: onnx_ir.Node, mask: CausalMask, *, name: str) -> onnx_ir.Value:
+    """The output of a node of causal attention, [batch, tokens, hidden].
 
-    ``GroupQueryAttention`` without a cache is a flash attention if it is causal and its outputs for a cache are asked
-    for, and repeats no head of keys. Texts with padding are packed; it takes their lengths. Heads of a size that it
-    refuses have ``MultiHeadAttention``, causal and with all scores in memory.
+    ``GroupQueryAttention`` without a cache is a flash attention if it is causal and its outputs for a cache are
+    requested, and repeats no head of keys. Sequences with padding are packed; ``GroupQueryAttention`` takes their
+    lengths. Heads of a size that it rejects have ``MultiHeadAttention``, causal and with all scores in memory.
     """
     import onnx_ir as ir
 
     if not _takes_heads_of(node):
-        repeat_key_heads(insertion, node)
-    states = merged_states(insertion, node)
-    attend = functools.partial(_attention, node, mask=mask)
-    otherwise = mask.packed.around(states, attend, mask.zero)
-    return choice(mask.packed.unmasked, then=[attend(states)], otherwise=otherwise, name=name, dtype=ir.DataType.FLOAT)
+        repeat_key_heads(op, node)
+    states = merged_states(op, node)
+
+    def unmasked(op: OpBuilder) -> onnx_ir.Value:
+        return _causal(op, node, states, mask)
+
+    def packed(op: OpBuilder) -> onnx_ir.Value:
+        attended = _causal(op, node, mask.packed.pack(op, states), mask)
+        return mask.packed.unpack(op, attended, 0.0)
+
+    return cond(op, mask.packed.unmasked, unmasked, packed, name=name, dtype=ir.DataType.FLOAT)
 
 
 def _takes_heads_of(node: onnx_ir.Node) -> bool:
     return int(shape_of(node.inputs[0])[3]) % _HEAD_DIM_MULTIPLE == 0
 
 
-def _attention(node: onnx_ir.Node, states: Sequence[onnx_ir.Value], mask: CausalMask) -> onnx_ir.Node:
-    import onnx_ir as ir
-
+def _causal(op: OpBuilder, node: onnx_ir.Node, states: Sequence[onnx_ir.Value], mask: CausalMask) -> onnx_ir.Value:
     if not _takes_heads_of(node):
-        return fused_attention(node, states, causal=True)
+        return fused_attention(op, node, states, causal=True)
     heads, kv_heads = map(heads_of, node.inputs[:2])
-    return ir.node(
-        "GroupQueryAttention",
-        [*states, None, None, mask.last_tokens, mask.tokens],
-        {"num_heads": heads, "kv_num_heads": kv_heads, "scale": node.attributes["scale"].as_float()},
-        domain=CONTRIB_DOMAIN,
-        num_outputs=_OUTPUTS,
+    attended, *_ = op.GroupQueryAttention(
+        *states,
+        None,
+        None,
+        mask.last_tokens,
+        mask.tokens,
+        _domain=CONTRIB_DOMAIN,
+        _outputs=_OUTPUTS,
+        num_heads=heads,
+        kv_num_heads=kv_heads,
+        scale=node.attributes["scale"].as_float(),
     )
+    return attended

@@ -24,28 +24,36 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from hdexport.lowering.bias_by_distance import SCORES, bias_by_distance, has_shared_numbers
 from hdexport.lowering.lowering import ENGINES, Lowering, SharedParts
-from hdexport.lowering.multi_head_attention import KeyMask, choice, masked_choice
-from hdexport.lowering.nodes import Insertion, merged_states, operator_nodes, replace_by_merged, token_mask_of
-from hdexport.lowering.short_texts import are_at_most
+from hdexport.lowering.multi_head_attention import KeyMask, masked_attention
+from hdexport.lowering.nodes import (
+    merge_heads,
+    merged_states,
+    operator_nodes,
+    replace_by_merged,
+    same_node,
+    token_mask_of,
+)
+from hdexport.lowering.relative_position_bias import SCORES, has_shared_bias, relative_position_bias
+from hdexport.lowering.short_sequences import are_at_most
+from hdplugins.op_builder import OpBuilder, cond
 
 if TYPE_CHECKING:
     import onnx_ir
 
 _LONGEST_FUSED, _LONGEST_FUSED_ALONE = 2048, 256
-"""Tokens up to which a bias pays, for layers that share it and for one alone."""
+"""Largest number of tokens at which a bias pays, for layers that share it and for a single layer."""
 
 
 class _DistanceLowering(Lowering):
-    """Sequential bodies; short texts are fused where all texts and queries share the numbers of distances."""
+    """Blockwise bodies; short sequences are fused where all sequences and queries share the relative position bias."""
 
     operator = "ClippedDistanceAttention"
     fused: ClassVar = {ENGINES: ("float16", "bfloat16")}
-    fuses_short_texts = True
+    fuses_short_sequences = True
 
     def is_dense(self, node: onnx_ir.Node) -> bool:
-        return has_shared_numbers(node)
+        return has_shared_bias(node)
 
     def has_bias(self, node: onnx_ir.Node) -> bool:
         return True
@@ -53,26 +61,31 @@ class _DistanceLowering(Lowering):
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
         import onnx_ir as ir
 
-        # How many layers share the numbers of distances.
+        # How many layers share a bias of each distance.
         layers = parts.once(
             (self, "layers"),
             lambda: Counter(each.inputs[SCORES] for each in operator_nodes(parts.model, self.operator)),
         )
-        insertion, key_mask, scores = Insertion(node), token_mask_of(node), node.inputs[SCORES]
+        op, key_mask, scores = OpBuilder.before(node), token_mask_of(node), node.inputs[SCORES]
         super().for_onnxruntime_cpu(node, parts)
-        if not has_shared_numbers(node):
+        if not has_shared_bias(node):
             return
-        longest = _LONGEST_FUSED if layers[scores] > 1 else _LONGEST_FUSED_ALONE
-        mask = parts.once((KeyMask, key_mask), lambda: KeyMask(insertion, key_mask))
-        is_short = parts.once((self, key_mask, longest), lambda: are_at_most(insertion, key_mask, longest))
+        max_tokens = _LONGEST_FUSED if layers[scores] > 1 else _LONGEST_FUSED_ALONE
+        mask = parts.once((KeyMask, key_mask), lambda: KeyMask(op, key_mask))
+        is_short = parts.once((self, key_mask, max_tokens), lambda: are_at_most(op, key_mask, max_tokens))
         name = parts.new_name("distances")
-        bias = bias_by_distance(insertion, node, parts, by_rows=True, is_short=is_short)
-        fused = masked_choice(node, merged_states(insertion, node), mask, bias=bias, name=f"{name}_fused")
-        attended = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
-        # A branch that ends with a Reshape copies what it returns: here the one that takes longer anyway.
-        sequence = ir.node("Reshape", [attended.outputs[0], insertion.integers([0, 0, -1])])
-        by_length = choice(is_short, then=[fused], otherwise=[attended, sequence], name=name, dtype=ir.DataType.FLOAT)
-        replace_by_merged(insertion, node, insertion.insert(by_length))
+        bias = relative_position_bias(op, node, parts, by_rows=True, is_short=is_short)
+        states = merged_states(op, node)
+
+        def fused(op: OpBuilder) -> onnx_ir.Value:
+            return masked_attention(op, node, states, mask, bias=bias, name=f"{name}_fused")
+
+        def blockwise(op: OpBuilder) -> onnx_ir.Value:
+            # A branch that ends with a Reshape copies its output: here the branch that takes longer anyway.
+            return merge_heads(op, same_node(op, node))
+
+        attended = cond(op, is_short, fused, blockwise, name=name, dtype=ir.DataType.FLOAT)
+        replace_by_merged(op, node, attended)
 
 
 LOWERING = _DistanceLowering()

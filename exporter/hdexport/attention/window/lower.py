@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.lowering import Lowering, SharedParts
 from hdexport.lowering.nodes import (
-    Insertion,
     attributes_of,
     group_of,
     heads_of,
@@ -35,20 +34,21 @@ from hdexport.lowering.nodes import (
     states_of,
     token_mask_of,
 )
-from hdexport.lowering.openvino_functions import OpenVinoForm, call_function, call_once
-from hdexport.lowering.short_texts import fuse_short_texts
+from hdexport.lowering.openvino_functions import OpenVinoLowering, call_function, call_once
+from hdexport.lowering.short_sequences import fuse_short_sequences
+from hdplugins.op_builder import OpBuilder
 from hdruntime.backends.openvino import OPENVINO_LOWERING
 
 if TYPE_CHECKING:
     import onnx_ir
 
 
-class _WindowLowering(Lowering, OpenVinoForm):
+class _WindowLowering(Lowering, OpenVinoLowering):
     """Sequential bodies, or all keys at once where a window covers the text; blocks against spans in OpenVINO."""
 
     operator = "SlidingWindowAttention"
     fused: ClassVar = {OPENVINO_LOWERING: ("float32",)}
-    fuses_short_texts = True
+    fuses_short_sequences = True
 
     def for_onnxruntime_cpu(self, node: onnx_ir.Node, parts: SharedParts) -> None:
         super().for_onnxruntime_cpu(node, parts)
@@ -56,12 +56,12 @@ class _WindowLowering(Lowering, OpenVinoForm):
         # However short the text, a dilated head does not see all of it.
         if max(attributes["dilation"]) == 1:
             longest = min(attributes["left"], attributes["right"]) + 1
-            fuse_short_texts(node, parts, longest=longest, name=name)
+            fuse_short_sequences(node, parts, max_tokens=longest, name=name)
 
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
         from hdexport.attention.window.openvino_blocks import attend_in_blocks, window_tables
 
-        insertion = Insertion(node)
+        op = OpBuilder.before(node)
         # 0 for padding, 1 for local tokens, 2 for global ones, -1 for unseen ones
         attributes, token_kind = attributes_of(node), token_mask_of(node)
         heads = heads_of(node.inputs[0])
@@ -74,10 +74,10 @@ class _WindowLowering(Lowering, OpenVinoForm):
             of_step = [head for head in range(heads) if steps[head] == step]
             chosen, shared = states, group
             if len(of_step) != heads:
-                chosen, shared = _states_of_heads(insertion, states, of_step, group), 1
-            table = call_once(insertion, parts, window_tables, [token_kind], **window, step=step, group=shared)
+                chosen, shared = _states_of_heads(op, states, of_step, group), 1
+            table = call_once(op, parts, window_tables, [token_kind], **window, step=step, group=shared)
             (attended,) = call_function(
-                insertion,
+                op,
                 parts,
                 attend_in_blocks,
                 [*chosen, *table, token_kind],
@@ -87,7 +87,7 @@ class _WindowLowering(Lowering, OpenVinoForm):
                 scale=attributes["scale"],
             )
             of_steps.append(attended)
-        replace_result(node, of_steps[0] if len(of_steps) == 1 else _joined(insertion, of_steps, steps))
+        replace_result(node, of_steps[0] if len(of_steps) == 1 else _joined(op, of_steps, steps))
         return True
 
 
@@ -95,22 +95,22 @@ LOWERING = _WindowLowering()
 
 
 def _states_of_heads(
-    insertion: Insertion, states: Sequence[onnx_ir.Value], heads: Sequence[int], group: int
+    op: OpBuilder, states: Sequence[onnx_ir.Value], heads: Sequence[int], group: int
 ) -> list[onnx_ir.Value]:
     """The states of some heads of queries, each with keys and values of its own."""
     query, *others = states
     own = [head // group for head in heads]
-    return [_heads(insertion, query, heads), *(_heads(insertion, state, own) for state in others)]
+    return [_heads(op, query, heads), *(_heads(op, state, own) for state in others)]
 
 
-def _heads(insertion: Insertion, state: onnx_ir.Value, heads: Sequence[int]) -> onnx_ir.Value:
+def _heads(op: OpBuilder, state: onnx_ir.Value, heads: Sequence[int]) -> onnx_ir.Value:
     """Some heads of [batch, tokens, heads, head_dim]."""
-    return insertion.op("Gather", [state, insertion.integers(heads)], {"axis": 2})
+    return op.Gather(state, list(heads), axis=2)
 
 
-def _joined(insertion: Insertion, of_steps: Sequence[onnx_ir.Value], steps: Sequence[int]) -> onnx_ir.Value:
+def _joined(op: OpBuilder, of_steps: Sequence[onnx_ir.Value], steps: Sequence[int]) -> onnx_ir.Value:
     """The heads of all steps, [batch, tokens, heads, head_dim], in their order."""
-    joined = insertion.op("Concat", of_steps, {"axis": 2})
+    joined = op.Concat(*of_steps, axis=2)
     # A stable sort by step is the order in which the steps hold the heads.
     order = sorted(range(len(steps)), key=steps.__getitem__)
-    return _heads(insertion, joined, [order.index(head) for head in range(len(steps))])
+    return _heads(op, joined, [order.index(head) for head in range(len(steps))])

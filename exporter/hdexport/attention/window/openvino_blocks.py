@@ -5,17 +5,17 @@ Numbers that count tokens are integers: in bfloat16, OpenVINO rounds numbers abo
 
 from __future__ import annotations
 
-from onnx import TensorProto
+from onnx_ir import DataType, Value
 
-from hdplugins.attention.body_maker import Op, Value
-from hdplugins.attention.body_parts import MASKED, column, transpose_heads_and_tokens, upcast
+from hdplugins.attention.function_parts import MASKED, column, transpose_heads_and_tokens, upcast
+from hdplugins.op_builder import OpBuilder
 
 _BLOCK = 256
 """Queries of a block, at most. Larger blocks copy fewer keys twice, and compute more scores that are masked."""
 
 
 def window_tables(
-    op: Op, token_kind: Value, *, left: int, right: int, step: int, bound: int, group: int
+    op: OpBuilder, token_kind: Value, *, left: int, right: int, step: int, bound: int, group: int
 ) -> tuple[Value, Value, Value, Value]:
     """The tables of layers with equal windows.
 
@@ -73,7 +73,7 @@ def window_tables(
         keys, bias = _joined(op, keys, global_rows, bound, axes=3), _joined(op, bias, global_bias, bound, axes=4)
 
     block_1d, span_1d = op.Unsqueeze(block, [0]), op.Shape(keys, start=3)
-    is_real = op.Cast(op.Gather(token_kind, query_in_text, axis=1), to=TensorProto.BOOL)
+    is_real = op.Cast(op.Gather(token_kind, query_in_text, axis=1), to=DataType.BOOL)
     sees_any = op.Equal(op.ReduceMax(bias, [-1], keepdims=0), 0.0)
     answers = upcast(op, op.And(is_real, sees_any))
     flat_bias = op.Reshape(bias, op.Concat([-1, 1], block_1d, span_1d, axis=0))
@@ -86,14 +86,14 @@ def window_tables(
     )
 
 
-def _joined(op: Op, of_windows: Value, of_globals: Value, bound: int, *, axes: int) -> Value:
+def _joined(op: OpBuilder, of_windows: Value, of_globals: Value, bound: int, *, axes: int) -> Value:
     """Values of spans, and behind them those of the global tokens, which are repeated along the first axes."""
     shape = op.Concat(op.Shape(of_windows, end=axes), [bound], axis=0)
     return op.Concat(of_windows, op.Expand(of_globals, shape), axis=-1)
 
 
 def attend_in_blocks(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,

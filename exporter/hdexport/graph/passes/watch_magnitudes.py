@@ -13,8 +13,9 @@ from hdplugins import ONNX_DOMAIN
 
 if TYPE_CHECKING:
     import onnx_ir
+    from onnx_ir import Value
 
-    from hdplugins.attention.body_maker import Op, Value
+    from hdplugins.op_builder import OpBuilder
 
 _DENSE = "DenseAttention"
 
@@ -90,7 +91,7 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
 
     from hdexport.graph.passes.widen_to_float32 import widen_to_float32
     from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN
-    from hdplugins.attention.body_maker import function_of_body
+    from hdplugins.op_builder import build_function
 
     graph = model.graph
     half = {output for node in graph for output in node.outputs if output.dtype is ir.DataType.FLOAT16}
@@ -101,7 +102,7 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
     sums = [watcher.sum_of_magnitudes(graph, output) for output in graph.outputs]
     graph.outputs[:] = [*(value for value, _ in magnitudes), *sums]
     widen_to_float32(model)
-    body = function_of_body(_largest_score, domain=_SCORES_DOMAIN, name=_SCORES, attributes=["scale"])
+    body = build_function(_largest_score, domain=_SCORES_DOMAIN, name=_SCORES, attributes=["scale"])
     add_function(model, body)
     parts = SharedParts(model)
     for node in operator_nodes(model, _DENSE):
@@ -117,14 +118,14 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
     return watched, [str(value.name) for value in sums]
 
 
-def _largest_score(op: Op, query: Value, key: Value) -> Value:
+def _largest_score(op: OpBuilder, query: Value, key: Value) -> Value:
     """The largest magnitude of some queries' scores.
 
     One head of keys after another, so that little is held. The query is scaled, as in the body of dense attention:
     these are the products that a runtime without a fused attention writes out in float16.
     """
-    from hdplugins.attention.body_maker import float_attribute, scan
-    from hdplugins.attention.body_parts import transpose_heads_and_tokens
+    from hdplugins.attention.function_parts import transpose_heads_and_tokens
+    from hdplugins.op_builder import float_attribute, scan
 
     tokens_1d = op.Shape(query, start=1, end=2)
     step_1d = op.Div(op.Add(tokens_1d, [_MOST_QUERIES - 1]), [_MOST_QUERIES])
@@ -132,7 +133,7 @@ def _largest_score(op: Op, query: Value, key: Value) -> Value:
     queries, keys = (transpose_heads_and_tokens(op, state) for state in (some_queries, key))
     grouped = op.Reshape(queries, op.Concat([0], op.Shape(keys, start=1, end=2), [-1, 0], axis=0))
 
-    def of_head(op: Op, head_query: Value, head_key: Value) -> Value:
+    def of_head(op: OpBuilder, head_query: Value, head_key: Value) -> Value:
         products = op.MatMul(head_query, op.Transpose(head_key, perm=[0, 2, 1]))
         largest: Value = op.Max(op.ReduceMax(products, keepdims=0), op.Neg(op.ReduceMin(products, keepdims=0)))
         return largest

@@ -24,9 +24,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from onnx_ir import Value
+
 from hdplugins.attention.blocks.tables import BlockTables, Parts, block_tables, neighbours
-from hdplugins.attention.body_maker import FunctionBodies, Op, Value, choose, float_attribute, scan
-from hdplugins.attention.body_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
+from hdplugins.attention.function_bodies import FunctionBodies
+from hdplugins.attention.function_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
+from hdplugins.op_builder import OpBuilder, cond, float_attribute, scan
 
 
 def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
@@ -43,7 +46,7 @@ def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Fun
 
 
 def _sparse_attention(
-    op: Op, parts: Parts, scaled_query: Value, keys: Value, values: Value, bias: Value, *, axes: int
+    op: OpBuilder, parts: Parts, scaled_query: Value, keys: Value, values: Value, bias: Value, *, axes: int
 ) -> Value:
     """Compute the attention of queries over the spans of their blocks, 0 for a query that sees no key."""
     sums = attention(op, scaled_query, keys, values, bias, axes=axes)
@@ -54,7 +57,7 @@ def _sparse_attention(
 
 
 def _batched(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -66,7 +69,7 @@ def _batched(
     tables = block_tables(op, parts, token_mask, listed_blocks)
     scale = op.CastLike(float_attribute(op, "scale"), query)
 
-    def sparse(op: Op) -> Value:  # [batch, heads, tokens, head_dim]
+    def sparse(op: OpBuilder) -> Value:  # [batch, heads, tokens, head_dim]
         key_span, value_span = (_spans(op, parts, tables, state) for state in (key, value))
         heads_1d, head_dim_1d = op.Shape(query, start=1, end=2), op.Shape(query, start=3)
         _, query_blocks = _cut(op, tables, query, head_dim_1d, window=0)
@@ -103,27 +106,27 @@ def _batched(
     else:
         nothing = op.CastLike(0.0, query)
 
-        def all_are_short(op: Op) -> Value:
+        def all_are_short(op: OpBuilder) -> Value:
             return op.Expand(nothing, op.Shape(query))
 
         # All queries meet the keys of the longest short sequence: with as few queries, TensorRT-RTX 1.7.1 fails to
         # build.
-        def some_are_short(op: Op) -> Value:
+        def some_are_short(op: OpBuilder) -> Value:
             end_1d = op.Unsqueeze(short.longest, [0])
             keys, values = (op.Slice(state, [0], end_1d, [2]) for state in (key, value))
             bias = op.Unsqueeze(op.Slice(tables.token_bias, [0], end_1d, [1]), [1, 2])
             short_rows = attention(op, op.Mul(query, scale), keys, values, bias, axes=4)
             return op.Where(op.Unsqueeze(short.is_short, [1, 2, 3]), short_rows, sparse_rows)
 
-        def none_is_short(op: Op) -> Value:
+        def none_is_short(op: OpBuilder) -> Value:
             return op.Identity(sparse_rows)
 
-        sparse_rows = choose(op, short.all_short, all_are_short, sparse)
-        joined = choose(op, short.any_short, some_are_short, none_is_short)
+        sparse_rows = cond(op, short.all_short, all_are_short, sparse)
+        joined = cond(op, short.any_short, some_are_short, none_is_short)
     return rows_or_zero(op, op.Unsqueeze(tables.real, [1, 3]), joined)
 
 
-def _cut(op: Op, tables: BlockTables, state: Value, head_dim_1d: Value, *, window: int) -> tuple[Value, Value]:
+def _cut(op: OpBuilder, tables: BlockTables, state: Value, head_dim_1d: Value, *, window: int) -> tuple[Value, Value]:
     """A state in blocks, [batch, heads, blocks, block, head_dim]: with `window` empty ones on both sides, and alone."""
     before_1d = op.Mul(tables.block_1d, [window])
     behind_1d = op.Add(before_1d, tables.missing_1d)
@@ -132,14 +135,14 @@ def _cut(op: Op, tables: BlockTables, state: Value, head_dim_1d: Value, *, windo
     return wide_blocks, op.Slice(wide_blocks, [window], op.Add(tables.blocks_1d, [window]), [2])
 
 
-def _last_block(op: Op, tables: BlockTables, blocks: Value, heads_1d: Value, head_dim_1d: Value) -> Value:
+def _last_block(op: OpBuilder, tables: BlockTables, blocks: Value, heads_1d: Value, head_dim_1d: Value) -> Value:
     """Return the last block of each sequence, [batch, heads, 1, block, head_dim]."""
     assert tables.last is not None
     shape = op.Concat([1], heads_1d, [1], tables.block_1d, head_dim_1d, axis=0)
     return op.GatherElements(blocks, op.Expand(op.Unsqueeze(tables.last.numbers, [1, 2, 3, 4]), shape), axis=2)
 
 
-def _spans(op: Op, parts: Parts, tables: BlockTables, state: Value) -> Value:
+def _spans(op: OpBuilder, parts: Parts, tables: BlockTables, state: Value) -> Value:
     """Return the keys or values of the spans of blocks, [batch, heads, blocks, span, head_dim]."""
     reach = max(parts.window, 0)
     heads_1d, head_dim_1d = op.Shape(state, start=1, end=2), op.Shape(state, start=3)
@@ -163,7 +166,7 @@ def _spans(op: Op, parts: Parts, tables: BlockTables, state: Value) -> Value:
 
 
 def _blockwise(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -205,7 +208,7 @@ def _blockwise(
         global_rows, is_global_step, places = _global_rows(op, parts, tables, rows, scale, block_range)
 
     def attend(
-        op: Op,
+        op: OpBuilder,
         row_starts: Value,
         query_offsets: Value,
         key_offsets: Value,
@@ -216,25 +219,25 @@ def _blockwise(
         is_global: Value | None,
         place: Value | None,
     ) -> Value:
-        def dense_keys(op: Op) -> tuple[Value, Value]:
+        def dense_keys(op: OpBuilder) -> tuple[Value, Value]:
             return op.Identity(short_offsets), op.Gather(short_bias, sequence, axis=0)
 
-        def sparse_keys(op: Op) -> tuple[Value, Value]:
+        def sparse_keys(op: OpBuilder) -> tuple[Value, Value]:
             return op.Identity(key_offsets), op.Identity(bias)
 
-        def attend_to_list(op: Op) -> Value:  # [heads, block, head_dim]
+        def attend_to_list(op: OpBuilder) -> Value:  # [heads, block, head_dim]
             offsets, step_bias = (
-                (key_offsets, bias) if is_short is None else choose(op, is_short, dense_keys, sparse_keys)
+                (key_offsets, bias) if is_short is None else cond(op, is_short, dense_keys, sparse_keys)
             )
             block_query = op.Gather(rows.query, op.Add(row_starts, query_offsets), axis=0)
             key_rows = op.Add(row_starts, offsets)
             keys, values = (op.Gather(state, key_rows, axis=0) for state in (rows.key, rows.value))
             return _sparse_attention(op, parts, op.Mul(block_query, scale), keys, values, step_bias, axes=3)
 
-        def global_sums(op: Op) -> Value:
+        def global_sums(op: OpBuilder) -> Value:
             return op.Gather(global_rows, place, axis=0)
 
-        sums = attend_to_list(op) if is_global is None else choose(op, is_global, global_sums, attend_to_list)
+        sums = attend_to_list(op) if is_global is None else cond(op, is_global, global_sums, attend_to_list)
         return upcast(op, rows_or_zero(op, is_real, op.Transpose(sums, perm=[1, 0, 2])))
 
     of_short = (None, None) if short is None else (short_steps, sequences)
@@ -264,7 +267,7 @@ class _Rows:
     of_sequence: Value
 
 
-def _rows(op: Op, tables: BlockTables, token_states: Sequence[Value]) -> _Rows:
+def _rows(op: OpBuilder, tables: BlockTables, token_states: Sequence[Value]) -> _Rows:
     """Number the rows of states, [batch, tokens, heads, head_dim]."""
     heads_1d, head_dim_1d = (op.Shape(token_states[0], start=axis, end=axis + 1) for axis in (2, 3))
     num_heads = op.Squeeze(heads_1d)
@@ -282,7 +285,7 @@ def _rows(op: Op, tables: BlockTables, token_states: Sequence[Value]) -> _Rows:
     )
 
 
-def _key_tokens(op: Op, parts: Parts, tables: BlockTables, block_range: Value) -> Value:
+def _key_tokens(op: OpBuilder, parts: Parts, tables: BlockTables, block_range: Value) -> Value:
     """Return the tokens that the bias of the tables is about, [batch, 1 or heads, blocks, span]."""
     of_blocks = op.Concat(tables.batch_1d, tables.blocks_1d, [1], axis=0)
     spans = []
@@ -309,7 +312,7 @@ def _key_tokens(op: Op, parts: Parts, tables: BlockTables, block_range: Value) -
 
 
 def _global_rows(
-    op: Op, parts: Parts, tables: BlockTables, rows: _Rows, scale: Value, block_range: Value
+    op: OpBuilder, parts: Parts, tables: BlockTables, rows: _Rows, scale: Value, block_range: Value
 ) -> tuple[Value, Value, Value]:
     """Let the queries of global blocks see all keys, one head of one sequence per step.
 
@@ -339,7 +342,7 @@ def _global_rows(
     all_bias = op.Expand(op.Unsqueeze(tables.token_bias, [1, 2]), to_heads)
     biases = op.Reshape(all_bias, op.Concat([-1, 1], tables.tokens_1d, axis=0))
 
-    def attend_to_all(op: Op, head_queries: Value, head_start: Value, head_bias: Value) -> Value:
+    def attend_to_all(op: OpBuilder, head_queries: Value, head_start: Value, head_bias: Value) -> Value:
         own_rows = op.Add(head_start, token_offsets)
         keys, values = (op.Gather(state, own_rows, axis=0) for state in (rows.key, rows.value))
         return upcast(op, attention(op, head_queries, keys, values, head_bias, axes=2))

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import TensorProto
+from onnx_ir import DataType, Value
 
-from hdplugins.attention.body_maker import Op, Value, integer_attribute
-from hdplugins.attention.body_parts import MASKED, upcast
+from hdplugins.attention.function_parts import MASKED, upcast
+from hdplugins.op_builder import OpBuilder, integer_attribute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ class BlockTables:
     short: ShortSequences | None
 
 
-def block_tables(op: Op, parts: Parts, token_mask: Value, listed_blocks: Value | None) -> BlockTables:
+def block_tables(op: OpBuilder, parts: Parts, token_mask: Value, listed_blocks: Value | None) -> BlockTables:
     """The tables for a mask, [batch, tokens], and listed blocks, [1 or heads, rows, listed], or None."""
     block, first_global = integer_attribute(op, "block_size"), integer_attribute(op, "first_global")
     block_1d = op.Unsqueeze(block, [0])
@@ -180,7 +180,7 @@ def block_tables(op: Op, parts: Parts, token_mask: Value, listed_blocks: Value |
     missing_1d = op.Sub(op.Mul(blocks_1d, block_1d), tokens_1d)
     numbers = op.Range(0, blocks, 1)
     is_first = op.Less(numbers, first_global)
-    real = op.Cast(token_mask, to=TensorProto.BOOL)
+    real = op.Cast(token_mask, to=DataType.BOOL)
     token_bias = op.Where(real, 0.0, MASKED)
     padded_bias = op.Pad(token_bias, op.Concat([0, 0, 0], missing_1d, axis=0), MASKED)
     key_bias = op.Reshape(padded_bias, op.Concat([0, -1], block_1d, axis=0))
@@ -201,8 +201,8 @@ def block_tables(op: Op, parts: Parts, token_mask: Value, listed_blocks: Value |
     if parts.front:
         repeats = integer_attribute(op, "first_repeats")
         front_end_1d = op.Unsqueeze(op.Max(first_global, op.Min(repeats, 1)), [0])
-        is_zero = op.Cast(op.Equal(numbers, 0), to=TensorProto.INT64)
-        times = op.Add(op.Cast(is_first, to=TensorProto.INT64), op.Mul(is_zero, repeats))
+        is_zero = op.Cast(op.Equal(numbers, 0), to=DataType.INT64)
+        times = op.Add(op.Cast(is_first, to=DataType.INT64), op.Mul(is_zero, repeats))
         logs = op.Log(upcast(op, op.Slice(times, [0], front_end_1d, [0])))
         front_bias = op.Add(op.Slice(key_bias, [0], front_end_1d, [1]), op.Unsqueeze(logs, [1]))
         spans.append(op.Expand(op.Reshape(front_bias, [0, 1, -1]), of_each_block))
@@ -255,7 +255,7 @@ def block_tables(op: Op, parts: Parts, token_mask: Value, listed_blocks: Value |
     )
 
 
-def neighbours(op: Op, rows: Value, count_1d: Value, window: int, *, axis: int) -> Value:
+def neighbours(op: OpBuilder, rows: Value, count_1d: Value, window: int, *, axis: int) -> Value:
     """The rows of each block's neighbours, which stand `window` before it and behind it, joined along the axis behind
     `axis`.
 
@@ -266,18 +266,18 @@ def neighbours(op: Op, rows: Value, count_1d: Value, window: int, *, axis: int) 
     return op.Concat(*(op.Slice(rows, [shift], op.Add(count_1d, [shift]), [axis]) for shift in shifts), axis=axis + 1)
 
 
-def _ends_by_row(op: Op, real: Value, tokens: Value) -> Value:
+def _ends_by_row(op: OpBuilder, real: Value, tokens: Value) -> Value:
     """Return the place behind the last real token of each sequence, [batch]."""
     ordinals = op.Range(1, op.Add(tokens, 1), 1)
-    return op.ReduceMax(op.Mul(op.Cast(real, to=TensorProto.INT64), ordinals), [1], keepdims=0)
+    return op.ReduceMax(op.Mul(op.Cast(real, to=DataType.INT64), ordinals), [1], keepdims=0)
 
 
-def _last_blocks(op: Op, ends: Value, block: Value, numbers: Value) -> LastBlocks:
+def _last_blocks(op: OpBuilder, ends: Value, block: Value, numbers: Value) -> LastBlocks:
     last_blocks = op.Sub(op.Div(op.Add(ends, op.Sub(block, 1)), block), 1)
     return LastBlocks(numbers=op.Max(last_blocks, 0), is_last=op.Equal(numbers, op.Unsqueeze(last_blocks, [1])))
 
 
-def _short_sequences(op: Op, parts: Parts, ends: Value, tokens: Value) -> ShortSequences:
+def _short_sequences(op: OpBuilder, parts: Parts, ends: Value, tokens: Value) -> ShortSequences:
     longest = integer_attribute(op, "dense_tokens")
     longest_end = op.ReduceMax(ends, keepdims=0) if parts.by_row else tokens
     shortest_end = op.ReduceMin(ends, keepdims=0) if parts.by_row else tokens
@@ -289,14 +289,14 @@ def _short_sequences(op: Op, parts: Parts, ends: Value, tokens: Value) -> ShortS
     )
 
 
-def _listed(op: Op, listed_blocks: Value, first_global: Value, blocks: Value) -> tuple[Value, Value]:
+def _listed(op: OpBuilder, listed_blocks: Value, first_global: Value, blocks: Value) -> tuple[Value, Value]:
     """Return the listed blocks of each block of queries, and whether they exist: both [1 or heads, blocks, listed].
 
     Rows beyond the table list nothing, and neither do entries that are not a block of the sequence.
     """
     first_1d, blocks_1d = op.Unsqueeze(first_global, [0]), op.Unsqueeze(blocks, [0])
     padding = op.Concat([0], first_1d, [0, 0], blocks_1d, [0], axis=0)
-    padded_table = op.Pad(op.Cast(listed_blocks, to=TensorProto.INT64), padding, -1)
+    padded_table = op.Pad(op.Cast(listed_blocks, to=DataType.INT64), padding, -1)
     table = op.Slice(padded_table, [0], blocks_1d, [1])
     exists = op.And(op.Less(table, blocks), op.Greater(table, -1))
     return op.Where(exists, table, 0), exists

@@ -27,10 +27,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from onnx import TensorProto
+from onnx_ir import DataType, Value
 
-from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
-from hdplugins.attention.body_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
+from hdplugins.attention.function_bodies import FunctionBodies
+from hdplugins.attention.function_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
+from hdplugins.op_builder import OpBuilder, float_attribute, scan
 
 _STEP_TOKENS = 64
 """The queries of a step of the blockwise variant, of each head."""
@@ -47,7 +48,7 @@ def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Fun
 
 
 def _batched(
-    op: Op, query: Value, key: Value, value: Value, token_mask: Value, *, attributes: Mapping[str, Any]
+    op: OpBuilder, query: Value, key: Value, value: Value, token_mask: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
     chunk, tables = attributes["chunk"], chunk_tables(op, token_mask, attributes)
     scale = op.CastLike(float_attribute(op, "scale"), query)
@@ -73,7 +74,7 @@ def _batched(
 
 
 def _blockwise(
-    op: Op, query: Value, key: Value, value: Value, token_mask: Value, *, attributes: Mapping[str, Any]
+    op: OpBuilder, query: Value, key: Value, value: Value, token_mask: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
     chunk, tables = attributes["chunk"], chunk_tables(op, token_mask, attributes)
     scale = op.CastLike(float_attribute(op, "scale"), query)
@@ -98,7 +99,7 @@ def _blockwise(
     all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in (query, key, value))
     sequence_rows = op.Mul(tables.tokens, num_heads)
 
-    def attend(op: Op, sequence: Value, place: Value) -> Value:
+    def attend(op: OpBuilder, sequence: Value, place: Value) -> Value:
         queries, keys = op.Gather(query_groups, place, axis=0), op.Gather(key_groups, place, axis=0)
         sequence_bias = op.Gather(tables.padded_bias, sequence, axis=0)
         bias = op.Unsqueeze(op.Gather(sequence_bias, keys, axis=0), [-2])  # [group, 1, span]
@@ -123,7 +124,7 @@ def _blockwise(
     return op.Slice(by_sequence, [0], tables.tokens_1d, [1])
 
 
-def behind_bias(op: Op, query_places: Value, key_places: Value, bias: Value) -> Value:
+def behind_bias(op: OpBuilder, query_places: Value, key_places: Value, bias: Value) -> Value:
     """A float32 bias, [..., queries, keys], in which keys behind a query are masked as well."""
     is_behind = op.Greater(op.Unsqueeze(key_places, [-2]), op.Unsqueeze(query_places, [-1]))
     return op.Where(is_behind, MASKED, bias)
@@ -159,7 +160,7 @@ class ChunkTables:
     seen: Value
 
 
-def chunk_tables(op: Op, token_mask: Value, attributes: Mapping[str, Any]) -> ChunkTables:
+def chunk_tables(op: OpBuilder, token_mask: Value, attributes: Mapping[str, Any]) -> ChunkTables:
     """The tables, for which the token mask, [batch, tokens], and the attributes of a node suffice.
 
     LSH attention alone has ``rounds``, whose chunks form one circle, and ``ends_by_row``, with which the circle has the
@@ -174,7 +175,7 @@ def chunk_tables(op: Op, token_mask: Value, attributes: Mapping[str, Any]) -> Ch
     padded_1d = op.Unsqueeze(padded, [0])
     missing_1d = op.Sub(padded_1d, tokens_1d)
     chunks = op.Div(padded, chunk)
-    real = op.Cast(token_mask, to=TensorProto.BOOL)
+    real = op.Cast(token_mask, to=DataType.BOOL)
     own_chunks = _own_chunks(op, real, chunk=chunk, multiple=multiple) if by_row else op.Unsqueeze(chunks, [0])
     return ChunkTables(
         batch_1d=batch_1d,
@@ -193,14 +194,14 @@ def chunk_tables(op: Op, token_mask: Value, attributes: Mapping[str, Any]) -> Ch
     )
 
 
-def _own_chunks(op: Op, real: Value, *, chunk: int, multiple: int) -> Value:
+def _own_chunks(op: OpBuilder, real: Value, *, chunk: int, multiple: int) -> Value:
     """Return how many chunks of a round are in the circle of each sequence, [batch]."""
-    real_tokens = op.ReduceSum(op.Cast(real, to=TensorProto.INT64), [1], keepdims=0)
+    real_tokens = op.ReduceSum(op.Cast(real, to=DataType.INT64), [1], keepdims=0)
     rounded_ends = op.Add(op.Max(real_tokens, 1), multiple - 1)
     return op.Mul(op.Div(rounded_ends, multiple), multiple // chunk)
 
 
-def _seen_chunks(op: Op, own_chunks: Value, chunks: Value, *, rounds: int, steps: list[int]) -> Value:
+def _seen_chunks(op: OpBuilder, own_chunks: Value, chunks: Value, *, rounds: int, steps: list[int]) -> Value:
     """Return the chunks that a chunk sees.
 
     A step of as many chunks as the circle has, or more, leads nowhere. Chunks behind the end of a sequence's own chunks
@@ -218,7 +219,7 @@ def _seen_chunks(op: Op, own_chunks: Value, chunks: Value, *, rounds: int, steps
     return op.Reshape(op.Add(op.Mul(seen_rounds, chunks), seen_of_round), [0, -1, len(steps)])
 
 
-def _places(op: Op, tables: ChunkTables, chunk: int) -> tuple[Value, Value, Value]:
+def _places(op: OpBuilder, tables: ChunkTables, chunk: int) -> tuple[Value, Value, Value]:
     """Return the chunks that each chunk sees, and the places of queries, [chunks, chunk], and keys, [chunks, span]."""
     seen = op.Squeeze(tables.seen, [0])
     query_places = op.Reshape(tables.places, [-1, chunk])

@@ -14,8 +14,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute
-from hdplugins.attention.body_parts import MASKED, bshd_body, upcast
+from onnx_ir import Value
+
+from hdplugins.attention.function_bodies import FunctionBodies
+from hdplugins.attention.function_parts import MASKED, bshd_body, upcast
+from hdplugins.op_builder import OpBuilder, float_attribute
 
 
 def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool) -> FunctionBodies:
@@ -24,7 +27,7 @@ def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, gro
     return FunctionBodies(suffix="_causal" * causal, batched=bshd_body(partial(_attended, causal=causal)))
 
 
-def _attended(op: Op, query: Value, key: Value, value: Value, key_mask: Value, *, causal: bool) -> Value:
+def _attended(op: OpBuilder, query: Value, key: Value, value: Value, key_mask: Value, *, causal: bool) -> Value:
     # The query is scaled, not the scores: half-precision products then stay in range.
     scaled_query = op.Mul(query, op.CastLike(float_attribute(op, "scale"), query))
     heads_1d, key_heads_1d = (op.Shape(state, start=1, end=2) for state in (query, key))

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import TensorProto
+from onnx_ir import DataType, Value
 
-from hdplugins.attention.body_maker import FunctionBodies, Op, Value, integer_attribute, scan
-from hdplugins.attention.body_parts import (
+from hdplugins.attention.function_bodies import FunctionBodies
+from hdplugins.attention.function_parts import (
     blocks_from_start,
     bshd_body,
     column,
@@ -27,6 +27,7 @@ from hdplugins.attention.body_parts import (
     steps_of_sequences,
     upcast,
 )
+from hdplugins.op_builder import OpBuilder, integer_attribute, scan
 
 
 def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
@@ -35,7 +36,7 @@ def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Fun
 
 
 def _batched(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -54,7 +55,7 @@ def _batched(
     scores_shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.block_1d, blocks.tokens_1d, axis=0)
     reach, int32_rows = integer_attribute(op, "reach"), _int32_rows(op, row_of_distance)
 
-    def attend(op: Op, number: Value, first_query: Value) -> tuple[Value, Value]:
+    def attend(op: OpBuilder, number: Value, first_query: Value) -> tuple[Value, Value]:
         block_query = op.Gather(query_blocks, number, axis=0)
         distances = op.Sub(distances_of_first, first_query)
         rows = op.Expand(_rows_of_distances(op, int32_rows, reach, distances), scores_shape)
@@ -71,7 +72,7 @@ def _batched(
 
 
 def _blockwise(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -99,7 +100,7 @@ def _blockwise(
     # A step is one head of one sequence, and a step of the inner loop is one block of its queries. The products of the
     # keys include the mask, so that it is added once per head.
     def attend_head(
-        op: Op, sequence: Value, head: Value, head_queries: Value, head_key: Value, head_value: Value
+        op: OpBuilder, sequence: Value, head: Value, head_queries: Value, head_key: Value, head_value: Value
     ) -> Value:
         sequence_bias = op.Gather(blocks.key_bias, sequence, axis=0)
         head_position_keys = op.Gather(position_keys32, head, axis=0)
@@ -108,7 +109,7 @@ def _blockwise(
         of_keys_before = op.Gather(of_keys, first_row, axis=0)
         of_keys_behind = op.Gather(of_keys, last_row, axis=0)
 
-        def attend(op: Op, first_query: Value, block_query: Value) -> Value:
+        def attend(op: OpBuilder, first_query: Value, block_query: Value) -> Value:
             first_1d = op.Unsqueeze(first_query, [0])
             band_begin = op.Sub(first_1d, near_1d)
             begin = op.Max(band_begin, [0])
@@ -137,12 +138,12 @@ def _blockwise(
     return op.CastLike(join_heads(op, blocks, sums), query)
 
 
-def _int32_rows(op: Op, row_of_distance: Value) -> Value:
+def _int32_rows(op: OpBuilder, row_of_distance: Value) -> Value:
     """Cast the rows to int32, which takes half the memory of int64."""
-    return op.Cast(row_of_distance, to=TensorProto.INT32)
+    return op.Cast(row_of_distance, to=DataType.INT32)
 
 
-def _rows_of_distances(op: Op, int32_rows: Value, reach: Value, distances: Value) -> Value:
+def _rows_of_distances(op: OpBuilder, int32_rows: Value, reach: Value, distances: Value) -> Value:
     """Return the rows of the tables that belong to distances, in the shape of `distances`."""
     clipped = op.Min(op.Max(distances, op.Neg(reach)), reach)
     return op.Gather(int32_rows, op.Add(clipped, reach), axis=0)

@@ -19,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hdplugins.attention.body_maker import FunctionBodies, Op, Value, integer_attribute, scan
-from hdplugins.attention.body_parts import (
+from onnx_ir import Value
+
+from hdplugins.attention.function_bodies import FunctionBodies
+from hdplugins.attention.function_parts import (
     Blocks,
     RowShift,
     blocks_from_start,
@@ -34,6 +36,7 @@ from hdplugins.attention.body_parts import (
     steps_of_sequences,
     upcast,
 )
+from hdplugins.op_builder import OpBuilder, integer_attribute, scan
 
 
 def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
@@ -46,7 +49,7 @@ def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Fun
 
 
 def _batched(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -77,7 +80,7 @@ def _batched(
         around_weights = op.Concat([0, 0, 0], bands.reach_1d, [0, 0, 0], behind_1d, axis=0)
 
     # TensorRT-RTX 1.7.1 builds no Slice and no Pad whose bounds differ from step to step: keys and rows are gathered.
-    def attend(op: Op, number: Value, first_query: Value) -> tuple[Value, Value]:
+    def attend(op: OpBuilder, number: Value, first_query: Value) -> tuple[Value, Value]:
         block_query = op.Gather(query_blocks, number, axis=0)
         number_rows = op.Min(op.Add(rows_of_block, first_query), last_row_1d)
         rows_of_heads = op.Add(op.Mul(number_rows, blocks.heads_1d), head_column)  # [heads, block]
@@ -105,7 +108,7 @@ def _batched(
 
 
 def _blockwise(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -127,7 +130,7 @@ def _blockwise(
     # or the band ends, the other is cut off: a Pad by less than nothing. At the edges, a Pad copies numbers faster than
     # a Gather by a factor of ten.
     def attend_head(
-        op: Op,
+        op: OpBuilder,
         sequence: Value,
         head: Value,
         bias_sequence: Value,
@@ -138,7 +141,7 @@ def _blockwise(
         head_numbers = op.Gather(op.Gather(scores_by_distance, bias_sequence, axis=0), head, axis=1)
         sequence_bias = op.Gather(blocks.key_bias, sequence, axis=0)
 
-        def attend(op: Op, first_query: Value, block_query: Value) -> Value:
+        def attend(op: OpBuilder, first_query: Value, block_query: Value) -> Value:
             first_1d = op.Unsqueeze(first_query, [0])
             first_row_1d = op.Mul(first_1d, moves_1d)
             numbers = upcast(op, op.Slice(head_numbers, first_row_1d, op.Add(first_row_1d, blocks.block_1d), [0]))
@@ -198,7 +201,7 @@ class _Bands:
     rows: Value
 
 
-def _bands(op: Op, blocks: Blocks, *, axes: int) -> _Bands:
+def _bands(op: OpBuilder, blocks: Blocks, *, axes: int) -> _Bands:
     """Compute the sizes; `axes` is the number of axes of the values that are shifted."""
     reach = integer_attribute(op, "reach")
     reach_1d = op.Unsqueeze(reach, [0])
@@ -218,12 +221,12 @@ def _bands(op: Op, blocks: Blocks, *, axes: int) -> _Bands:
     )
 
 
-def _last_row_1d(op: Op, scores_by_distance: Value) -> Value:
+def _last_row_1d(op: OpBuilder, scores_by_distance: Value) -> Value:
     """Return the last row of the numbers, [1]: 0 where all queries share the numbers."""
     return op.Sub(op.Shape(scores_by_distance, start=1, end=2), [1])
 
 
-def _shifted_back(op: Op, bands: _Bands, by_key: Value) -> Value:
+def _shifted_back(op: OpBuilder, bands: _Bands, by_key: Value) -> Value:
     """Turn weights, [..., block, band], into [..., block, width]: 0 where a distance has no key."""
     shift = bands.shift
     leading, zeros = [[0]] * (shift.axes - 2), [0] * (2 * shift.axes - 1)
@@ -233,7 +236,9 @@ def _shifted_back(op: Op, bands: _Bands, by_key: Value) -> Value:
     return op.Reshape(around, op.Concat(*leading, bands.block_1d, bands.width_1d, axis=0))
 
 
-def _value_rows(op: Op, bands: _Bands, blocks: Blocks, values_by_distance: Value, value: Value) -> tuple[Value, Value]:
+def _value_rows(
+    op: OpBuilder, bands: _Bands, blocks: Blocks, values_by_distance: Value, value: Value
+) -> tuple[Value, Value]:
     """Rows that are added to values, in the element type of the values.
 
     They are the rows by distance, [width, head_dim], and [1 + band + 1, head_dim]: the row of keys before the band, 0

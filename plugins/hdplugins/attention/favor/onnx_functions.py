@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from onnx import TensorProto
+from onnx_ir import DataType, Value
 
-from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
-from hdplugins.attention.body_parts import MASKED, bshd_body, steps_of_sequences, transpose_heads_and_tokens, upcast
+from hdplugins.attention.function_bodies import FunctionBodies
+from hdplugins.attention.function_parts import MASKED, bshd_body, steps_of_sequences, transpose_heads_and_tokens, upcast
+from hdplugins.op_builder import OpBuilder, float_attribute, scan
 
 CHUNK_TOKENS = 256
 """The tokens of a chunk: with 256 features in float32, the features take 256 kB, which a CPU's cache holds."""
@@ -32,7 +33,7 @@ def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Fun
 
 
 def _batched(
-    op: Op, query: Value, key: Value, value: Value, key_mask: Value, projection: Value, *, compat: bool
+    op: OpBuilder, query: Value, key: Value, value: Value, key_mask: Value, projection: Value, *, compat: bool
 ) -> Value:
     """Compute the attention; with `compat`, keys of padding count, with 0 for their values."""
     epsilon, root_scale = float_attribute(op, "epsilon"), op.Sqrt(float_attribute(op, "scale"))
@@ -58,13 +59,13 @@ def _batched(
     sums = op.MatMul(op.Transpose(key_features, perm=[0, 1, 3, 2]), seen_value)  # [batch, heads, features, head_dim]
     counts = op.Transpose(op.ReduceSum(key_features, [2]), perm=[0, 1, 3, 2])  # [batch, heads, features, 1]
     quotients = op.Div(op.MatMul(query_features, sums), op.MatMul(query_features, counts))
-    has_keys = op.Cast(op.ReduceMax(upcast(op, real), [2]), to=TensorProto.BOOL)
+    has_keys = op.Cast(op.ReduceMax(upcast(op, real), [2]), to=DataType.BOOL)
     # Without keys, the quotient is 0 / 0.
     return op.CastLike(op.Where(has_keys, quotients, 0.0), query)
 
 
 def _blockwise(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -113,7 +114,7 @@ def _blockwise(
     # A step is a head of a sequence, and a step of an inner loop a chunk. Sums of earlier chunks fade where a later
     # chunk has a higher product. The sums have a last column, of counts. `epsilon` is added to every feature, so it
     # adds the sum of the values to each.
-    def attend_head(op: Op, sequence: Value, first_row: Value) -> Value:
+    def attend_head(op: OpBuilder, sequence: Value, first_row: Value) -> Value:
         rows = op.Add(row_offsets, first_row)
         head_query, head_key, head_value = (op.Gather(state, rows, axis=0) for state in (all_query, all_key, all_value))
         seen_value = op.Where(op.Gather(real_columns, sequence, axis=0), head_value, 0.0)
@@ -123,7 +124,7 @@ def _blockwise(
         bias_chunks = op.Reshape(op.Gather(bias_columns, sequence, axis=0), columns_shape)
 
         def sum_up(
-            op: Op, before: Value, sums_before: Value, keys: Value, values: Value, bias: Value
+            op: OpBuilder, before: Value, sums_before: Value, keys: Value, values: Value, bias: Value
         ) -> tuple[Value, Value]:
             products, half_squares = _exponents(op, keys, root_scale, directions)
             counted_products = op.Add(products, bias)
@@ -132,7 +133,7 @@ def _blockwise(
             faded_sums = op.Mul(sums_before, op.Exp(op.Sub(before, highest)))
             return highest, op.Gemm(exponentials, values, faded_sums, transA=1)
 
-        def attend(op: Op, queries: Value) -> Value:
+        def attend(op: OpBuilder, queries: Value) -> Value:
             products, half_squares = _exponents(op, queries, root_scale, directions)
             offset = op.Add(half_squares, op.ReduceMax(products, [-1]))
             query_features = op.Add(op.Exp(op.Sub(products, offset)), epsilon)
@@ -148,12 +149,12 @@ def _blockwise(
     scanned = scan(op, attend_head, sequences, first_rows, shapes=[("tokens", "head_dim")])
     by_head = op.Reshape(scanned, op.Concat(batch_1d, heads_1d, tokens_1d, head_dim_1d, axis=0))
     most_real = op.ReduceMax(upcast(op, key_mask), [1], keepdims=0)
-    has_keys = op.Unsqueeze(op.Cast(most_real, to=TensorProto.BOOL), [1, 2, 3])
+    has_keys = op.Unsqueeze(op.Cast(most_real, to=DataType.BOOL), [1, 2, 3])
     attended = op.CastLike(op.Where(has_keys, by_head, 0.0), query)
     return transpose_heads_and_tokens(op, attended)
 
 
-def _exponents(op: Op, rows: Value, root_scale: Value, directions: Value) -> tuple[Value, Value]:
+def _exponents(op: OpBuilder, rows: Value, root_scale: Value, directions: Value) -> tuple[Value, Value]:
     """Return the products with the directions, [..., rows, features], and half the squares of rows, [..., rows, 1]."""
     scaled = op.Mul(rows, root_scale)
     return op.MatMul(scaled, directions), op.Mul(op.ReduceSumSquare(scaled, [-1]), 0.5)

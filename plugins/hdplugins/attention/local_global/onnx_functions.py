@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from onnx import TensorProto
+from onnx_ir import DataType, Value
 
-from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, integer_attribute, scan
-from hdplugins.attention.body_parts import (
+from hdplugins.attention.function_bodies import FunctionBodies
+from hdplugins.attention.function_parts import (
     MASKED,
     bshd_body,
     column,
@@ -32,6 +32,7 @@ from hdplugins.attention.body_parts import (
     upcast,
 )
 from hdplugins.attention.local_global.operator import check_sides
+from hdplugins.op_builder import OpBuilder, float_attribute, integer_attribute, scan
 
 _BLOCK_TOKENS = 64
 """The queries of a block. Larger blocks copy fewer keys twice, and compute more scores that are masked; 128 was no
@@ -50,7 +51,7 @@ def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Fun
 
 
 def _batched(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -97,7 +98,7 @@ def _batched(
 
 
 def _blockwise(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -139,7 +140,7 @@ def _blockwise(
 
     # A step is one head of one sequence, and a step of the inner loop is one block of its queries.
     def attend_head(
-        op: Op,
+        op: OpBuilder,
         sequence: Value,
         head: Value,
         head_queries: Value,
@@ -156,7 +157,7 @@ def _blockwise(
             bias_of_sides = op.Add(by_side_distance, op.Gather(sides.key_bias, sequence, axis=0))  # [sides, sides]
             own_sides = op.Gather(own_side_blocks, sequence, axis=0)
 
-        def attend(op: Op, number: Value, start: Value, block_query: Value) -> Value:
+        def attend(op: OpBuilder, number: Value, start: Value, block_query: Value) -> Value:
             start_1d = op.Unsqueeze(start, [0])
             end_1d = op.Add(start_1d, blocks.span_1d)
             block_key, block_value, key_bias = (
@@ -223,7 +224,7 @@ class _Blocks:
     span_bias: Value
 
 
-def _blocks(op: Op, token_mask: Value, local_bias: Value, *, radius: int, is_fixed: bool) -> _Blocks:
+def _blocks(op: OpBuilder, token_mask: Value, local_bias: Value, *, radius: int, is_fixed: bool) -> _Blocks:
     """A sequence of a mask, [batch, tokens], in blocks; `local_bias` is [heads, 2 * radius + 1].
 
     `is_fixed` says whether blocks and spans of shorter sequences have the full size; otherwise they are no larger than
@@ -241,7 +242,7 @@ def _blocks(op: Op, token_mask: Value, local_bias: Value, *, radius: int, is_fix
     behind_1d = op.Sub(padded_1d, tokens_1d)
     reach_behind_1d = op.Add(behind_1d, reach_1d)
     numbers = op.Range(0, count, 1)
-    real = op.Cast(token_mask, to=TensorProto.BOOL)
+    real = op.Cast(token_mask, to=DataType.BOOL)
     around_keys = op.Concat([0], reach_1d, [0], reach_behind_1d, axis=0)
     padded_key_bias = op.Pad(op.Where(real, 0.0, MASKED), around_keys, MASKED)
     span_numbers = op.Range(0, span, 1)
@@ -271,7 +272,7 @@ def _blocks(op: Op, token_mask: Value, local_bias: Value, *, radius: int, is_fix
     )
 
 
-def _real_rows(op: Op, blocks: _Blocks, padded: Value) -> Value:
+def _real_rows(op: OpBuilder, blocks: _Blocks, padded: Value) -> Value:
     """Turn [batch, heads, padded, head_dim] into [batch, heads, tokens, head_dim], with 0 for padding."""
     rows = op.Slice(padded, [0], blocks.tokens_1d, [2])
     return rows_or_zero(op, op.Unsqueeze(blocks.real, [1, 3]), rows)
@@ -300,10 +301,10 @@ class _Sides:
     bias: Value
 
 
-def _sides(op: Op, blocks: _Blocks, side_bias: Value, side_tokens: int) -> _Sides:
+def _sides(op: OpBuilder, blocks: _Blocks, side_bias: Value, side_tokens: int) -> _Sides:
     token_numbers = op.Range(0, op.Squeeze(blocks.tokens_1d), 1)
     is_end = op.Equal(op.Mod(token_numbers, side_tokens), side_tokens - 1)
-    whole = op.ReduceSum(op.Cast(op.And(blocks.real, is_end), to=TensorProto.INT64), [1])  # [batch, 1]
+    whole = op.ReduceSum(op.Cast(op.And(blocks.real, is_end), to=DataType.INT64), [1])  # [batch, 1]
     # A sequence without a whole side has the side 0 for all tokens, and sees none: any row of the table serves.
     own = op.Max(op.Min(op.Div(token_numbers, side_tokens), op.Sub(whole, 1)), 0)
     count = op.Add(op.Div(blocks.last_token, side_tokens), 1)
@@ -320,12 +321,12 @@ def _sides(op: Op, blocks: _Blocks, side_bias: Value, side_tokens: int) -> _Side
     )
 
 
-def _rows_of_sides(op: Op, sides: _Sides, distances: Value) -> Value:
+def _rows_of_sides(op: OpBuilder, sides: _Sides, distances: Value) -> Value:
     """Return the rows of the table that belong to distances between sides."""
     return op.Add(op.Min(op.Max(distances, op.Neg(sides.reach)), sides.reach), sides.reach)
 
 
-def _split_weights(op: Op, blocks: _Blocks, sides: _Sides, weights: Value) -> tuple[Value, Value]:
+def _split_weights(op: OpBuilder, blocks: _Blocks, sides: _Sides, weights: Value) -> tuple[Value, Value]:
     """Split [..., span + sides] into the weights of the span and of the sides."""
     of_span = op.Slice(weights, [0], blocks.span_1d, [-1])
     return of_span, op.Slice(weights, blocks.span_1d, sides.behind_span_1d, [-1])

@@ -37,10 +37,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from onnx import TensorProto
+from onnx_ir import DataType, Value
 
-from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
-from hdplugins.attention.body_parts import (
+from hdplugins.attention.chunks.onnx_functions import behind_bias, chunk_tables
+from hdplugins.attention.function_bodies import FunctionBodies
+from hdplugins.attention.function_parts import (
     biased_scores,
     bshd_body,
     rows_or_zero,
@@ -48,7 +49,7 @@ from hdplugins.attention.body_parts import (
     transpose_heads_and_tokens,
     upcast,
 )
-from hdplugins.attention.chunks.onnx_functions import behind_bias, chunk_tables
+from hdplugins.op_builder import OpBuilder, float_attribute, scan
 
 _EPSILON = 1.0e-6
 _GROUP_TOKENS = 512
@@ -72,7 +73,7 @@ def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Fun
 
 
 def _batched(
-    op: Op, query_key: Value, value: Value, token_mask: Value, rotations: Value, *, attributes: Mapping[str, Any]
+    op: OpBuilder, query_key: Value, value: Value, token_mask: Value, rotations: Value, *, attributes: Mapping[str, Any]
 ) -> Value:
     chunk, buckets, rounds = (attributes[name] for name in ("chunk", "buckets", "rounds"))
     tables = chunk_tables(op, token_mask, attributes)
@@ -91,7 +92,7 @@ def _batched(
     is_real = op.Unsqueeze(op.Equal(tables.padded_bias, 0.0), [1, 2])
     behind = math.prod(buckets)
     sorting_shape = op.Concat([-1], tables.padded_1d, axis=0)
-    sorting = op.Reshape(op.Where(is_real, padded_found, behind), sorting_shape, _name="sorting")
+    sorting = op.Reshape(op.Where(is_real, padded_found, behind), sorting_shape, _outputs=["sorting"])
     rank, order = counting_sort(op, sorting, tables.places, tables.padded, most=behind)
 
     # The rows of tokens, and chunks, are numbered through all heads of all sequences.
@@ -132,7 +133,7 @@ def _batched(
 
 
 def _blockwise(
-    op: Op,
+    op: OpBuilder,
     query_key: Value,
     value: Value,
     token_mask: Value,
@@ -170,7 +171,7 @@ def _blockwise(
     round_places = op.Expand(place_row, sorting_shape)
     round_offsets = op.Mul(op.Unsqueeze(op.Range(0, rounds, 1), [1]), tables.padded)
 
-    def attend_head(op: Op, sequence: Value, head: Value) -> Value:
+    def attend_head(op: OpBuilder, sequence: Value, head: Value) -> Value:
         head_rows = op.Add(row_offsets, op.Add(op.Mul(sequence, sequence_rows), head))
         head_query, head_value = (op.Gather(rows, head_rows, axis=0) for rows in (all_queries, all_values))
         head_key = op.Mul(head_query, op.Div(scale, _length(op, head_query)))
@@ -179,17 +180,17 @@ def _blockwise(
         bucket = _buckets(op, head_query, head_directions, buckets, rounds, axes=2)
         is_real = op.Equal(head_bias, 0.0)
         found_rounds = op.Transpose(bucket, perm=[1, 0])
-        sorting = op.Where(is_real, found_rounds, math.prod(buckets), _name="sorting")  # [rounds, padded]
+        sorting = op.Where(is_real, found_rounds, math.prod(buckets), _outputs=["sorting"])  # [rounds, padded]
         unique_sorting = op.Add(op.Mul(sorting, tables.padded), place_row)
         _, order = op.TopK(unique_sorting, tables.padded_1d, largest=0, _outputs=2)
         rank = op.ScatterElements(op.Expand(0, sorting_shape), order, round_places, axis=1)
-        int32_order = op.Cast(order, to=TensorProto.INT32)
+        int32_order = op.Cast(order, to=DataType.INT32)
         chunks = op.Reshape(int32_order, [-1, chunk])
         query_groups = op.Reshape(op.Gather(chunks, chunk_numbers, axis=0), query_groups_shape)
         seen = op.Gather(grouped_seen, op.Min(sequence, last_table), axis=0)
         key_groups = op.Reshape(op.Gather(chunks, seen, axis=0), key_groups_shape)
 
-        def attend(op: Op, query_places: Value, key_places: Value) -> tuple[Value, ...]:
+        def attend(op: OpBuilder, query_places: Value, key_places: Value) -> tuple[Value, ...]:
             block_query = op.Gather(head_query, query_places, axis=0)
             block_key, block_value, key_bias = (
                 op.Gather(rows, key_places, axis=0) for rows in (head_key, head_value, head_bias)
@@ -220,12 +221,12 @@ def _blockwise(
     return transpose_heads_and_tokens(op, attended)
 
 
-def _length(op: Op, rows: Value) -> Value:
+def _length(op: OpBuilder, rows: Value) -> Value:
     """Return the root of the mean square of each row, [..., 1], by which a query becomes a key."""
     return op.Sqrt(op.Add(op.ReduceMean(op.Mul(rows, rows), [-1]), _EPSILON))
 
 
-def _directions(op: Op, rotations: Value, buckets: Sequence[int], rounds: int) -> list[Value]:
+def _directions(op: OpBuilder, rotations: Value, buckets: Sequence[int], rounds: int) -> list[Value]:
     """Return the directions of each factor of the buckets, [heads, head_dim, rounds * factor].
 
     They are the rotations of each round and their opposites, side by side.
@@ -240,7 +241,7 @@ def _directions(op: Op, rotations: Value, buckets: Sequence[int], rounds: int) -
 
 
 def _buckets(
-    op: Op, rows: Value, directions: Sequence[Value], buckets: Sequence[int], rounds: int, *, axes: int
+    op: OpBuilder, rows: Value, directions: Sequence[Value], buckets: Sequence[int], rounds: int, *, axes: int
 ) -> Value:
     """Return the buckets of float32 rows, [..., tokens, head_dim], as int64, [..., tokens, rounds].
 
@@ -256,14 +257,14 @@ def _buckets(
     return bucket
 
 
-def _bias(op: Op, query_places: Value, key_places: Value, key_bias: Value, *, causal: bool) -> Value:
+def _bias(op: OpBuilder, query_places: Value, key_places: Value, key_bias: Value, *, causal: bool) -> Value:
     """Return the bias of scores, [..., queries, keys], by places of queries and keys and the bias of keys."""
     is_self = op.Equal(op.Unsqueeze(query_places, [-1]), op.Unsqueeze(key_places, [-2]))
     bias = op.Where(is_self, _SELF_SCORE, op.Unsqueeze(key_bias, [-2]))
     return behind_bias(op, query_places, key_places, bias) if causal else bias
 
 
-def _log_sums(op: Op, scores: Value, weights: Value) -> Value:
+def _log_sums(op: OpBuilder, scores: Value, weights: Value) -> Value:
     """Return the logarithms of the sums of exp(scores), [..., queries, 1].
 
     The largest weight is exp(largest score - logarithm).
@@ -275,7 +276,7 @@ _BLOCK = 64
 """The numbers of a block, which are compared with each other."""
 
 
-def counting_sort(op: Op, numbers: Value, places: Value, padded: Value, *, most: int) -> tuple[Value, Value]:
+def counting_sort(op: OpBuilder, numbers: Value, places: Value, padded: Value, *, most: int) -> tuple[Value, Value]:
     """The rank of each number, [rows, padded], int64, among the sorted numbers of its row, and the order,
     its inverse.
 
@@ -303,7 +304,7 @@ def counting_sort(op: Op, numbers: Value, places: Value, padded: Value, *, most:
     block_range = op.Range(0, _BLOCK, 1)
     is_before = op.And(is_equal, op.Less(block_range, op.Unsqueeze(block_range, [1])))
     in_own_block = op.ReduceSum(upcast(op, is_before), [-1], keepdims=0)
-    ranks = op.Cast(op.Add(first_rank, in_own_block), to=TensorProto.INT64)
+    ranks = op.Cast(op.Add(first_rank, in_own_block), to=DataType.INT64)
     rank = op.Slice(op.Reshape(ranks, [0, -1]), [0], op.Unsqueeze(padded, [0]), [1])
     row_places = op.Expand(places, op.Shape(numbers))
     return rank, op.ScatterElements(row_places, rank, row_places, axis=1)

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from onnx import TensorProto
+from onnx_ir import DataType, Value
 
-from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, scan
-from hdplugins.attention.body_parts import (
+from hdplugins.attention.function_bodies import FunctionBodies
+from hdplugins.attention.function_parts import (
     MASKED,
     Blocks,
     RowShift,
@@ -42,6 +42,7 @@ from hdplugins.attention.body_parts import (
     steps_of_sequences,
     upcast,
 )
+from hdplugins.op_builder import OpBuilder, float_attribute, scan
 
 
 def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
@@ -56,7 +57,7 @@ def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> Fun
 
 
 def _batched(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -88,7 +89,7 @@ def _batched(
         shape = op.Concat([0], blocks.count_1d, blocks.block_1d, blocks.heads_1d, [1], axis=0)
         segment_blocks = op.Transpose(op.Reshape(scores, shape), perm=[1, 0, 3, 2, 4])
 
-    def attend(op: Op, number: Value, first_row: Value) -> tuple[Value, Value]:
+    def attend(op: OpBuilder, number: Value, first_row: Value) -> tuple[Value, Value]:
         block_content = op.Gather(content_blocks, number, axis=0)
         block_position = op.Gather(position_blocks, number, axis=0)
         rows = op.Add(columns, first_row)
@@ -107,7 +108,7 @@ def _batched(
 
 
 def _blockwise(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -142,7 +143,7 @@ def _blockwise(
 
     # A step is one head of one sequence, and a step of the inner loop is one block of its queries.
     def attend_head(
-        op: Op,
+        op: OpBuilder,
         sequence: Value,
         head: Value,
         content_queries: Value,
@@ -158,7 +159,7 @@ def _blockwise(
             sequence_kinds, own_kinds = (op.Gather(kinds, sequence, axis=0) for kinds in (key_kind, kind_blocks))
 
         def attend(
-            op: Op,
+            op: OpBuilder,
             first_row: Value,
             block_content: Value,
             block_position: Value,
@@ -218,7 +219,7 @@ class _BlocksToEnd(Blocks):
 
 
 def _blocks_to_end(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key_kind: Value,
     positions: Value,
@@ -254,12 +255,12 @@ def _blocks_to_end(
         positions=op.Pad(op.CastLike(used_positions, query), after_rows),
         first_rows=op.Mul(blocks_behind, blocks.block),
         shift=row_shift(op, blocks.block_1d, width_1d, axes=axes),
-        key_bias=op.Where(op.Cast(key_kind, to=TensorProto.BOOL), 0.0, MASKED),
+        key_bias=op.Where(op.Cast(key_kind, to=DataType.BOOL), 0.0, MASKED),
         own_kind=op.Slice(key_kind, op.Sub(keys_1d, blocks.tokens_1d), keys_1d, [1]),
     )
 
 
-def _distance_bias(op: Op, blocks: _BlocksToEnd, *, causal: bool, reach: int) -> Value | None:
+def _distance_bias(op: OpBuilder, blocks: _BlocksToEnd, *, causal: bool, reach: int) -> Value | None:
     """The bias of each row of the positions, [padded + keys], float32; None if queries see all distances.
 
     Queries see distances below the reach, or all for 0, and, if attention is causal, no key behind them.
@@ -275,16 +276,16 @@ def _distance_bias(op: Op, blocks: _BlocksToEnd, *, causal: bool, reach: int) ->
     return op.Where(is_hidden, MASKED, 0.0)
 
 
-def _padded_segments(op: Op, blocks: _BlocksToEnd, segment_scores: Value) -> tuple[Value, Value]:
+def _padded_segments(op: OpBuilder, blocks: _BlocksToEnd, segment_scores: Value) -> tuple[Value, Value]:
     """Return the kinds of the queries, [batch, padded], and scaled scores, [batch, padded, heads], float32."""
     kinds = op.Pad(blocks.own_kind, op.Concat([0], blocks.missing_1d, [0, 0], axis=0))
     scaled_scores = op.Mul(upcast(op, segment_scores), float_attribute(op, "scale"))
     return kinds, op.Pad(scaled_scores, op.Concat([0], blocks.missing_1d, [0, 0, 0, 0], axis=0))
 
 
-def _join(op: Op, blocks: _BlocksToEnd, sums: Value) -> Value:
+def _join(op: OpBuilder, blocks: _BlocksToEnd, sums: Value) -> Value:
     """Turn float32 sums of heads and blocks into [batch, heads, tokens, head_dim], with 0 for padding."""
     shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0)
     rows = op.Slice(op.Reshape(sums, shape), blocks.missing_1d, blocks.padded_1d, [2])
-    real = op.Unsqueeze(op.Cast(blocks.own_kind, to=TensorProto.BOOL), [1, 3])
+    real = op.Unsqueeze(op.Cast(blocks.own_kind, to=DataType.BOOL), [1, 3])
     return rows_or_zero(op, real, rows)

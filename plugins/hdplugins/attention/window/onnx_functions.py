@@ -36,11 +36,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from onnx import TensorProto
+from onnx_ir import DataType, Value
 
-from hdplugins.attention.body_maker import FunctionBodies, Op, Value, float_attribute, integer_attribute, scan
-from hdplugins.attention.body_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
+from hdplugins.attention.function_bodies import FunctionBodies
+from hdplugins.attention.function_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
 from hdplugins.attention.operator import BodyVariant
+from hdplugins.op_builder import OpBuilder, float_attribute, integer_attribute, scan
 
 _NOWHERE = 1.0e9
 """The place of a key behind the end of its sequence."""
@@ -76,7 +77,7 @@ def _suffix(dilation: Sequence[int], bound: int, grouped: bool) -> str:
 
 
 def _batched(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -105,7 +106,7 @@ def _batched(
 
 
 def _blockwise(
-    op: Op,
+    op: OpBuilder,
     query: Value,
     key: Value,
     value: Value,
@@ -171,7 +172,7 @@ class _Sequences:
     globals_: _Globals | None
 
 
-def _sequences(op: Op, token_kind: Value, bound: int) -> _Sequences:
+def _sequences(op: OpBuilder, token_kind: Value, bound: int) -> _Sequences:
     batch_1d, tokens_1d = op.Shape(token_kind, end=1), op.Shape(token_kind, start=1)
     tokens = op.Squeeze(tokens_1d)
     last_token = op.Sub(tokens, 1)
@@ -190,13 +191,13 @@ def _sequences(op: Op, token_kind: Value, bound: int) -> _Sequences:
         tokens=tokens,
         tokens_1d=tokens_1d,
         last_token=last_token,
-        real=op.Cast(token_kind, to=TensorProto.BOOL),
+        real=op.Cast(token_kind, to=DataType.BOOL),
         visible=visible,
         globals_=globals_,
     )
 
 
-def _with_globals(op: Op, globals_: _Globals, key: Value, value: Value) -> tuple[Value, Value]:
+def _with_globals(op: OpBuilder, globals_: _Globals, key: Value, value: Value) -> tuple[Value, Value]:
     """Copy the rows of the global tokens behind both: [batch, kv_heads, tokens + bound, head_dim]."""
     shape = op.Concat(op.Shape(key, end=2), [globals_.bound], op.Shape(key, start=3), axis=0)
     index = op.Expand(op.Unsqueeze(globals_.tokens, [1, 3]), shape)
@@ -204,12 +205,12 @@ def _with_globals(op: Op, globals_: _Globals, key: Value, value: Value) -> tuple
     return keys, values
 
 
-def _heads_1d(op: Op, state: Value) -> Value:
+def _heads_1d(op: OpBuilder, state: Value) -> Value:
     return op.Shape(state, start=1, end=2)
 
 
 def _states_of_heads(
-    op: Op, heads: list[int], query: Value, key: Value, value: Value, *, grouped: bool
+    op: OpBuilder, heads: list[int], query: Value, key: Value, value: Value, *, grouped: bool
 ) -> tuple[Value, Value, Value]:
     """Pick some heads of the queries, and for each of them its head of the keys."""
     group = op.Div(_heads_1d(op, query), _heads_1d(op, key)) if grouped else None
@@ -217,7 +218,7 @@ def _states_of_heads(
     return op.Gather(query, heads, axis=1), op.Gather(key, key_heads, axis=1), op.Gather(value, key_heads, axis=1)
 
 
-def _joined_heads(op: Op, sums: Sequence[Value], dilation: Sequence[int], *, axis: int) -> Value:
+def _joined_heads(op: OpBuilder, sums: Sequence[Value], dilation: Sequence[int], *, axis: int) -> Value:
     """Put the heads of all dilations, which come in the order of these, back into their own order on that axis."""
     if len(sums) == 1:
         return sums[0]
@@ -244,7 +245,7 @@ class _Spans:
     center: Value
 
 
-def _spans(op: Op, sequences: _Sequences, step: int, variant: BodyVariant) -> _Spans:
+def _spans(op: OpBuilder, sequences: _Sequences, step: int, variant: BodyVariant) -> _Spans:
     """Compute the tables of a dilation. Their rows count the tokens of one residue class.
 
     A span that would begin before the sequence is moved to its beginning, so that a span never needs more keys than
@@ -298,7 +299,7 @@ class _Lookup:
     reached: Value
 
 
-def _lookup(op: Op, sequences: _Sequences, spans: _Spans, queries: Value, keys: Value) -> _Lookup:
+def _lookup(op: OpBuilder, sequences: _Sequences, spans: _Spans, queries: Value, keys: Value) -> _Lookup:
     """Look up the tokens `queries`, [..., block], and `keys`, [..., span]."""
     key_index = op.Min(keys, sequences.last_token)
     places = op.Where(op.Less(keys, sequences.tokens), upcast(op, keys), _NOWHERE)
@@ -317,13 +318,15 @@ def _lookup(op: Op, sequences: _Sequences, spans: _Spans, queries: Value, keys: 
     )
 
 
-def _appended(op: Op, rows: Value, columns: Value | float, globals_: _Globals) -> Value:
+def _appended(op: OpBuilder, rows: Value, columns: Value | float, globals_: _Globals) -> Value:
     """Append the same columns, [bound] or a single number, to each row: [..., row + bound]."""
     shape = op.Concat(op.Shape(rows, end=-1), [globals_.bound], axis=0)
     return op.Concat(rows, op.Expand(columns, shape), axis=-1)
 
 
-def _sums(op: Op, scaled_query: Value, keys: Value, values: Value, seen: Value, *, axes: int) -> tuple[Value, Value]:
+def _sums(
+    op: OpBuilder, scaled_query: Value, keys: Value, values: Value, seen: Value, *, axes: int
+) -> tuple[Value, Value]:
     """Compute the sums of values, [..., block, head_dim], and whether a query sees a key, [..., block, 1].
 
     `seen` broadcasts to [..., block, span]. All scores of a query that sees no key are masked: its sum means nothing.
@@ -339,7 +342,7 @@ def _sums(op: Op, scaled_query: Value, keys: Value, values: Value, seen: Value, 
 
 
 def _batched_rows(
-    op: Op, sequences: _Sequences, spans: _Spans, query: Value, key: Value, value: Value, *, grouped: bool
+    op: OpBuilder, sequences: _Sequences, spans: _Spans, query: Value, key: Value, value: Value, *, grouped: bool
 ) -> Value:
     """Compute [batch, heads, blocks, block, step, head_dim]: tokens in order, and some behind the sequence.
 
@@ -364,7 +367,7 @@ def _batched_rows(
 
 
 def _blockwise_rows(
-    op: Op,
+    op: OpBuilder,
     sequences: _Sequences,
     spans: _Spans,
     query: Value,
@@ -393,7 +396,7 @@ def _blockwise_rows(
     rows_shape = op.Concat([-1], op.Shape(query, start=3), axis=0)
     all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in (query, key, value))
 
-    def attend(op: Op, sequence: Value, query_tokens: Value, key_tokens: Value) -> Value:
+    def attend(op: OpBuilder, sequence: Value, query_tokens: Value, key_tokens: Value) -> Value:
         lookup = _lookup(op, sequences, spans, query_tokens, key_tokens)
         key_index = lookup.keys
         if sequences.globals_ is not None:

@@ -15,9 +15,9 @@ from hdexport.graph.targets.tensorrt.kernels import write_kernels
 from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
 from hdexport.graph.targets.tensorrt.packages import EngineTarget
 from hdexport.graph.targets.tensorrt.plugin_nodes import own_shapes, plugin_nodes
-from hdexport.lowering.bias_by_distance import LONG_TEXTS
 from hdexport.lowering.kernel_nodes import kernel_node, kernel_records
 from hdexport.lowering.nodes import operator_nodes
+from hdexport.lowering.relative_position_bias import LONG_SEQUENCES
 from hdplugins.attention.window.plugin import PLUGIN_SPEC
 from hdplugins.kernels.aot import KernelError, read_kernel
 from hdplugins.kernels.cuda_launch import find_kernels
@@ -104,8 +104,8 @@ def test_onnx_runtime_is_to_run_kernels_that_are_known_to_be_faster_or_that_were
 @pytest.mark.parametrize(
     ("layer", "options", "types"),
     [
-        (SHARED_NUMBERS, AUTO, [f"ClippedDistanceAttention{LONG_TEXTS}"]),
-        (SHARED_NUMBERS, PLUGIN, ["ClippedDistanceAttention", f"ClippedDistanceAttention{LONG_TEXTS}"]),
+        (SHARED_NUMBERS, AUTO, [f"ClippedDistanceAttention{LONG_SEQUENCES}"]),
+        (SHARED_NUMBERS, PLUGIN, ["ClippedDistanceAttention", f"ClippedDistanceAttention{LONG_SEQUENCES}"]),
         (SHARED_NUMBERS, NATIVE, []),
         (replace(SHARED_NUMBERS, by_query=True), AUTO, ["ClippedDistanceAttention"]),
     ],

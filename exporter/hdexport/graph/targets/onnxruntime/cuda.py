@@ -35,7 +35,6 @@ head of keys that several heads of queries share is repeated.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -43,23 +42,25 @@ from hdexport.attention.registry import lowerings_of
 from hdexport.graph.passes.narrow_norms import narrow_norms
 from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.graph.targets.onnxruntime.shared_block_indexes import share_block_indexes
-from hdexport.lowering.bias_by_distance import LONG_TEXTS, bias_by_distance
 from hdexport.lowering.lowering import SharedParts
-from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, choice, fused_attention
+from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, fused_attention
 from hdexport.lowering.nodes import (
-    Insertion,
     attributes_of,
     is_causal,
+    merge_heads,
     merged_states,
     operator_of,
     repeat_key_heads,
     replace_by_merged,
+    same_node,
     shape_of,
     states_of,
     token_mask_of,
 )
 from hdexport.lowering.packed_tokens import PackedTokens
+from hdexport.lowering.relative_position_bias import LONG_SEQUENCES, relative_position_bias
 from hdplugins import ONNX_DOMAIN, ONNX_OPSET
+from hdplugins.op_builder import OpBuilder, cond
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -91,7 +92,7 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
     for node, lowering in dense:
         has_bias, decides = lowering.has_bias(node), _decides_body(node)
         if has_bias:
-            _name_body_for_long_texts(model, node)
+            _name_body_for_long_sequences(model, node)
         if decided.setdefault(node.op_type, decides) != decides:
             _fuse(node, parts, has_bias=has_bias)
         elif node.op_identifier() not in functions:
@@ -105,18 +106,16 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
     return pooled + narrowed + len(dense) + shared
 
 
-def _name_body_for_long_texts(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
-    """Give a node's body a second name, by which longer texts call it."""
+def _name_body_for_long_sequences(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
+    """Give a node's body a second name, by which longer sequences call it."""
     body = model.functions[node.op_identifier()].clone()
-    body.name += LONG_TEXTS
+    body.name += LONG_SEQUENCES
     model.functions.setdefault(body.identifier(), body)
 
 
 def _fuse(node: onnx_ir.Node, parts: SharedParts, *, has_bias: bool) -> None:
     """Put the fused attention in the place of a node of dense attention."""
-    fusion = _Fusion(node, parts)
-    attended = fusion.attended(has_bias=has_bias)
-    replace_by_merged(fusion.insertion, node, fusion.insertion.insert(attended))
+    replace_by_merged(OpBuilder.before(node), node, _Fusion(node, parts).attended(has_bias=has_bias))
 
 
 def _fused_function(model: onnx_ir.Model, node: onnx_ir.Node, *, has_bias: bool) -> onnx_ir.Function:
@@ -143,124 +142,128 @@ def _decides_body(node: onnx_ir.Node) -> object:
 class _Fusion:
     """The nodes that take the place of a node of dense attention, in the type of its states.
 
-    Methods return a node that gives [batch, tokens, hidden], in no graph yet.
+    Methods return [batch, tokens, hidden].
     """
 
     def __init__(self, node: onnx_ir.Node, parts: SharedParts) -> None:
         assert node.inputs[0] is not None
         assert node.inputs[0].dtype is not None
-        self.insertion = Insertion(node)
-        repeat_key_heads(self.insertion, node)
+        self._op = OpBuilder.before(node)
+        repeat_key_heads(self._op, node)
         self._node, self._parts = node, parts
         self._name, self._dtype = parts.new_name("attention"), node.inputs[0].dtype
 
-    def attended(self, *, has_bias: bool) -> onnx_ir.Node:
-        """The attention of all tokens to each other, or of each to those before it."""
-        node, parts, key_mask = self._node, self._parts, token_mask_of(self._node)
+    def attended(self, *, has_bias: bool) -> onnx_ir.Value:
+        """The attention of all tokens to each other, or of each token to those before it."""
+        op, node, parts, key_mask = self._op, self._node, self._parts, token_mask_of(self._node)
         if is_causal(node):
-            return self._causal(parts.once((PackedTokens, key_mask), lambda: PackedTokens(self.insertion, key_mask)))
-        mask = parts.once((_Mask, key_mask), lambda: _Mask(self.insertion, key_mask, self._dtype))
-        states = merged_states(self.insertion, node)
+            return self._causal(parts.once((PackedTokens, key_mask), lambda: PackedTokens(op, key_mask)))
+        mask = parts.once((_Mask, key_mask), lambda: _Mask(op, key_mask, self._dtype))
+        states = merged_states(op, node)
         if not has_bias:
-            return self._fused(states, mask, name=self._name)
-        bias = bias_by_distance(self.insertion, node, parts, by_rows=False, key_mask=mask.short)
+            return self._fused(op, states, mask, name=self._name)
+        bias = relative_position_bias(op, node, parts, by_rows=False, key_mask=mask.short)
         if bias.dtype != self._dtype:
-            bias = self.insertion.op("Cast", [bias], {"to": int(self._dtype)})
-        return self._or_long(self._fused(states, mask, bias=bias, name=f"{self._name}_fused"), mask.is_short)
+            bias = op.Cast(bias, to=self._dtype)
+
+        def fused(op: OpBuilder) -> onnx_ir.Value:
+            return self._fused(op, states, mask, bias=bias, name=f"{self._name}_fused")
+
+        def function(op: OpBuilder) -> onnx_ir.Value:
+            return merge_heads(op, same_node(op, node, node.op_type + LONG_SEQUENCES))
+
+        return cond(op, mask.is_short, fused, function, name=self._name, dtype=self._dtype)
 
     def _fused(
-        self, states: Sequence[onnx_ir.Value], mask: _Mask, *, bias: onnx_ir.Value | None = None, name: str
-    ) -> onnx_ir.Node:
+        self,
+        op: OpBuilder,
+        states: Sequence[onnx_ir.Value],
+        mask: _Mask,
+        *,
+        bias: onnx_ir.Value | None = None,
+        name: str,
+    ) -> onnx_ir.Value:
         """The attention for the mask."""
-        import onnx_ir as ir
-
         node = self._node
-        free = fused_attention(node, states, bias=bias)
-        # With this mask the products are stored in the graph's type before they are scaled, so the query is scaled
-        # instead: float16 overflows otherwise.
-        scale = self.insertion.number(node.attributes["scale"].as_float())
-        typed_scale = self.insertion.op("Cast", [scale], {"to": int(self._dtype)})
-        scaled = ir.node("Mul", [states[0], typed_scale])
-        by_key = fused_attention(node, [scaled.outputs[0], *states[1:]], key_mask=mask.numbers, bias=bias, scale=1.0)
-        masked = [scaled, by_key]
-        if bias is None and _has_memory_efficient_kernel(node):
-            ending = fused_attention(node, states, key_mask=mask.starts)
-            masked = [choice(mask.ends, then=[ending], otherwise=masked, name=f"{name}_masked", dtype=self._dtype)]
-        # A row without any real key is 0 by definition, and something finite without this.
-        zeroed = ir.node("Mul", [masked[-1].outputs[0], mask.any_key])
-        return choice(mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=self._dtype)
+        scale = self._op.Cast(node.attributes["scale"].as_float(), to=self._dtype)
 
-    def _causal(self, packed: PackedTokens) -> onnx_ir.Node:
-        """The attention of each token to those before it, which packs no texts where no token is padding."""
-        zero = self.insertion.op("Cast", [self.insertion.number(0.0)], {"to": int(self._dtype)})
-        states = merged_states(self.insertion, self._node)
-        attend = functools.partial(fused_attention, self._node, causal=True)
-        otherwise = packed.around(states, attend, zero)
-        return choice(packed.unmasked, then=[attend(states)], otherwise=otherwise, name=self._name, dtype=self._dtype)
+        def unmasked(op: OpBuilder) -> onnx_ir.Value:
+            return fused_attention(op, node, states, bias=bias)
 
-    def _or_long(self, fused: onnx_ir.Node, is_short: onnx_ir.Value) -> onnx_ir.Node:
-        """The fused attention for short texts, else the node's own body."""
-        import onnx_ir as ir
+        def by_key(op: OpBuilder) -> onnx_ir.Value:
+            # With this mask the products are stored in the graph's type before they are scaled, so the query is scaled
+            # instead: float16 overflows otherwise.
+            scaled = [op.Mul(states[0], scale), *states[1:]]
+            return fused_attention(op, node, scaled, key_mask=mask.int32_mask, bias=bias, scale=1.0)
 
-        node = self._node
-        body = ir.node(node.op_type + LONG_TEXTS, node.inputs, attributes=node.attributes, domain=node.domain)
-        merged = ir.node("Reshape", [body.outputs[0], self.insertion.integers([0, 0, -1])])
-        return choice(is_short, then=[fused], otherwise=[body, merged], name=self._name, dtype=self._dtype)
+        def by_start(op: OpBuilder) -> onnx_ir.Value:
+            return fused_attention(op, node, states, key_mask=mask.starts)
+
+        def masked(op: OpBuilder) -> onnx_ir.Value:
+            if bias is None and _has_memory_efficient_kernel(node):
+                attended = cond(op, mask.ends, by_start, by_key, name=f"{name}_masked", dtype=self._dtype)
+            else:
+                attended = by_key(op)
+            # A row without any real key is 0 by definition, and something finite without this.
+            return op.Mul(attended, mask.any_key)
+
+        return cond(op, mask.unmasked, unmasked, masked, name=name, dtype=self._dtype)
+
+    def _causal(self, packing: PackedTokens) -> onnx_ir.Value:
+        """The attention of each token to those before it, which packs no sequences where no token is padding."""
+        op, node = self._op, self._node
+        zero = op.Cast(0.0, to=self._dtype)
+        states = merged_states(op, node)
+
+        def unmasked(op: OpBuilder) -> onnx_ir.Value:
+            return fused_attention(op, node, states, causal=True)
+
+        def packed(op: OpBuilder) -> onnx_ir.Value:
+            attended = fused_attention(op, node, packing.pack(op, states), causal=True)
+            return packing.unpack(op, attended, zero)
+
+        return cond(op, packing.unmasked, unmasked, packed, name=self._name, dtype=self._dtype)
 
 
 class _Mask:
-    """The parts of one key mask that every attention of a graph needs, computed once.
+    """Values computed from a key mask, [batch, tokens], bool, once for all attentions of a graph.
 
     Attributes:
         unmasked: [], bool, whether every token is real.
-        numbers: [batch, tokens], int32.
-        ends: [], bool, whether all padding is after its text, and the texts are long enough for `starts`.
-        starts: [3 * batch + 2], int32: keys of each row, at least 1, where the queries of each row start and the last
-            one's end, and the same of the keys.
+        int32_mask: [batch, tokens], int32.
+        ends: [], bool, whether all padding is after its sequence, and the sequences are long enough for `starts`.
+        starts: [3 * batch + 2], int32: keys of each row, at least 1; where the queries of each row start and the last
+            row's queries end; and where the keys do.
         any_key: [batch, 1, 1], in the graph's type, 1 for rows with a real token.
-        is_short: [], bool, whether texts are short enough for a bias.
+        is_short: [], bool, whether sequences are short enough for a bias.
         short: [batch, tokens], bool, the key mask where they are, else [batch, 0].
     """
 
-    def __init__(self, insertion: Insertion, key_mask: onnx_ir.Value, dtype: onnx_ir.DataType) -> None:
+    def __init__(self, op: OpBuilder, key_mask: onnx_ir.Value, dtype: onnx_ir.DataType) -> None:
         import onnx_ir as ir
 
-        to_int32, to_bool = {"to": int(ir.DataType.INT32)}, {"to": int(ir.DataType.BOOL)}
-        columns = insertion.integers([1])
-        self.numbers = insertion.op("Cast", [key_mask], to_int32)
-        smallest = insertion.op("ReduceMin", [self.numbers], {"keepdims": 0})
-        self.unmasked = insertion.op("Cast", [smallest], to_bool)
-        counts = insertion.op("ReduceSum", [self.numbers, columns], {"keepdims": 1})  # [batch, 1]
-        one = insertion.op("Cast", [columns], to_int32)  # [1]
-        lengths = insertion.op("Max", [counts, one])
-        has_key = insertion.op("Unsqueeze", [insertion.op("Min", [counts, one]), columns])
-        self.any_key = insertion.op("Cast", [has_key], {"to": int(dtype)})
+        int32, boolean = ir.DataType.INT32, ir.DataType.BOOL
+        self.int32_mask = op.Cast(key_mask, to=int32)
+        self.unmasked = op.Cast(op.ReduceMin(self.int32_mask, keepdims=0), to=boolean)
+        counts = op.ReduceSum(self.int32_mask, [1], keepdims=1)  # [batch, 1]
+        one = op.Cast([1], to=int32)  # [1]
+        self.any_key = op.Cast(op.Unsqueeze(op.Min(counts, one), [1]), to=dtype)
 
-        zero, step = (insertion.op("Constant", [], {"value_int": value}) for value in (0, 1))
-        batch, tokens = (
-            insertion.op("Squeeze", [insertion.op("Shape", [key_mask], {"start": axis, "end": axis + 1})])
-            for axis in (0, 1)
-        )
-        self.is_short = insertion.op(
-            "LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": _LONGEST_BIASED})]
-        )
-        kept = insertion.op("Where", [self.is_short, tokens, zero])
-        ends = insertion.op("Unsqueeze", [kept, insertion.integers([0])])
-        self.short = insertion.op("Slice", [key_mask, insertion.integers([0]), ends, columns])
-        positions = insertion.op("Cast", [insertion.op("Range", [zero, tokens, step])], to_int32)
-        is_text = insertion.op("Less", [positions, counts])  # [batch, tokens]
-        agrees = insertion.op("Cast", [insertion.op("Equal", [is_text, key_mask])], to_int32)
-        all_agree = insertion.op("ReduceMin", [agrees], {"keepdims": 0})
-        self.ends = insertion.op("Cast", [all_agree], to_bool)
+        batch, tokens = (op.Squeeze(op.Shape(key_mask, start=axis, end=axis + 1)) for axis in (0, 1))
+        self.is_short = op.LessOrEqual(tokens, _LONGEST_BIASED)
+        kept = op.Where(self.is_short, tokens, 0)
+        self.short = op.Slice(key_mask, [0], op.Unsqueeze(kept, [0]), [1])
+        positions = op.Cast(op.Range(0, tokens, 1), to=int32)
+        is_in_sequence = op.Less(positions, counts)  # [batch, tokens]
+        agrees = op.Cast(op.Equal(is_in_sequence, key_mask), to=int32)
+        self.ends = op.Cast(op.ReduceMin(agrees, keepdims=0), to=boolean)
         if dtype == ir.DataType.FLOAT:
-            least = insertion.op("Constant", [], {"value_int": _LEAST_FLOAT32_TOKENS})
-            is_long = insertion.op("GreaterOrEqual", [tokens, least])
-            self.ends = insertion.op("And", [self.ends, is_long])
+            self.ends = op.And(self.ends, op.GreaterOrEqual(tokens, _LEAST_FLOAT32_TOKENS))
 
-        numbered = insertion.op("Range", [zero, insertion.op("Add", [batch, step]), step])
-        starts = insertion.op("Cast", [insertion.op("Mul", [numbered, tokens])], to_int32)  # [batch + 1]
-        flat = insertion.op("Squeeze", [lengths, columns])  # [batch]
-        self.starts = insertion.op("Concat", [flat, starts, starts], {"axis": 0})
+        rows = op.Range(0, op.Add(batch, 1), 1)
+        starts = op.Cast(op.Mul(rows, tokens), to=int32)  # [batch + 1]
+        lengths = op.Squeeze(op.Max(counts, one), [1])  # [batch]
+        self.starts = op.Concat(lengths, starts, starts, axis=0)
 
 
 def _has_memory_efficient_kernel(node: onnx_ir.Node) -> bool:

@@ -18,7 +18,7 @@ from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.nodes import operator_nodes
-from hdexport.lowering.openvino_functions import OPSET, OpenVinoForm
+from hdexport.lowering.openvino_functions import OPSET, OpenVinoLowering
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -34,7 +34,7 @@ def lower_for_openvino(model: onnx_ir.Model, *, padded: bool) -> bool:
     pool_in_blocks(model)
     widen_to_float32(model)
     parts = SharedParts(model, padded=padded)
-    forms = [(node, form) for node, form in lowerings_of(model) if isinstance(form, OpenVinoForm)]
+    forms = [(node, form) for node, form in lowerings_of(model) if isinstance(form, OpenVinoLowering)]
     differs = [form.for_openvino(node, parts) for node, form in forms]
     # The bodies' operators mean the same in each opset from theirs on, and a graph has one.
     for function in model.functions.values():

@@ -39,20 +39,20 @@ from typing import TYPE_CHECKING
 
 from hdexport.attention.registry import lowering_of
 from hdexport.graph.targets.tensorrt.plugin_nodes import plugin_nodes, use_plugins
-from hdexport.lowering.bias_by_distance import bias_by_distance
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.nodes import (
-    Insertion,
     is_causal,
     merge_heads,
     operator_nodes,
     replace_by_merged,
     replace_result,
     states_of,
-    swap_heads_and_tokens,
     token_mask_of,
 )
 from hdexport.lowering.packed_tokens import PackedTokens
+from hdexport.lowering.relative_position_bias import relative_position_bias
+from hdplugins.attention.function_parts import transpose_heads_and_tokens
+from hdplugins.op_builder import OpBuilder
 from hdruntime.errors import ExportError
 from hdruntime.optional import require
 
@@ -134,14 +134,14 @@ def tensorrt_graph(
         _raise_opset(lowered)
     parts = SharedParts(lowered)
     for node in nodes:
-        key_mask, insertion = token_mask_of(node), Insertion(node)
+        key_mask, op = token_mask_of(node), OpBuilder.before(node)
         if is_causal(node):
-            packed = parts.once((PackedTokens, key_mask), functools.partial(PackedTokens, insertion, key_mask))
+            packed = parts.once((PackedTokens, key_mask), functools.partial(PackedTokens, op, key_mask))
             _replace_by_causal_attention(node, packed, dtype)
         else:
-            mask = parts.once((_Mask, key_mask), functools.partial(_Mask, insertion, key_mask, dtype))
+            mask = parts.once((_Mask, key_mask), functools.partial(_Mask, op, key_mask, dtype))
             has_bias = lowering_of(node).has_bias(node)
-            bias = bias_by_distance(insertion, node, parts, by_rows=False) if has_bias else None
+            bias = relative_position_bias(op, node, parts, by_rows=False) if has_bias else None
             _replace_by_attention(node, mask, bias, dtype)
     RemoveUnusedNodesPass()(lowered)
     # TensorRT's parser prefers bodies to everything else.
@@ -159,14 +159,13 @@ class _Mask:
         zero: scalar, the value of a masked token.
     """
 
-    def __init__(self, insertion: Insertion, key_mask: onnx_ir.Value, dtype: str) -> None:
+    def __init__(self, op: OpBuilder, key_mask: onnx_ir.Value, dtype: str) -> None:
         import onnx_ir as ir
 
-        typed = {"to": int(ir.DataType[dtype.upper()])}
-        zero, masked_score = map(insertion.number, (0.0, _MASKED_SCORE))
-        row, self.keep = (insertion.op("Unsqueeze", [key_mask, insertion.integers(axes)]) for axes in ([1, 2], [1, 3]))
-        self.scores = insertion.op("Cast", [insertion.op("Where", [row, zero, masked_score])], typed)
-        self.zero = insertion.op("Cast", [zero], typed)
+        to = ir.DataType[dtype.upper()]
+        row, self.keep = (op.Unsqueeze(key_mask, axes) for axes in ([1, 2], [1, 3]))
+        self.scores = op.Cast(op.Where(row, 0.0, _MASKED_SCORE), to=to)
+        self.zero = op.Cast(0.0, to=to)
 
 
 def _fusible_nodes(model: onnx_ir.Model, *, longest: int | None) -> list[onnx_ir.Node]:
@@ -210,33 +209,27 @@ def _raise_opset(model: onnx_ir.Model) -> None:
 def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, bias: onnx_ir.Value | None, dtype: str) -> None:
     import onnx_ir as ir
 
-    insertion, scores = Insertion(node), mask.scores
-    query, key, value = (swap_heads_and_tokens(insertion, state) for state in states_of(node))
-    # Rows without any real key are 0 by definition. Zeroed values give that, and here TensorRT can fuse it
-    # with the projection that makes them.
-    kept = insertion.op("Where", [mask.keep, value, mask.zero])
+    op, scores = OpBuilder.before(node), mask.scores
+    query, key, value = (transpose_heads_and_tokens(op, state) for state in states_of(node))
+    # Rows without any real key are 0 by definition. Zeroed values give that, and here TensorRT can fuse the zeros
+    # with the projection before them.
+    kept = op.Where(mask.keep, value, mask.zero)
     if bias is not None:
-        typed_bias = insertion.op("Cast", [bias], {"to": int(ir.DataType[dtype.upper()])})
-        scores = insertion.op("Add", [typed_bias, mask.scores])
-    attributes = {"scale": node.attributes["scale"].as_float()}
-    attention = insertion.insert(ir.node("Attention", [query, key, kept, scores], attributes, name=node.name))
-    replace_result(node, swap_heads_and_tokens(insertion, attention))
+        scores = op.Add(op.Cast(bias, to=ir.DataType[dtype.upper()]), mask.scores)
+    attended = op.Attention(query, key, kept, scores, scale=node.attributes["scale"].as_float(), _name=node.name)
+    replace_result(node, transpose_heads_and_tokens(op, attended))
 
 
 def _replace_by_causal_attention(node: onnx_ir.Node, packed: PackedTokens, dtype: str) -> None:
-    """Replace a node of causal attention: TensorRT's layer takes no mask then, so the texts are packed."""
+    """Replace a node of causal attention: TensorRT's layer takes no mask then, so the sequences are packed."""
     import onnx_ir as ir
 
-    insertion = Insertion(node)
-    zero = insertion.op("Constant", [], {"value": ir.tensor(0.0, ir.DataType[dtype.upper()])})
-    packs = packed.pack(states_of(node))
-    states = [swap_heads_and_tokens(insertion, insertion.insert(pack)) for pack in packs]
-    attributes = {"scale": node.attributes["scale"].as_float(), "is_causal": 1}
-    attention = insertion.insert(ir.node("Attention", states, attributes, name=node.name))
-    merged = merge_heads(insertion, swap_heads_and_tokens(insertion, attention))
-    back, kept = packed.unpack(merged, zero)
-    insertion.insert(back)
-    replace_by_merged(insertion, node, insertion.insert(kept))
+    op = OpBuilder.before(node)
+    zero = op.Constant(value=ir.tensor(0.0, ir.DataType[dtype.upper()]))
+    states = [transpose_heads_and_tokens(op, state) for state in packed.pack(op, states_of(node))]
+    attended = op.Attention(*states, scale=node.attributes["scale"].as_float(), is_causal=1, _name=node.name)
+    merged = merge_heads(op, transpose_heads_and_tokens(op, attended))
+    replace_by_merged(op, node, packed.unpack(op, merged, zero))
 
 
 def _check_selections(model: onnx_ir.Model) -> None:

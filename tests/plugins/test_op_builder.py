@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from onnx_ir import Value
 
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, Operator
-from hdplugins.attention.body_maker import Op, Value, choose, float_attribute, function, integer_attribute, scan
+from hdplugins.attention.function_bodies import operator_function
+from hdplugins.op_builder import OpBuilder, cond, float_attribute, integer_attribute, scan
 from support.function_bodies import nodes_within
 
 OPERATOR = Operator(
@@ -20,9 +23,13 @@ OPERATOR = Operator(
 )
 
 
+def proto_of(body: Callable[..., Value]) -> onnx.FunctionProto:
+    return ir.serde.serialize_function(operator_function(OPERATOR, body, inputs=1))
+
+
 def answer_of(body: Callable[..., Value], x: Any) -> np.ndarray:
     """The answer of a node with scale=0.5 and count=3, by ONNX's own evaluator."""
-    proto = function(OPERATOR, body, inputs=1)
+    proto = proto_of(body)
     x = np.asarray(x)
     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
     node = helper.make_node("Toy", ["x"], ["y"], domain=ONNX_DOMAIN, scale=0.5, count=3)
@@ -39,7 +46,7 @@ def answer_of(body: Callable[..., Value], x: Any) -> np.ndarray:
 
 
 def test_numbers_become_constants_of_a_type_that_their_kind_decides() -> None:
-    def body(op: Op, x: Value) -> Value:
+    def body(op: OpBuilder, x: Value) -> Value:
         return op.Add(op.Mul(x, 2.0), op.Cast(op.ReduceSum(op.Add([1, 2], 1), keepdims=0), to=TensorProto.FLOAT))
 
     answer = answer_of(body, np.float32([1, 2]))
@@ -49,18 +56,18 @@ def test_numbers_become_constants_of_a_type_that_their_kind_decides() -> None:
 
 def test_a_list_is_held_with_its_shape() -> None:
     """ONNX Runtime before 1.26 refuses a Pad whose amounts are the attribute value_ints."""
-    proto = function(OPERATOR, lambda op, x: op.Pad(x, [1, 2]), inputs=1)
+    proto = proto_of(lambda op, x: op.Pad(x, [1, 2]))
     (constant,) = [node for node in proto.node if node.op_type == "Constant"]
     assert list(constant.attribute[0].t.dims) == [2]
 
 
 def test_equal_numbers_share_a_constant() -> None:
-    proto = function(OPERATOR, lambda op, x: op.Add(op.Add(x, 1), op.Add(x, 1)), inputs=1)
+    proto = proto_of(lambda op, x: op.Add(op.Add(x, 1), op.Add(x, 1)))
     assert [node.op_type for node in proto.node] == ["Constant", "Add", "Add", "Add"]
 
 
 def test_attributes_are_those_of_each_node() -> None:
-    def body(op: Op, x: Value) -> Value:
+    def body(op: OpBuilder, x: Value) -> Value:
         return op.Mul(op.Mul(x, float_attribute(op, "scale")), op.CastLike(integer_attribute(op, "count"), x))
 
     assert answer_of(body, np.float32(4)) == 6
@@ -68,10 +75,10 @@ def test_attributes_are_those_of_each_node() -> None:
 
 @pytest.mark.pinned  # the evaluator of onnx 1.20 lacks them
 def test_a_loop_reads_the_values_around_it_and_returns_states_and_results() -> None:
-    def body(op: Op, x: Value) -> Value:
+    def body(op: OpBuilder, x: Value) -> Value:
         doubled = op.Mul(x, 2.0)
 
-        def step(op: Op, number: Value, total: Value, element: Value) -> tuple[Value, Value, Value]:
+        def step(op: OpBuilder, number: Value, total: Value, element: Value) -> tuple[Value, Value, Value]:
             inner = op.ReduceSum(doubled, keepdims=0)
             return op.Add(number, 1), op.Add(total, element), op.Add(element, inner)
 
@@ -83,29 +90,29 @@ def test_a_loop_reads_the_values_around_it_and_returns_states_and_results() -> N
 
 @pytest.mark.parametrize(("x", "expected"), [(1.0, [10.0, 3.0]), (-1.0, [-10.0, 4.0])])
 def test_a_choice_returns_what_the_chosen_body_returns(x: float, expected: list[float]) -> None:
-    def body(op: Op, x: Value) -> Value:
+    def body(op: OpBuilder, x: Value) -> Value:
         tenfold = op.Mul(x, 10.0)
 
-        def three(op: Op) -> tuple[Value, Value]:
+        def three(op: OpBuilder) -> tuple[Value, Value]:
             return op.Identity(tenfold), op.Constant(value_float=3.0)
 
-        def four(op: Op) -> tuple[Value, Value]:
+        def four(op: OpBuilder) -> tuple[Value, Value]:
             return op.Identity(tenfold), op.Constant(value_float=4.0)
 
-        values = choose(op, op.Greater(x, 0.0), three, four)
+        values = cond(op, op.Greater(x, 0.0), three, four)
         return op.Concat(*(op.Unsqueeze(value, [0]) for value in values), axis=0)
 
     assert answer_of(body, np.float32(x)).tolist() == expected
 
 
 def test_no_two_values_of_a_body_have_one_name() -> None:
-    def body(op: Op, x: Value) -> Value:
-        def step(op: Op, element: Value) -> Value:
+    def body(op: OpBuilder, x: Value) -> Value:
+        def step(op: OpBuilder, element: Value) -> Value:
             return scan(op, lambda op, element: op.Add(element, 1.0), element, shapes=[("row",)])
 
         return scan(op, step, x, shapes=[("rows", "row")])
 
-    names = [name for node in nodes_within(function(OPERATOR, body, inputs=1)) for name in node.output]
+    names = [name for node in nodes_within(proto_of(body)) for name in node.output]
     assert len(names) == len(set(names)) == 4
 
 
@@ -125,4 +132,4 @@ def test_no_two_values_of_a_body_have_one_name() -> None:
 )
 def test_a_mistake_is_refused(body: Callable[..., Value], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        function(OPERATOR, body, inputs=1)
+        proto_of(body)

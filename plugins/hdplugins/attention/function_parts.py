@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from onnx import TensorProto
+from hdplugins.op_builder import OpBuilder, float_attribute
 
-from hdplugins.attention.body_maker import Op, Value, float_attribute
+if TYPE_CHECKING:
+    from onnx_ir import Value
 
 MASKED = -1.0e30
 """The score of a key that a query does not see. It is finite, so that no runtime computes inf - inf; exp() of it is 0
@@ -17,17 +19,26 @@ _BLOCK_TOKENS = 128
 """The queries of a block: at 1024 keys their scores stay in a CPU's cache. With 64 to 256 the time hardly differs."""
 
 
-def upcast(op: Op, value: Value) -> Value:
+def upcast(op: OpBuilder, value: Value) -> Value:
     """Upcast a value to float32."""
-    return op.Cast(value, to=TensorProto.FLOAT)
+    from onnx_ir import DataType
+
+    return op.Cast(value, to=DataType.FLOAT)
 
 
-def column(op: Op, count: Value | int) -> Value:
+def is_nonzero(op: OpBuilder, value: Value) -> Value:
+    """Cast a value to bool."""
+    from onnx_ir import DataType
+
+    return op.Cast(value, to=DataType.BOOL)
+
+
+def column(op: OpBuilder, count: Value | int) -> Value:
     """Return the numbers from 0 to count - 1 as [count, 1]."""
     return op.Unsqueeze(op.Range(0, count, 1), [1])
 
 
-def transpose_heads_and_tokens(op: Op, state: Value) -> Value:
+def transpose_heads_and_tokens(op: OpBuilder, state: Value) -> Value:
     """Transpose [batch, heads, tokens, head_dim] (BHSD) to [batch, tokens, heads, head_dim] (BSHD), or the reverse."""
     return op.Transpose(state, perm=[0, 2, 1, 3])
 
@@ -39,14 +50,14 @@ def bshd_body(body: Callable[..., Value], *, states: int = 3) -> Callable[..., V
     tokens, heads, head_dim] (BSHD). Only the first `states` inputs are transposed.
     """
 
-    def transposed(op: Op, *inputs: Value) -> Value:
+    def transposed(op: OpBuilder, *inputs: Value) -> Value:
         of_heads = [transpose_heads_and_tokens(op, state) for state in inputs[:states]]
         return transpose_heads_and_tokens(op, body(op, *of_heads, *inputs[states:]))
 
     return transposed
 
 
-def rows_or_zero(op: Op, are_defined: Value, rows: Value) -> Value:
+def rows_or_zero(op: OpBuilder, are_defined: Value, rows: Value) -> Value:
     """Return the rows where a boolean that broadcasts to the rows is true, and 0 elsewhere.
 
     A product with 0 would keep a NaN, and the sums of padding may be NaN.
@@ -54,7 +65,7 @@ def rows_or_zero(op: Op, are_defined: Value, rows: Value) -> Value:
     return op.Where(are_defined, rows, op.CastLike(0.0, rows))
 
 
-def biased_scores(op: Op, scaled_query: Value, keys: Value, bias: Value, *, axes: int) -> Value:
+def biased_scores(op: OpBuilder, scaled_query: Value, keys: Value, bias: Value, *, axes: int) -> Value:
     """The scores of attention over the last two axes, [..., queries, keys], float32.
 
     Args:
@@ -67,7 +78,7 @@ def biased_scores(op: Op, scaled_query: Value, keys: Value, bias: Value, *, axes
     return op.Add(upcast(op, op.MatMul(scaled_query, key_columns)), bias)
 
 
-def attention(op: Op, scaled_query: Value, keys: Value, values: Value, bias: Value, *, axes: int) -> Value:
+def attention(op: OpBuilder, scaled_query: Value, keys: Value, values: Value, bias: Value, *, axes: int) -> Value:
     """Return the sums of values, [..., queries, head_dim], by a float32 softmax of the scores of `biased_scores`."""
     weights = op.Softmax(biased_scores(op, scaled_query, keys, bias, axes=axes), axis=-1)
     return op.MatMul(op.CastLike(weights, values), values)
@@ -95,7 +106,7 @@ class Blocks:
     padded_1d: Value
 
 
-def query_blocks(op: Op, query: Value, *, is_fixed: bool) -> Blocks:
+def query_blocks(op: OpBuilder, query: Value, *, is_fixed: bool) -> Blocks:
     """The sizes of the blocks of queries, [batch, heads, tokens, head_dim].
 
     `is_fixed` says whether the block of a shorter sequence has the full size; otherwise it has the size of the
@@ -138,13 +149,13 @@ class SequenceBlocks(Blocks):
     has_keys: Value
 
 
-def blocks_from_start(op: Op, query: Value, key_mask: Value, *, is_fixed: bool) -> SequenceBlocks:
+def blocks_from_start(op: OpBuilder, query: Value, key_mask: Value, *, is_fixed: bool) -> SequenceBlocks:
     """Cut the queries into blocks; key_mask is [batch, tokens], the other arguments are those of `query_blocks`."""
     blocks = query_blocks(op, query, is_fixed=is_fixed)
     scale = op.CastLike(float_attribute(op, "scale"), query)
     missing_1d = op.Sub(blocks.padded_1d, blocks.tokens_1d)
     padded_query = op.Pad(query, op.Concat([0, 0, 0, 0, 0, 0], missing_1d, [0], axis=0))
-    any_real = op.Cast(op.ReduceMax(upcast(op, key_mask), [1], keepdims=1), to=TensorProto.BOOL)
+    any_real = is_nonzero(op, op.ReduceMax(upcast(op, key_mask), [1], keepdims=1))
     return SequenceBlocks(
         **vars(blocks),
         scale=scale,
@@ -155,27 +166,27 @@ def blocks_from_start(op: Op, query: Value, key_mask: Value, *, is_fixed: bool) 
     )
 
 
-def steps_of_sequences(op: Op, batch_1d: Value, count: Value) -> tuple[Value, Value]:
+def steps_of_sequences(op: OpBuilder, batch_1d: Value, count: Value) -> tuple[Value, Value]:
     """Return the sequence of each step of a loop, and the step's number in its sequence; `count` steps per sequence."""
     steps = op.Range(0, op.Mul(op.Squeeze(batch_1d), count), 1)
     sequences = op.Div(steps, count)
     return sequences, op.Sub(steps, op.Mul(sequences, count))
 
 
-def split_by_block(op: Op, blocks: SequenceBlocks) -> Value:
+def split_by_block(op: OpBuilder, blocks: SequenceBlocks) -> Value:
     """Turn the scaled queries into [blocks, batch, heads, block, head_dim]."""
     shape = op.Concat([0, 0], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
     return op.Transpose(op.Reshape(blocks.scaled_query, shape), perm=[2, 0, 1, 3, 4])
 
 
-def join_heads(op: Op, blocks: SequenceBlocks, sums: Value) -> Value:
+def join_heads(op: OpBuilder, blocks: SequenceBlocks, sums: Value) -> Value:
     """Turn float32 sums, [steps, padded, head_dim], into [batch, heads, tokens, head_dim]."""
     shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0)
     rows = op.Slice(op.Reshape(sums, shape), [0], blocks.tokens_1d, [2])
     return rows_or_zero(op, blocks.has_keys, rows)
 
 
-def join_blocks(op: Op, blocks: SequenceBlocks, sums: Value) -> Value:
+def join_blocks(op: OpBuilder, blocks: SequenceBlocks, sums: Value) -> Value:
     """Turn float32 sums, [blocks, batch, heads, block, head_dim], into [batch, heads, tokens, head_dim]."""
     return join_heads(op, blocks, op.Transpose(sums, perm=[1, 2, 0, 3, 4]))
 
@@ -197,7 +208,7 @@ class RowShift:
     axes: int
 
 
-def row_shift(op: Op, block_1d: Value, width_1d: Value, *, axes: int) -> RowShift:
+def row_shift(op: OpBuilder, block_1d: Value, width_1d: Value, *, axes: int) -> RowShift:
     """Compute the sizes for values of that number of axes, [..., block, width]."""
     begin_1d, shorter_1d = op.Sub(block_1d, [1]), op.Sub(width_1d, [1])
     end_1d = op.Add(op.Mul(block_1d, shorter_1d), begin_1d)
@@ -205,7 +216,7 @@ def row_shift(op: Op, block_1d: Value, width_1d: Value, *, axes: int) -> RowShif
     return RowShift(begin_1d=begin_1d, end_1d=end_1d, shape=shape, axes=axes)
 
 
-def shift_rows(op: Op, shift: RowShift, rows: Value, kept_1d: Value) -> Value:
+def shift_rows(op: OpBuilder, shift: RowShift, rows: Value, kept_1d: Value) -> Value:
     """Turn [..., block, width] into [..., block, kept], where row r begins in column block - 1 - r of `rows`.
 
     Flattened, each row begins one number less than a row after the row before.
