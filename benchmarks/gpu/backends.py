@@ -93,7 +93,7 @@ def run_onnxruntime(job: Job) -> None:
         refusal = why_unavailable(bundle, backend)
         if refusal is not None:
             raise SkippedError(refusal.partition("\n")[0])
-        about = {"case": "onnxruntime", "provider": backend.value, "model": bundle.manifest.name}
+        about = {"case": "onnxruntime", "provider": backend, "model": bundle.manifest.name}
         with hdruntime.load(bundle, backend=backend) as session:
             _run_lengths(job, bundle, session, about)
 
@@ -120,7 +120,7 @@ def run_model(job: Job, model: str) -> None:
     refusal = why_unavailable(bundle, backend)
     if refusal is not None:
         raise SkippedError(refusal.partition("\n")[0])
-    about = {"case": "onnxruntime", "provider": backend.value, "model": model}
+    about = {"case": "onnxruntime", "provider": backend, "model": model}
     batch = _batches(job)
     with hdruntime.load(bundle, backend=backend) as session:
         with hdruntime.load(bundle, backend="onnxruntime") as right:
@@ -157,7 +157,7 @@ def compare_kernels(job: Job, model: str, *, peer: str | None = None) -> None:
         expected = right(**calls[0])
     of_bodies: list[Mapping[str, Any]] = []
     for attention, opened in (("bodies", without), ("kernels", bundle)):
-        about = {"provider": backend.value, "model": model, "attention": attention}
+        about = {"provider": backend, "model": model, "attention": attention}
         with hdruntime.load(opened, backend=backend) as session:
             answers = [session(**feeds) for feeds in calls]
             _check(job, answers[0], expected, **about, right="cpu")
@@ -201,7 +201,7 @@ def time_answers(job: Job, model: str, *, is_windowed: bool = False) -> None:
         for rows, tokens in _GROWING_SHAPES if is_windowed and not job.rehearsal else _kernel_shapes(job):
             feeds = batch(rows, tokens)
             for answers, call in _answers(session, feeds, rehearsal=job.rehearsal).items():
-                about = {"case": "onnxruntime", "provider": backend.value, "model": model, "answers": answers}
+                about = {"case": "onnxruntime", "provider": backend, "model": model, "answers": answers}
                 _time_call(job, call, (rows, tokens), **about)
 
 
@@ -366,7 +366,7 @@ def _bundle(job: Job, *, variant: Backend | None, is_windowed: bool) -> Iterator
     """The given bundle, if it has such an engine and attention, or one that is built for the block."""
     if job.bundle is not None:
         given = open_bundle(job.bundle)
-        has_engine = variant is None or any(engine.variant == variant.value for engine in given.manifest.engines)
+        has_engine = variant is None or any(engine.variant == variant for engine in given.manifest.engines)
         if has_engine and ("window" in {record["type"] for record in given.manifest.attention}) == is_windowed:
             yield given
             return

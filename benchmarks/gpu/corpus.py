@@ -114,7 +114,7 @@ def run_job(job: Job) -> None:
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / name for name in ("ours.parquet", "theirs.parquet")]
         ours = ["-m", "hdexport", "run", str(bundle), str(source), "-o", str(outputs[0])]
-        ours += ["--backend", backend.value, "--overflow", "truncate"]
+        ours += ["--backend", backend, "--overflow", "truncate"]
         _time_command(job, "hdexport run", source, ours)
         # Not where it lies: Python finds the modules beside a script first, and transformers has optional ones.
         script = shutil.copy(_TEN_LINES, folder)

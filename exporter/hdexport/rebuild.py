@@ -19,7 +19,7 @@ from hdexport.lowering.kernel_nodes import kernel_records
 from hdexport.quantize import Int8Options
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
-from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
+from hdruntime.bundle.manifest import EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.staging import staged_directory
 from hdruntime.bundle.verification import Skip, SkipCause, VerificationRecord
@@ -81,7 +81,7 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
     progress.step("Reading the bundle")
     bundle = open_bundle(options.bundle)
     with staged_directory(options.output, BUNDLE_DIRECTORY, force=options.force or in_place) as directory:
-        kept = [engine for engine in bundle.manifest.engines if Backend(engine.variant) not in options.engines.variants]
+        kept = [engine for engine in bundle.manifest.engines if engine.variant not in options.engines.variants]
         graphs = _graphs_to_keep(bundle.manifest, options)
         only_kernels = bool(options.engines.architectures) and not options.engines.variants
         writes_kernels = only_kernels or bool(options.engines.variants)

@@ -316,7 +316,7 @@ class BatchSession:
         runner = self._scheduler.runner
         if not isinstance(runner, DeviceRunner):
             raise BackendError(
-                f"The backend {self._backend.value} does not accept arrays on a GPU.",
+                f"The backend {self._backend} does not accept arrays on a GPU.",
                 hint="Call the session itself with arrays on the CPU, or load the bundle with a backend of the GPU.",
             )
         names = self._output_names if outputs is None else self._checked_outputs(outputs)

@@ -204,7 +204,7 @@ class BundleModel:
 
     def get_backend(self) -> str:
         """The backend that runs the bundle, by its name in :class:`hdruntime.Backend`."""
-        return self._session.backend.value
+        return str(self._session.backend)
 
     def get_max_seq_length(self) -> int:
         """The value of `max_seq_length`."""
@@ -324,7 +324,7 @@ class BundleModel:
         there = "cpu" if asked.type == "cpu" else asked if asked.type == "cuda" else None
         load = f", or load the bundle there: {type(self).__name__}(bundle, device={str(there)!r})" if there else "."
         raise InputError(
-            f"device is {str(device)!r:.60}, and the bundle was loaded on {here} ({self._session.backend.value}).",
+            f"device is {str(device)!r:.60}, and the bundle was loaded on {here} ({self._session.backend}).",
             hint=f"Leave it out{load}",
         )
 

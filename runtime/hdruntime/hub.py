@@ -66,7 +66,7 @@ def opened_bundle(bundle: Path | str | Bundle, backend: Backend | str = _AUTO, p
             hint=f"If it is a checkpoint, build a bundle of it: hdexport build {shlex.quote(str(named))} -o BUNDLE",
         )
     manifest = read_manifest(snapshot)
-    needed = _needed(manifest, str(getattr(backend, "value", backend)), str(getattr(precision, "value", precision)))
+    needed = _needed(manifest, str(backend), str(precision))
     # By the commit: a branch may have moved since.
     commit = HubName(name=named.name, revision=snapshot.name)
     snapshot = _downloaded(commit, [MANIFEST_FILE, *sorted(needed)])

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BACKENDS_GROUP = "hdexport.backends"
-"""Group of entry points: name of a backend -> its class, a `hdruntime.backends.entry.BackendEntry`; name and `TARGET`
--> the exporter's side of it."""
-
-TARGET = ".target"
-
 _TASKS_GROUP = "hdexport.tasks"
 """Group of entry points: name of a task -> its class, a `hdruntime.tasks.task.TextTask`."""
 
@@ -99,12 +93,6 @@ def entry_points_of(group: str) -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
     return {point.name: point for point in sorted(entry_points(group=group), key=lambda point: point.name)}
-
-
-@functools.cache
-def registered_backends() -> dict[str, EntryPoint]:
-    """The backends of other packages, by name."""
-    return {name: point for name, point in entry_points_of(BACKENDS_GROUP).items() if not name.endswith(TARGET)}
 
 
 @functools.cache

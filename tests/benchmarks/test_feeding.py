@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hdruntime.backends
+from benchmarks.cpu.feeding import stand_in as stand_in_module
 from benchmarks.cpu.feeding.cases import WHAT
-from benchmarks.cpu.feeding.inputs import install_stand_in, make_corpus, texts_of
+from benchmarks.cpu.feeding.inputs import make_corpus, texts_of
 from benchmarks.cpu.feeding.tables import modelled, width
 from benchmarks.cpu.feeding.timeline import ANSWERS, COMPUTING, TOKENIZING, WRITING, Span, lane_of, merged, shares
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.registry import backends
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.inference.batching import pack_by_tokens
-from hdruntime.optional import registered_backends
 from support.tiny_bundle import HIDDEN_SIZE, make_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -43,16 +44,11 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    install_stand_in(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    for found in (registered_backends, backends):
-        found.cache_clear()
-    from benchmarks.cpu.feeding import stand_in
-
-    yield stand_in
+    monkeypatch.setattr(hdruntime.backends, "__path__", [*hdruntime.backends.__path__])
+    stand_in_module.add_stand_in()
+    yield stand_in_module
     monkeypatch.undo()
-    for found in (registered_backends, backends):
-        found.cache_clear()
+    backends.cache_clear()
 
 
 @pytest.fixture

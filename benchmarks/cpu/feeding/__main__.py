@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu.feeding.cases import WHAT, Case, Settings, cases_of
-from benchmarks.cpu.feeding.inputs import BUNDLES, CORPORA, install_stand_in, make_bundles, make_corpus
+from benchmarks.cpu.feeding.inputs import BUNDLES, CORPORA, make_bundles, make_corpus
 from benchmarks.cpu.feeding.tables import TABLES
 from benchmarks.cpu.feeding.timeline import COMPUTING
 from benchmarks.cpu.targets import TARGET_MISSED, output_of
@@ -76,8 +76,7 @@ def _options() -> argparse.Namespace:
 
 def _compared(options: argparse.Namespace, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
-    install_stand_in(folder)
-    paths = [str(_ROOT), str(folder), os.environ.get("PYTHONPATH")]
+    paths = [str(_ROOT), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     cases = [case for what in options.what for case in cases_of(what, options.task, options.corpus)]
     make_bundles(folder, sorted({case.bundle for case in cases}))

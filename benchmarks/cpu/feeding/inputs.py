@@ -32,18 +32,6 @@ _WARM = 20
 _HIDDEN, _TOKEN_DIMENSIONS = 384, 128
 
 
-STAND_IN = "stand_in"
-_ENTRY_POINT = f"[hdexport.backends]\n{STAND_IN} = benchmarks.cpu.feeding.stand_in:StandInBackend\n"
-
-
-def install_stand_in(folder: Path) -> None:
-    """Write the folder of a package that registers the stand-in with every process that has it on ``PYTHONPATH``."""
-    package = folder / f"{STAND_IN}-1.0.dist-info"
-    package.mkdir(parents=True, exist_ok=True)
-    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {STAND_IN}\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(_ENTRY_POINT)
-
-
 def checkpoint_of(folder: Path, bundle: str) -> Path:
     """The checkpoint of a bundle."""
     return folder / f"{bundle}-checkpoint"

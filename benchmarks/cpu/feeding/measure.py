@@ -21,8 +21,16 @@ import psutil
 
 import hdruntime
 from benchmarks.cpu.feeding.cases import EMBED, ENCODE, JOB, JOBS, TOKENIZERS, Case, Settings
-from benchmarks.cpu.feeding.inputs import STAND_IN, checkpoint_of, texts_of
-from benchmarks.cpu.feeding.stand_in import Pace, StandInBackend, StandInRunner, busy_share, padding_share
+from benchmarks.cpu.feeding.inputs import checkpoint_of, texts_of
+from benchmarks.cpu.feeding.stand_in import (
+    STAND_IN,
+    Pace,
+    StandInBackend,
+    StandInRunner,
+    add_stand_in,
+    busy_share,
+    padding_share,
+)
 from benchmarks.cpu.feeding.tables import CORES, width
 from benchmarks.cpu.feeding.timeline import COMPUTING, Looking, Span, picture, save, shares
 from benchmarks.record import now
@@ -159,7 +167,7 @@ def _serve(case: Case, settings: Settings) -> dict[str, Any]:
     size = int(case.way)
     texts = _first_of(texts_of(settings.path, case.corpus), _SERVED_CHARACTERS)
     bodies = [json.dumps({"input": texts[start : start + size]}) for start in range(0, len(texts), size)][:_REQUESTS]
-    command = [Path(sys.executable).with_name("hdexport"), "serve", settings.path / case.bundle]
+    command = [sys.executable, "-m", "benchmarks.cpu.feeding.command", "serve", settings.path / case.bundle]
     command += ["--backend", STAND_IN, "--port", "0"]
     with subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -283,4 +291,5 @@ _MEASURED: Mapping[str, Callable[[Case, Settings], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
+    add_stand_in()
     sys.exit(main())

@@ -1,6 +1,6 @@
 """A backend that computes nothing: it answers at once, or when a GPU of a given rate would have computed.
 
-A folder that `install_stand_in` writes registers it, as another package's: ``--backend stand_in`` then runs any bundle.
+In a process that called `add_stand_in`, ``--backend stand_in`` runs any bundle.
 Its answers are numbers of the right shapes without meaning; what is left to measure is all that a bundle costs besides
 computing.
 """
@@ -12,16 +12,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 import hdruntime
-from benchmarks.cpu.feeding.inputs import STAND_IN
+import hdruntime.backends
 from hdruntime.backends import Runner
 from hdruntime.backends.entry import Asked, BackendEntry, Refusal
+from hdruntime.backends.registry import backends
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError
+
+STAND_IN = "stand_in"
+"""Name of the backend."""
 
 _BATCH_TOKENS = 16384
 """Tokens of a batch by default, as of the backends for GPUs."""
@@ -30,6 +35,14 @@ _ACTIVE = 200
 """Weights of a sparse vector that are not 0, of a text of a hundred words."""
 
 _ROWS_WITHOUT_REPETITION = 256
+
+
+def add_stand_in() -> None:
+    """Add the folder of the stand-in to the backends of this process."""
+    folder = str(Path(__file__).with_name("backends"))
+    if folder not in hdruntime.backends.__path__:
+        hdruntime.backends.__path__.append(folder)
+    backends.cache_clear()
 
 
 class Pace(NamedTuple):
@@ -61,7 +74,7 @@ class StandInBackend(BackendEntry):
         opened: all runners, the latest last.
     """
 
-    name = hdruntime.Backend(STAND_IN)
+    name = STAND_IN
     library = "The stand-in"
     rank = 2000
     needs_gpu = True
@@ -95,7 +108,7 @@ class StandInRunner:
 
     prefers_equal_lengths = False
     batch_tokens = _BATCH_TOKENS
-    backend = hdruntime.Backend(STAND_IN)
+    backend = STAND_IN
     precision = hdruntime.Precision.AUTO
 
     def __init__(self, bundle: Bundle, pace: Pace) -> None:

@@ -435,7 +435,7 @@ def _session(bundle: Bundle, options: argparse.Namespace, report: JobReport) -> 
 
 
 def _chosen(options: argparse.Namespace, backend: Backend, reason: str) -> str:
-    return f"\nBackend: {backend.value} ({reason})" if options.backend == "auto" else ""
+    return f"\nBackend: {backend} ({reason})" if options.backend == "auto" else ""
 
 
 def _kept(job: Job) -> str:

@@ -73,7 +73,6 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.progress import TerminalProgress
     from hdexport.support.bundle_writer import write_manifest
     from hdexport.support.process_settings import let_threads_sleep
-    from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import open_bundle
     from hdruntime.bundle.verification import Status
 
@@ -96,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         longest = options.longest or LONGEST_CHECKED
         reference = reference_of(bundle, find_checkpoint(model, trust=trust_of(options)))
         progress.step("Verifying against PyTorch")
-        backend = None if options.backend is None else Backend(options.backend)
+        backend = options.backend
         found = verify_bundle(
             bundle, reference, grid=grid, precisions=precisions, backend=backend, longest=longest, progress=progress
         )

@@ -116,10 +116,10 @@ class EngineBuilder:
         engines = []
         for target in self._targets:
             variant = target.variant
-            progress.step(f"Building the {variant.value} engine, {len(profiles)} profiles")
+            progress.step(f"Building the {variant} engine, {len(profiles)} profiles")
             engine = build_engine(
                 lowered,
-                directory / _ENGINES_FOLDER / f"{variant.value}.engine",
+                directory / _ENGINES_FOLDER / f"{variant}.engine",
                 target,
                 bundle=directory,
                 kernels=directory / KERNELS_FOLDER if has_kernels else None,

@@ -146,14 +146,14 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]
             found.append(runs)
         elif refusals:
             reasons += refusals.values()
-            backend = ways[0].backend.value
+            backend = ways[0].backend
             if gpus():
                 detail = str(next(iter(refusals.values()))).splitlines()[0]
                 skip(Skip(cause=SkipCause.BACKEND, graph=name, backend=backend, detail=detail))
             else:
                 skip(Skip(cause=SkipCause.NO_GPU, graph=name, backend=backend))
     if asked is not None and not found:
-        nothing = f"{bundle.path} has nothing for {asked.value}.\nLeave out --backend to verify what it has."
+        nothing = f"{bundle.path} has nothing for {asked}.\nLeave out --backend to verify what it has."
         raise BackendUnavailableError((reasons and reasons[0]) or nothing)
     return found
 

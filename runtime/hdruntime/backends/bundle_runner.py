@@ -137,16 +137,16 @@ def chosen_graph(
             return by_lowering[lowering]
     if precision.has_graphs:
         raise BackendUnavailableError(
-            f"The bundle {bundle.path} has no graph in {precision.value} that {where} can run.",
+            f"The bundle {bundle.path} has no graph in {precision} that {where} can run.",
             hint=f"Build it again with {OPTION_OF_GRAPHS[precision]}, or leave out the precision.",
         )
     raise BundleCorruptError(f"The bundle {bundle.path} has no ONNX graph that {where} can run.", hint="Rebuild it.")
 
 
 def _of_precision(bundle: Bundle, precision: Precision) -> list[GraphFile]:
-    others = {each.value for each in OPTION_OF_GRAPHS}
+    others = set(OPTION_OF_GRAPHS)
     return [
         graph
         for graph in bundle.manifest.graphs
-        if (graph.dtype == precision.value if precision.has_graphs else graph.dtype not in others)
+        if (graph.dtype == precision if precision.has_graphs else graph.dtype not in others)
     ]

@@ -53,7 +53,7 @@ def open_runner(
     if chosen is not None and (needs_gpu or is_on_cpu) and chosen.needs_gpu == is_on_cpu:
         fitting = ", ".join(entry.name for entry in backends() if entry.needs_gpu != is_on_cpu)
         raise BackendUnavailableError(
-            f"The backend {chosen.name.value} does not run on the device {device}; {fitting} do.",
+            f"The backend {chosen.name} does not run on the device {device}; {fitting} do.",
             hint="Leave out the device, or the backend.",
         )
     own_device = None if needs_gpu or is_on_cpu else device
@@ -93,7 +93,7 @@ def _refusal(entry: BackendEntry, bundle: Bundle, asked: Asked) -> tuple[str, ty
     found = entry.against(bundle, asked)
     if found is None:
         return None
-    what = found.what or f"{entry.name.value} with {bundle.path}"
+    what = found.what or f"{entry.name} with {bundle.path}"
     remedy = advice(entry, bundle, asked.on) if found.advice is None else found.advice
     message = f"{what} cannot run here: {found.reason}.\n{remedy}"
     return message, MissingDependencyError if found.is_missing else BackendUnavailableError
@@ -101,18 +101,18 @@ def _refusal(entry: BackendEntry, bundle: Bundle, asked: Asked) -> tuple[str, ty
 
 def _opened(entry: BackendEntry, bundle: Bundle, asked: Asked) -> Runner:
     """Load a bundle with a backend, or say why it cannot."""
-    name, device = entry.name.value, asked.device
+    name, device = entry.name, asked.device
     if device is not None and not entry.devices:
         others = [other for other in backends() if other.devices]
         raise BackendUnavailableError(
             f"{name} does not take the device {device!r}, which is one of {others[0].library}'s.",
-            hint=f"Leave it out, or use the backend {others[0].name.value}. An NVIDIA GPU is chosen by "
+            hint=f"Leave it out, or use the backend {others[0].name}. An NVIDIA GPU is chosen by "
             "GpuOptions(device=...).",
         )
     if entry.needs_gpu and asked.precision is not Precision.AUTO:
-        fitting = " or ".join(other.name.value for other in computing_in(asked.precision))
+        fitting = " or ".join(other.name for other in computing_in(asked.precision))
         raise BackendUnavailableError(
-            f"{name} does not take the precision {asked.precision.value}: on a GPU a bundle computes in the "
+            f"{name} does not take the precision {asked.precision}: on a GPU a bundle computes in the "
             "precision that it was built in, by --fp16 or --bf16.",
             hint=f"Leave it out, or use the backend {fitting}.",
         )
@@ -130,7 +130,7 @@ def _first_on_cpu(bundle: Bundle, asked: Asked) -> tuple[Runner, str]:
     if asked.device is not None:
         ready = [entry for entry in ready if entry.devices]
     if len(ready) == 1:
-        place = f"in {asked.precision.value} on a CPU" if asked.device is None else f"with device {asked.device}"
+        place = f"in {asked.precision} on a CPU" if asked.device is None else f"with device {asked.device}"
         return _opened(ready[0], bundle, asked), f"the only one {place}"
     why = ""
     for entry in ready:
@@ -144,7 +144,7 @@ def _first_on_cpu(bundle: Bundle, asked: Asked) -> tuple[Runner, str]:
             if entry is ready[-1]:
                 raise
             # All checks passed, so the failure deserves a warning.
-            logger.warning("backend auto: %s should run here and does not: %s", entry.name.value, error)
+            logger.warning("backend auto: %s should run here and does not: %s", entry.name, error)
             why = f"{entry.library} does not load its graph"
     raise AssertionError("no backend runs on the CPU")
 
@@ -153,12 +153,12 @@ def _first_that_runs(bundle: Bundle, asked: Asked, *, needs_gpu: bool) -> tuple[
     machine = asked.on
     if asked.precision is not Precision.AUTO:
         runner, why = _first_on_cpu(bundle, asked)
-        reason = f"{asked.precision.value} is a precision of CPUs; {why}"
-        logger.info("backend auto: chose %s: %s", runner.backend.value, reason)
+        reason = f"{asked.precision} is a precision of CPUs; {why}"
+        logger.info("backend auto: chose %s: %s", runner.backend, reason)
         return runner, reason
     on_gpu = [entry for entry in backends() if entry.needs_gpu and entry.is_built_into(bundle)]
     for entry in on_gpu:
-        name = entry.name.value
+        name = entry.name
         refusal = entry.against(bundle, asked)
         if refusal is not None:
             logger.info("backend auto: not %s: %s", name, refusal.reason)
@@ -178,7 +178,7 @@ def _first_that_runs(bundle: Bundle, asked: Asked, *, needs_gpu: bool) -> tuple[
         lines = ways(bundle, machine, have_failed=True) if machine.gpu else ["Leave out the device to run on the CPU."]
         raise BackendUnavailableError("\n".join([f"{bundle.path} cannot run on the device cuda: {reason}.", *lines]))
     runner, why = _first_on_cpu(bundle, asked)
-    name = runner.backend.value
+    name = runner.backend
     if machine.gpu is not None:
         logger.warning("%s", _unused_gpu(bundle, asked, on_gpu, name))
     elif machine.listed_gpus and "CUDA_VISIBLE_DEVICES" not in os.environ:
@@ -194,7 +194,7 @@ def _unused_gpu(bundle: Bundle, asked: Asked, on_gpu: Sequence[BackendEntry], ch
     refusals = {entry.name: entry.against(bundle, asked) for entry in on_gpu}
     return "\n".join([
         f"backend auto: chose {chosen}, on the CPU, although there is a GPU ({asked.on.gpu.name}).",
-        *(f"{name.value} cannot run here: {found.reason}." for name, found in refusals.items() if found),
+        *(f"{name} cannot run here: {found.reason}." for name, found in refusals.items() if found),
         *ways(bundle, asked.on, have_failed=True),
     ])  # fmt: skip
 

@@ -84,13 +84,11 @@ class Refusal(NamedTuple):
 class BackendEntry(abc.ABC):
     """One backend. Importing it must not import its library.
 
-    Ours stand in `backend.py` of a folder beside this file, in the module's `BACKENDS`. Another package registers its
-    class as an entry point of the group ``hdexport.backends``, under the backend's name. The exporter's twin is
-    `hdexport.graph.targets.target.Target`.
+    A backend is a folder beside this file, whose module `backend` lists its instances in `BACKENDS`. The exporter's
+    class for a backend is `hdexport.graph.targets.target.Target`.
     """
 
     name: ClassVar[Backend]
-    """For another package's: ``Backend("its_name")``, once it is registered."""
 
     library: ClassVar[str]
     """Its name in sentences."""
@@ -143,7 +141,7 @@ class BackendEntry(abc.ABC):
             return Refusal(f"the bundle has no graph for {self.library}", f"Add it: {command}")
         precision = asked.precision
         if precision.has_graphs and not has_graph(bundle, self.lowerings[0], precision=precision):
-            reason = f"the bundle has no graph for {self.library} in {precision.value}"
+            reason = f"the bundle has no graph for {self.library} in {precision}"
             return Refusal(reason, f"Build it again with {OPTION_OF_GRAPHS[precision]}, or leave out the precision.")
         return None
 
@@ -165,7 +163,7 @@ class BackendEntry(abc.ABC):
     @property
     def target(self) -> str:
         """The value of ``--target`` that builds what it opens."""
-        return self.name.value.replace("_", "-")
+        return self.name.replace("_", "-")
 
     # What is shown.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 
-class FindingStatus(str, Enum):
+class FindingStatus(StrEnum):
     """The finding: ``INFO`` is a fact, ``MISSING`` a limit of this machine, ``BROKEN`` a fault."""
 
     OK = "ok"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 
 
-class Precision(str, Enum):
+class Precision(StrEnum):
     """The numbers of a session's products and additions; inputs and outputs are of the manifest's types always."""
 
     AUTO = "auto"

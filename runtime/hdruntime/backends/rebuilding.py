@@ -68,7 +68,7 @@ def _runs_on_any(bundle: Bundle, entries: Sequence[BackendEntry], asked: Asked) 
 
 def _run_rebuild(bundle: Bundle, entry: BackendEntry, asked: Asked) -> None:
     command = [sys.executable, "-c", _REBUILD, *entry.rebuild_command(bundle, asked.on)[1:]]
-    name = entry.name.value
+    name = entry.name
     logger.warning("no engine of %s runs on this GPU: building one for %s", bundle.path, name)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -82,7 +82,7 @@ def advice(entry: BackendEntry, bundle: Bundle, machine: ThisMachine) -> str:
         return "Use the backend onnxruntime (or auto), which needs no GPU. See: hdexport doctor"
     steps = entry.steps(bundle, machine)
     if steps is None:
-        line = f"{entry.name.value} supports no GPU of {machine.gpu.architecture}."
+        line = f"{entry.name} supports no GPU of {machine.gpu.architecture}."
         return "\n".join([line, *ways(bundle, machine)])
     if steps[0].startswith("hdexport"):
         return (
@@ -99,7 +99,7 @@ def ways(bundle: Bundle, machine: ThisMachine, *, have_failed: bool = False) -> 
     own = [entry for entry in on_gpu if entry.is_built_into(bundle)]
     if all(entry.steps(bundle, machine) is None for entry in own if entry.variant is not None):
         own.insert(0, on_gpu[0])
-    steps = {entry.name.value: entry.steps(bundle, machine) for entry in own}
+    steps = {entry.name: entry.steps(bundle, machine) for entry in own}
     return ["To use the GPU:"] + [
         f"  {name}: {' && '.join(commands) or 'runs here'}"
         for name, commands in steps.items()

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from enum import Enum
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -42,13 +41,6 @@ Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 LargeCount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, Meta(min_length=1)]
-
-
-class Choice(str, Enum):
-    """One of a closed set of words: its members equal the words, and are printed as them."""
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 class MalformedJsonError(ValueError):

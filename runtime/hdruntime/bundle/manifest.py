@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hdruntime.bundle.checked_json import Choice, Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
+from hdruntime.bundle.checked_json import Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TextTemplate
 from hdruntime.bundle.verification import VerificationRecord
 from hdruntime.constants import KERNELS_FOLDER
-from hdruntime.optional import registered_backends, registered_tasks
+from hdruntime.optional import registered_tasks
 
 _ARCHITECTURE_OF_KERNEL = re.compile(rf"^{KERNELS_FOLDER}/.*-sm(\d+)-\w+\.cubin$")
 
@@ -29,8 +29,8 @@ GraphDtype = Literal["float32", "float16", "bfloat16", "int8"]
 TensorRtVariant = Literal["tensorrt", "tensorrt_rtx"]
 
 
-class Backend(str, Enum):
-    """The library and device that run a bundle; ``Backend("name")`` is one that another package registers, too."""
+class Backend(StrEnum):
+    """The library and device that run a bundle."""
 
     ONNXRUNTIME = "onnxruntime"
     ONNXRUNTIME_CUDA = "onnxruntime_cuda"
@@ -39,16 +39,8 @@ class Backend(str, Enum):
     TENSORRT_RTX = "tensorrt_rtx"
     TENSORRT_LEAN = "tensorrt_lean"
 
-    @classmethod
-    def _missing_(cls, value: object) -> Backend | None:
-        if value not in registered_backends():
-            return None
-        made = str.__new__(cls, str(value))
-        made._name_, made._value_ = str(value).upper(), str(value)
-        return made
 
-
-class Task(Choice):
+class Task(StrEnum):
     """The task of a bundle, by the name in Hugging Face optimum, where it has one.
 
     The tasks of other packages are members, too, which `Task(name)` finds; they are not among those that are listed.
@@ -76,7 +68,7 @@ class Task(Choice):
         return member
 
 
-class Scheme(Choice):
+class Scheme(StrEnum):
     """The source of the rows after the checkpoint's last."""
 
     HIERARCHICAL = "hierarchical"
@@ -93,7 +85,7 @@ class Scheme(Choice):
     """Nowhere: at most the checkpoint's own rows."""
 
 
-class PositionForm(Choice):
+class PositionForm(StrEnum):
     """How a graph holds the table."""
 
     FOLDED = "folded"
@@ -108,7 +100,7 @@ class PositionForm(Choice):
     """No positions: scores are of distances, of which there are any number."""
 
 
-class Role(str, Enum):
+class Role(StrEnum):
     """The purpose of an input."""
 
     IDS = "ids"
@@ -128,7 +120,7 @@ class Role(str, Enum):
     `InputSpec.fed_from`. All axes ``memory`` of a call, and of the states that it leaves, have one size."""
 
 
-class Fill(str, Enum):
+class Fill(StrEnum):
     """The default value of an input; rules about tokens consider only real tokens."""
 
     REQUIRED = "required"

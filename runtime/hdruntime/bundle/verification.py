@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hdruntime.bundle.checked_json import Choice, Count, LargeCount, Length
+from hdruntime.bundle.checked_json import Count, LargeCount, Length
 
 Padding = Literal["none", "right", "left"]
 
 Limit = Annotated[float, Meta(ge=0)]
 
 
-class Status(Choice):
+class Status(StrEnum):
     """The outcome of one check, of the checks of one graph, or of a whole verification."""
 
     PASS = "PASS"
@@ -99,7 +100,7 @@ class Tolerance:
         return ", ".join(filter(None, parts)) or "none"
 
 
-class SkipCause(Choice):
+class SkipCause(StrEnum):
     """Why a case, a graph or a comparison is skipped."""
 
     MAX_LENGTH = "max_length"

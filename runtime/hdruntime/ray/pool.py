@@ -202,7 +202,7 @@ class RayPool:
             self._replace(place, error)
             return
         if isinstance(value, Loaded):
-            logger.info("Ray: a worker on %s runs %s", value.node, value.backend.value)
+            logger.info("Ray: a worker on %s runs %s", value.node, value.backend)
             self.shard_characters, self.loaded = value.shard_characters, value
             place.loading, place.failed_loads = None, 0
         else:

@@ -80,7 +80,7 @@ def serve(
         place = f"[{host}]" if ":" in host else host
         on_ready(
             f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_seq_length} tokens, "
-            f"{session.backend.value} ({session.backend_reason}): http://{place}:{bound[0].getsockname()[1]}"
+            f"{session.backend} ({session.backend_reason}): http://{place}:{bound[0].getsockname()[1]}"
         )
         server = uvicorn.Server(uvicorn.Config(served, **settings))
         server.run(sockets=bound)

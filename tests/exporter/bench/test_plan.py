@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:
         planned(bundle, lengths=(64, 301))
     with pytest.raises(InputError, match=r"--precision: 'fp8' is not a precision; valid: auto, float32"):
         planned(bundle, precisions=("fp8",))
-    with pytest.raises(InputError, match=r"'trt' is not a backend; valid: onnxruntime, onnxruntime_cuda, openvino"):
+    with pytest.raises(InputError, match=r"'trt' is not a backend; valid: tensorrt, tensorrt_rtx, tensorrt_lean"):
         planned(bundle, backends=("trt",))
     with pytest.raises(InputError, match=r"None of these series can run here:\nbundle \(tensorrt\): tensorrt with"):
         planned(bundle, backends=("tensorrt",), baselines=())

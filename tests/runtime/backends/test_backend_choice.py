@@ -211,7 +211,7 @@ def test_onnx_runtime_that_should_find_the_gpu_and_does_not_causes_a_warning(
 
 
 def test_an_unknown_backend_lists_the_valid_ones(bundle_path: Path) -> None:
-    valid = "auto, onnxruntime, onnxruntime_cuda, openvino, tensorrt, tensorrt_rtx, tensorrt_lean"
+    valid = "auto, tensorrt, tensorrt_rtx, tensorrt_lean, onnxruntime_cuda, openvino, onnxruntime"
     with pytest.raises(InputError, match=f"'cuda'; valid are {valid}"):
         hdruntime.load(bundle_path, "cuda")
 

@@ -258,8 +258,8 @@ def _backend_series(
     return [
         PlannedSeries(
             series=Series(
-                name=f"{name} ({entry.name.value}{'' if precision is Precision.AUTO else f', {precision.value}'})",
-                runner=entry.name.value,
+                name=f"{name} ({entry.name}{'' if precision is Precision.AUTO else f', {precision.value}'})",
+                runner=entry.name,
                 bundle=str(bundle.path),
                 model=bundle.manifest.name,
                 is_baseline=False,

@@ -1,4 +1,4 @@
-"""The targets there are: those of the folders beside this file, and those that other packages register."""
+"""The registry of targets: the folders beside this file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import hdexport.graph.targets
 from hdexport.graph.targets.target import Target
 from hdruntime.bundle.manifest import Backend
-from hdruntime.optional import BACKENDS_GROUP, TARGET, entry_points_of, made_by
 
 logger = logging.getLogger(__name__)
 
@@ -21,15 +20,13 @@ AUTO, ONNX = "auto", "onnx"
 @functools.cache
 def targets() -> tuple[Target, ...]:
     """Every target, by name."""
-    ours = (
+    found = [
         target
         for module in pkgutil.iter_modules(hdexport.graph.targets.__path__)
         if module.ispkg
         for target in importlib.import_module(f"hdexport.graph.targets.{module.name}.target").TARGETS
-    )
-    points = [point for name, point in entry_points_of(BACKENDS_GROUP).items() if name.endswith(TARGET)]
-    others = filter(None, (made_by(point, "target") for point in points))
-    return tuple(sorted((*ours, *others), key=lambda target: target.name))
+    ]
+    return tuple(sorted(found, key=lambda target: target.name))
 
 
 def target_names() -> list[str]:
@@ -38,7 +35,7 @@ def target_names() -> list[str]:
 
 
 def target_of(lowering: str) -> Target | None:
-    """The target that writes graphs of a lowering; None for none that is installed."""
+    """The target that writes graphs of a lowering, or None."""
     return next((target for target in targets() if lowering in target.lowerings), None)
 
 
@@ -61,14 +58,14 @@ def chosen_targets(names: Sequence[str]) -> tuple[Target, ...]:
 
 
 def graph_targets(chosen: Sequence[Target]) -> tuple[str, ...]:
-    """Names of those that write graphs."""
+    """Names of the targets that write graphs."""
     return tuple(target.name for target in chosen if target.variant is None)
 
 
 def variants_of(chosen: Sequence[Target]) -> tuple[Backend, ...]:
-    """Variants of those that build engines."""
+    """TensorRT variants of the targets that build engines."""
     variants = tuple(target.variant for target in chosen if target.variant is not None)
-    logger.info("engines to build: %s", ", ".join(variant.value for variant in variants) or "none")
+    logger.info("engines to build: %s", ", ".join(variants) or "none")
     return variants
 
 

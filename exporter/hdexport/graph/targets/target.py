@@ -53,8 +53,7 @@ class Changes(NamedTuple):
 class Target:
     """The exporter's side of a backend: what it writes into a bundle, and how that is verified.
 
-    Ours stand in `target.py` of a folder beside this file, in the module's `TARGETS`. Another package registers its
-    class as an entry point of the group ``hdexport.backends``, under the backend's name and ``.target``.
+    A target is a folder beside this file, whose module `target` lists its instances in `TARGETS`.
     """
 
     name: ClassVar[str]
@@ -119,7 +118,7 @@ class Target:
 
     def precisions(self, graph: GraphFile) -> tuple[Precision, ...]:
         """The precisions that a graph is verified in."""
-        own = tuple(precision for precision in OPTION_OF_GRAPHS if graph.dtype == precision.value)
+        own = tuple(precision for precision in OPTION_OF_GRAPHS if graph.dtype == precision)
         return own or (Precision.FLOAT32,)
 
     def verification_skip(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> Skip | None:

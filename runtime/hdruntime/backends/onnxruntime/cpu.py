@@ -133,8 +133,8 @@ def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
     if precision is Precision.BFLOAT16:
         others = computing_in(precision)
         raise BackendUnavailableError(
-            f"ONNX Runtime does not compute in {precision.value} on a CPU, {others[0].library} does.",
-            hint=f"Leave out the precision, or use the backend {others[0].name.value}.",
+            f"ONNX Runtime does not compute in {precision} on a CPU, {others[0].library} does.",
+            hint=f"Leave out the precision, or use the backend {others[0].name}.",
         )
     if precision.has_graphs:
         return chosen_graph(bundle, (CPU_LOWERING,), where="ONNX Runtime on the CPU", precision=precision)

@@ -147,7 +147,7 @@ class OnnxRuntimeCudaRunner(GpuRunner[SessionModel]):
 
         super().__init__(bundle.manifest, gpu.device, open_model)
         self._thread = ThreadPoolExecutor(1, "onnxruntime-cuda")
-        logger.info("%s runs %s on GPU %d", self.backend.value, graph.file, gpu.device)
+        logger.info("%s runs %s on GPU %d", self.backend, graph.file, gpu.device)
 
     def most_rows(self, tokens: int) -> int:
         """Any number of rows; see :class:`hdruntime.backends.Runner`."""

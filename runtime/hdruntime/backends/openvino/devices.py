@@ -60,15 +60,14 @@ def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Man
     """
     if precision is Precision.BFLOAT16 and not device.has_bfloat16:
         raise BackendUnavailableError(
-            f"{device.model} ({device.name}) does not compute in {precision.value}; OpenVINO says that it has "
+            f"{device.model} ({device.name}) does not compute in {precision}; OpenVINO says that it has "
             f"{', '.join(device.capabilities)}.",
             hint="Leave out the precision, or use auto, which is float32 here.",
         )
     if needs_float32(manifest):
         if precision is Precision.BFLOAT16:
             raise BackendUnavailableError(
-                f"This bundle sorts tokens by hashes, whose counts {precision.value} rounds: its answers would be "
-                "wrong.",
+                f"This bundle sorts tokens by hashes, whose counts {precision} rounds: its answers would be wrong.",
                 hint="Leave out the precision, or use auto, which is float32 here.",
             )
         return Precision.FLOAT32 if precision is Precision.AUTO else precision

@@ -101,7 +101,7 @@ class OpenVinoRunner(EqualLengthRunner):
         self._unpadded = self._padded if unpadded == padded else _Model(core, bundle, unpadded, found.name, options)
         self._unpadded.compile()
         where = f"{found.name} ({found.model})" + (f", {chosen_threads(threads)[1]}" if found.name == CPU else "")
-        logger.info("openvino runs %s in %s on %s", unpadded.file, self.precision.value, where)
+        logger.info("openvino runs %s in %s on %s", unpadded.file, self.precision, where)
 
     def close(self) -> None:
         """Free memory as soon as no other thread runs a batch; see :class:`hdruntime.backends.Runner`."""

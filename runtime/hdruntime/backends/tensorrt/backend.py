@@ -54,7 +54,7 @@ class EngineBackend(BackendEntry):
         limit_bytes = asked.gpu.memory_limit_bytes
         if limit_bytes is not None:
             raise BackendUnavailableError(
-                f"{self.name.value} holds no memory_limit_bytes ({limit_bytes}): an engine's memory was planned when "
+                f"{self.name} holds no memory_limit_bytes ({limit_bytes}): an engine's memory was planned when "
                 "it was built.",
                 hint="Leave it out, or use the backend onnxruntime_cuda.",
             )
@@ -135,13 +135,13 @@ class EngineBackend(BackendEntry):
 
     def _version_difference(self, engine: EngineFile, here: str | None) -> list[str]:
         if here is None:
-            return [f"{self.in_text} ({self.name.value}) is not installed here"]
+            return [f"{self.in_text} ({self.name}) is not installed here"]
         if not self.builds and not engine.version_compatible:
             return [
                 f"{self.in_text} runs version-compatible engines only, and it was not built with --version-compatible"
             ]
         if engine.version_compatible and version_numbers(here) < version_numbers(engine.version):
-            built_by = next(entry.in_text for entry in BACKENDS if entry.name.value == engine.variant)
+            built_by = next(entry.in_text for entry in BACKENDS if entry.name == engine.variant)
             return [f"it was built by {built_by} {engine.version}, and {here} here is older"]
         if not engine.version_compatible and here != engine.version:
             return [f"it was built by {self.in_text} {engine.version}, and {here} is installed here"]

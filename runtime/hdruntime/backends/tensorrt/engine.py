@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +38,7 @@ _TYPES = {"int64": ("INT64", "INT32"), "float32": ("FLOAT",)}
 """Type in the manifest -> accepted types in an engine."""
 
 
-class KernelSpecialization(str, Enum):
+class KernelSpecialization(StrEnum):
     """When TensorRT-RTX compiles kernels for the exact shape of a batch.
 
     ``lazy``, its own default, compiles in the background and meanwhile runs general kernels: TensorRT-RTX's own memory,
@@ -140,7 +140,7 @@ def load_engine(
     log, trt_logger = log_of(trt)
     log.take_errors()
     take_plugin_errors()
-    doing = f"{backend.value} {trt.__version__} cannot load {bundle.file(file.file)}"
+    doing = f"{backend} {trt.__version__} cannot load {bundle.file(file.file)}"
     runtime = trt.Runtime(trt_logger)
     # Code inside an engine stays disabled (`engine_host_code_allowed`): a bundle is data.
     kernels = bundle.path / KERNELS_FOLDER
@@ -182,12 +182,12 @@ def _load_variant(backend: Backend) -> ModuleType:
     if backend is Backend.TENSORRT_RTX:
         provide_library_link()
     try:
-        return require(backend.value)
+        return require(backend)
     except HdexportError:
         raise
     except (ImportError, OSError) as error:
         raise BackendUnavailableError(
-            f"The package {backend.value} is installed but does not load: {error}", hint="See: hdexport doctor"
+            f"The package {backend} is installed but does not load: {error}", hint="See: hdexport doctor"
         ) from error
 
 

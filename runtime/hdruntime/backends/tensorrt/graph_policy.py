@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ _SAME = 2**-6
 the largest value. A failed replay leaves the previous content, which is NaN."""
 
 
-class GraphMode(str, Enum):
+class GraphMode(StrEnum):
     """When to use CUDA graphs: ``auto`` for enqueue-bound steps, ``on`` for every shape, ``off`` never."""
 
     AUTO = "auto"

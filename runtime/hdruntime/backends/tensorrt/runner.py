@@ -47,7 +47,7 @@ class TensorRtRunner(GpuRunner[EngineModel]):
 
         super().__init__(bundle.manifest, gpu.device, open_model)
         self.max_len = min(self.max_len, longest(engine.profiles))
-        logger.info("%s runs %s on GPU %d", backend.value, engine.file, gpu.device)
+        logger.info("%s runs %s on GPU %d", backend, engine.file, gpu.device)
 
     def engine_bytes(self) -> int | None:
         """Weights and scratch memory on the GPU; see :class:`hdruntime.backends.DeviceRunner`."""
@@ -74,7 +74,7 @@ def _checked_options(backend: Backend, gpu: GpuOptions) -> tuple[GraphMode, Kern
         raise InputError(f"most_graphs is {gpu.most_graphs}; it must be 1 or more. graphs='off' uses none.")
     if backend is not Backend.TENSORRT_RTX:
         if gpu.kernel_specialization is not None:
-            raise InputError(f"kernel_specialization is for tensorrt_rtx, not {backend.value}. Leave it out.")
+            raise InputError(f"kernel_specialization is for tensorrt_rtx, not {backend}. Leave it out.")
         return mode, KernelSpecialization.LAZY
     lazy = KernelSpecialization.LAZY
     wanted = checked_choice(KernelSpecialization, gpu.kernel_specialization or lazy, option="kernel_specialization")

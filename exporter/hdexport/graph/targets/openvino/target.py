@@ -74,7 +74,7 @@ class OpenVinoTarget(Target):
         try:
             chosen_precision(chosen_device(new_core(), None), precision, manifest)
         except BackendUnavailableError:
-            detail = f"this CPU does not compute in {precision.value}"
+            detail = f"this CPU does not compute in {precision}"
             return Skip(cause=SkipCause.NO_KERNEL, detail=detail)
         return None
 

@@ -100,7 +100,7 @@ def build_engine(
     engine = EngineFile(
         file=destination.relative_to(bundle).as_posix(),
         metadata=metadata_path.relative_to(bundle).as_posix(),
-        variant=cast(TensorRtVariant, target.variant.value),  # `EngineTarget` takes no other
+        variant=cast(TensorRtVariant, target.variant),  # `EngineTarget` takes no other
         version=target.trt.__version__,
         precision=precision,
         architectures=target.architectures,

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hdexport.attention.registry import lowering_of
@@ -87,7 +87,7 @@ _MOST_TOP_VALUES = 3840
 """Values that TensorRT's TopK layer takes; one more fails in its parser, and a computed number is miscounted."""
 
 
-class AttentionImpl(str, Enum):
+class AttentionImpl(StrEnum):
     """What computes the operators that have kernels: these, by plugins in engines, or a backend's own operators.
 
     Attributes:

@@ -35,12 +35,12 @@ def load_variant(variant: Backend) -> ModuleType:
     if variant is Backend.TENSORRT_RTX:
         provide_library_link()
     try:
-        trt = require(variant.value)
+        trt = require(variant)
     except HdexportError:
         raise
     except (ImportError, OSError) as error:
         raise EngineError(
-            f"The package {variant.value} is installed but does not load: {error}", hint="See: hdexport doctor"
+            f"The package {variant} is installed but does not load: {error}", hint="See: hdexport doctor"
         ) from error
     if variant is Backend.TENSORRT and not gpus():
         driver = driver_version()

@@ -28,7 +28,7 @@ class TensorRtTarget(Target):
         try:
             packages.load_variant(self.variant)
         except HdexportError as error:
-            logger.info("no %s engine can be built here. %s", self.variant.value, error)
+            logger.info("no %s engine can be built here. %s", self.variant, error)
             return False
         return True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hdruntime
 from hdexport.graph.targets.target import GraphRequest, Target
 from hdruntime.bundle.manifest import GraphFile
 
@@ -18,7 +17,7 @@ class ToyTarget(Target):
 
     name = "toy"
     help = "toy the graph for the toy"
-    backend = hdruntime.Backend("toy")
+    backend = "toy"
     lowerings = ("toy",)
     title = "the toy"
 
@@ -31,3 +30,6 @@ class ToyTarget(Target):
         InlinePass()(graph)
         ir.save(graph, directory / "toy.onnx")
         return [GraphFile(file="toy.onnx", lowering="toy", dtype=request.dtype)]
+
+
+TARGETS = (ToyTarget(),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hdruntime
 from hdruntime.backends import Runner
 from hdruntime.backends.entry import Asked, BackendEntry
 from hdruntime.backends.findings import IMPORT
@@ -12,7 +11,7 @@ from hdruntime.bundle.reader import Bundle
 class ToyBackend(BackendEntry):
     """Runs graphs by ``onnx.reference``, which is slow: for tests."""
 
-    name = hdruntime.Backend("toy")
+    name = "toy"  # A backend of the product has a member of `Backend`.
     library = "The toy"
     rank = 1
     package = "onnx"
@@ -22,6 +21,9 @@ class ToyBackend(BackendEntry):
 
     def open(self, bundle: Bundle, asked: Asked) -> Runner:
         """Read the graph."""
-        from numpy_reference.runner import ToyRunner
+        from hdruntime.backends.toy.runner import ToyRunner
 
         return ToyRunner(bundle)
+
+
+BACKENDS = (ToyBackend(),)

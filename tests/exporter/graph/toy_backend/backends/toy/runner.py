@@ -19,7 +19,7 @@ from hdruntime.errors import BackendError
 class ToyRunner(EqualLengthRunner):
     """Interprets one node after the other."""
 
-    backend = hdruntime.Backend("toy")
+    backend = "toy"
     precision = hdruntime.Precision.FLOAT32
     batch_tokens = 64
 

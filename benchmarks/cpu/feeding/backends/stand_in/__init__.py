@@ -1,0 +1,1 @@
+"""The folder of a backend; see `benchmarks.cpu.feeding.stand_in`."""

@@ -1,0 +1,1 @@
+"""ONNX's own interpreter in NumPy as a backend."""
