@@ -110,7 +110,7 @@ def test_a_bundle_is_measured_in_each_precision_that_it_was_built_for_and_once_o
     asked = planned(
         both, baselines=(), machine=WITH_GPU, precisions=("bfloat16",), backends=("openvino", "tensorrt_rtx")
     )
-    assert [each.series.name for each in asked.series] == ["both (openvino, bfloat16)", "both (tensorrt_rtx)"]
+    assert [each.series.name for each in asked.series] == ["both (tensorrt_rtx)", "both (openvino, bfloat16)"]
     assert [each.device for each in asked.series] == ["cpu", "cuda"]
 
 
