@@ -111,7 +111,7 @@ def test_a_bundle_is_measured_in_each_precision_that_it_was_built_for_and_once_o
         both, baselines=(), machine=WITH_GPU, precisions=("bfloat16",), backends=("openvino", "tensorrt_rtx")
     )
     assert [each.series.name for each in asked.series] == ["both (tensorrt_rtx)", "both (openvino, bfloat16)"]
-    assert [each.device for each in asked.series] == ["cpu", "cuda"]
+    assert [each.device for each in asked.series] == ["cuda", "cpu"]
 
 
 def test_a_precision_that_a_backend_lacks_is_listed_with_the_reason(bundle: Path) -> None:
