@@ -82,7 +82,7 @@ def _load_reference(models: Path) -> Run:
     manifest, reference = bundle.manifest, reference_of(bundle, find_checkpoint(models / HUGGING_FACE))
 
     def run(ids: Ids) -> Any:
-        inputs = checked_inputs({manifest.ids: ids}, manifest, memory=manifest.least_memory)
+        inputs = checked_inputs({manifest.ids: ids}, manifest, memory=manifest.min_memory)
         of_role = {spec.role: inputs[spec.name] for spec in manifest.inputs}
         return reference.batch(reference.named(of_role, inputs))["last_hidden_state"]
 

@@ -71,7 +71,7 @@ def _load_bundle(options: argparse.Namespace, past: Ids) -> Run:
 
     session = hdruntime.load(options.models / BUNDLE, backend="onnxruntime")
     left = session(input_ids=past)
-    carried = {spec.name: left[str(spec.fed_from)] for spec in session.manifest.memories}
+    carried = {spec.name: left[str(spec.fed_from)] for spec in session.manifest.recurrent_states}
     return lambda ids: session(input_ids=ids, **carried)["last_hidden_state"]
 
 

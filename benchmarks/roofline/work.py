@@ -74,7 +74,7 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int) -> Work:
     bundle = open_bundle(bundle_path, check_files=False)
     manifest = bundle.manifest
     model = read_portable_graph(bundle)
-    memory, marked = manifest.least_memory, manifest.input_of(Role.GLOBAL_ATTENTION_MASK) is not None
+    memory, marked = manifest.min_memory, manifest.input_of(Role.GLOBAL_ATTENTION_MASK) is not None
     # The operators lose their names below.
     attentions = [
         (node.outputs[0], operator_of(node), _decisive(node, tokens, memory, marked=marked))

@@ -17,12 +17,12 @@ from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import PairTemplate, TextTemplate
-from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
+from hdruntime.errors import BackendError, InputError, Message, NonFiniteOutputError, Setting
 from hdruntime.inference.batching import tokens_with_room
-from hdruntime.inference.inputs import check_texts_for_marks, checked_inputs, inputs_of_texts
+from hdruntime.inference.inputs import check_global_questions, checked_inputs, inputs_of_texts
 from hdruntime.inference.overlapping import made_ahead
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
-from hdruntime.inference.streaming import Columns, Document, DocumentStream, Lanes, Segment, columns_of
+from hdruntime.inference.streaming import BatchSlots, Columns, Document, DocumentStream, Segment, columns_of
 from hdruntime.process_limits import free_bytes
 from hdruntime.text.checks import check_text_lengths, several
 from hdruntime.text.lengths import MaxSeqLength, Role, checked_length
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from hdruntime.gpu.device_arrays import DeviceArray
 
 logger = logging.getLogger(__name__)
+
+_BF16, _FP16 = Setting("bf16", True, command="build"), Setting("fp16", True, command="build")
 
 
 class BatchSession:
@@ -63,7 +65,7 @@ class BatchSession:
         self._with_tokens = {spec.name for spec in bundle.manifest.outputs if spec.has_tokens_axis}
         has_tokenizer, template = bundle.manifest.tokenizer is not None, bundle.manifest.template
         whole = TextTokenizer.of(bundle, max_len=self._max_len, template=template) if has_tokenizer else None
-        self._asked_length = max_seq_length
+        self._load_length = max_seq_length
         self._tokenizer = whole and self._limited(whole, max_seq_length)
         self._max_seq_length = self._tokenizer.max_len if self._tokenizer else self.length_of_texts()
         self.says_truncation = True
@@ -138,7 +140,7 @@ class BatchSession:
             InputError: the bundle has no tokenizer.
         """
         if self._tokenizer is None:
-            raise InputError(f"The bundle {self._bundle.path} has no tokenizer; give it input_ids.")
+            raise InputError(f"The bundle {self._bundle.path} has no tokenizer.", hint="Pass input_ids.")
         return self._tokenizer
 
     def tokenizer_of(
@@ -172,17 +174,17 @@ class BatchSession:
         self, tokenizer: TextTokenizer, length: int | MaxSeqLength | None, *, has_pairs: bool = False, **options: Any
     ) -> TextTokenizer:
         """The tokenizer with a length that leaves room for a token of a text."""
-        whole, fewest = tokenizer.limited(self._max_len), 1
+        whole, min_tokens = tokenizer.limited(self._max_len), 1
         if not (length is None or isinstance(length, str)):
             pairs = [""] if has_pairs or isinstance(self.manifest.template, PairTemplate) else None
             (sample,) = whole.encode(["a"], pairs, overflow=Overflow.TRUNCATE)
-            fewest += sample.sequence_ids.count(None)
-        return whole.limited(self.length_of_texts(length, fewest=fewest, **options))
+            min_tokens += sample.sequence_ids.count(None)
+        return whole.limited(self.length_of_texts(length, min_tokens=min_tokens, **options))
 
-    def length_of_texts(self, asked: int | MaxSeqLength | None = None, **options: Any) -> int:
-        """The length to which texts are truncated, see `checked_length`; None for the session's own."""
-        asked = self._asked_length if asked is None else asked
-        return checked_length(asked, self.manifest, most=self._max_len, **options)
+    def length_of_texts(self, length: int | MaxSeqLength | None = None, **options: Any) -> int:
+        """The number of tokens to which texts are truncated; see `checked_length`. None for the session's length."""
+        length = self._load_length if length is None else length
+        return checked_length(length, self.manifest, max_tokens=self._max_len, **options)
 
     def most_rows(self, tokens: int) -> int:
         """Most texts of this length that a call runs in one chunk; a larger batch runs in parts.
@@ -252,7 +254,7 @@ class BatchSession:
             NonFiniteOutputError: of the iterator: a result is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        return DocumentStream(self._lanes(segment, 1, outputs, documents=1), self._columns(document))
+        return DocumentStream(self._batch_slots(segment, 1, outputs, documents=1), self._columns(document))
 
     def stream_all(
         self,
@@ -282,14 +284,14 @@ class BatchSession:
         """
         documents = several(documents, name="documents", of="documents", example="[text]")
         known = len(documents) if isinstance(documents, Sized) else sys.maxsize
-        lanes = self._lanes(segment, rows, outputs, documents=known)
+        slots = self._batch_slots(segment, rows, outputs, documents=known)
         columns = (self._columns(document, number) for number, document in enumerate(documents))
         # A caller's iterator is taken from in the caller's thread.
         is_ahead = isinstance(documents, Sized) and needs_gpu(self._backend)
 
         def segments() -> Iterator[Segment]:
             with made_ahead(columns, is_ahead=is_ahead) as ahead:
-                yield from lanes.run(ahead)
+                yield from slots.run(ahead)
 
         return segments()
 
@@ -431,11 +433,11 @@ class BatchSession:
         """
         lengths = [len(encoding) for encoding in encodings]
         check_text_lengths(lengths, self._max_len)
-        check_texts_for_marks(encodings, self.manifest)
+        check_global_questions(encodings, self.manifest)
         return self._scheduler.run(
             lengths,
             lambda rows: inputs_of_texts(
-                [encodings[row] for row in rows], self.manifest, memory=self.manifest.least_memory
+                [encodings[row] for row in rows], self.manifest, memory=self.manifest.min_memory
             ),
             outputs=self._checked_outputs(outputs),
             batch_tokens=batch_tokens,
@@ -456,8 +458,10 @@ class BatchSession:
             for name, values in batch.outputs.items()
         }
 
-    def _lanes(self, segment: int | None, rows: int | None, outputs: Sequence[str] | None, *, documents: int) -> Lanes:
-        return Lanes(
+    def _batch_slots(
+        self, segment: int | None, rows: int | None, outputs: Sequence[str] | None, *, documents: int
+    ) -> BatchSlots:
+        return BatchSlots(
             self._scheduler,
             self.manifest,
             max_len=self._max_len,
@@ -473,26 +477,26 @@ class BatchSession:
                 (document,) = self.tokenize([document], overflow=Overflow.RECUR)
             return columns_of(document, self.manifest)
         except InputError as error:
-            raise InputError(str(error) if number is None else f"Document {number}: {error}") from None
+            raise (error if number is None else error.prefixed(f"Document {number}: ")) from None
 
     def _checked_outputs(self, names: Sequence[str] | None) -> list[str]:
         """Names of requested outputs, by default all but the states that a recurrent model carries."""
         for name in names or ():
             if name not in self._output_names:
                 has = ", ".join(self._output_names)
-                raise InputError(f"No output {name!r}; this bundle has {has}.", hint="Name some of these.")
+                raise InputError(f"The bundle has no output {name!r}; its outputs are {has}.")
         return [spec.name for spec in self.manifest.answers] if names is None else list(names)
 
     def _non_finite_error(self, name: str, rows: Sequence[int]) -> NonFiniteOutputError:
         """The error of an output with NaN or infinity in these rows; none are named if ``rows`` is empty."""
         shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
         where = f" in rows {shown}" if rows else ""
-        advice = (
-            "float16 may overflow in this model: build the bundle again with --bf16, or without --fp16."
+        hint: Message = (
+            ("float16 may overflow in this model: build the bundle again with ", _BF16, ", or without ", _FP16, ".")
             if self.manifest.dtype == "float16"
             else f"Compare the bundle with its checkpoint: hdexport verify {shlex.quote(str(self._bundle.path))}"
         )
-        return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.", hint=advice)
+        return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.", hint=hint)
 
     def _raise_failures(self, result: BatchResult, numbers: Sequence[int]) -> None:
         """Raise for a batch with failed rows, named by the caller's numbers, ascending, if there is more than one."""

@@ -15,7 +15,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.inference.inputs import inputs_of_texts
 from hdruntime.session import load
@@ -162,8 +162,14 @@ class BundleModel:
         asked = device if type(device).__name__ == "dtype" else dtype
         if asked is not None:
             raise InputError(
-                f"dtype is {asked}; a bundle's dtype is chosen at the build.",
-                hint="Build with --fp16 or --bf16, or load with precision='bfloat16' on a CPU.",
+                f"dtype is {asked}; the dtype of a bundle is chosen when it is built.",
+                hint=(
+                    "Build with ",
+                    Setting("fp16", True, command="build"),
+                    " or ",
+                    Setting("bf16", True, command="build"),
+                    ", or load with precision='bfloat16' on a CPU.",
+                ),
             )
         self._check_device(device)
         return self
@@ -259,7 +265,7 @@ class BundleModel:
     def _arrays(self, encodings: Sequence[Encoding]) -> dict[str, AnyArray]:
         """The inputs of the graphs, padded."""
         manifest = self._session.manifest
-        return inputs_of_texts(encodings, manifest, memory=manifest.least_memory)
+        return inputs_of_texts(encodings, manifest, memory=manifest.min_memory)
 
     def _tokenizer_for(
         self, tokens: int | MaxSeqLength | None, *, name: str, role: Role | None = None
@@ -312,7 +318,9 @@ class BundleModel:
                 hint="For several GPUs or machines: hdexport run BUNDLE TEXTS -o EMBEDDINGS --ray",
             )
         if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.", hint="Leave it out for the fastest.")
+            raise InputError(
+                parameter="batch_size", value=batch_size, accepted="1 or more", hint="Leave it out for the fastest."
+            )
         self._check_device(device)
 
     def _check_device(self, device: object) -> None:

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 __all__ = [
     "BackendError",
@@ -129,6 +129,10 @@ class HdexportError(Exception):
     def names(self, setting: str) -> bool:
         """Whether the hint names a setting."""
         return any(isinstance(part, Setting) and part.name == setting for part in joined(self.hint))
+
+    def prefixed(self, place: str) -> Self:
+        """An error of this class whose problem begins with a place, such as ``texts[3]: ``."""
+        return type(self)(place, *joined(self.problem), hint=self.hint)
 
     def message(self, writer: Writer = str) -> str:
         """The problem and, on a line of its own, the hint."""

@@ -29,7 +29,7 @@ from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import TwoSidedModel, also_named, evaluate
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
@@ -267,6 +267,10 @@ def _checked_pooling(pooling: PoolingMode | str | None, *, is_needed: bool) -> P
     if not is_needed:
         raise InputError(
             f"pooling is {chosen.value!r}, but this bundle pools as its model does.",
-            hint="Leave it out, or build the bundle again with --task feature-extraction.",
+            hint=(
+                "Leave it out, or build the bundle again with ",
+                Setting("task", "feature-extraction", command="build"),
+                ".",
+            ),
         )
     return chosen

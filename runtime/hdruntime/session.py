@@ -14,7 +14,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.batch_session import BatchSession
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.folders import require_utf8
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
@@ -407,5 +407,9 @@ class Session(BatchSession):
         if self.manifest.task != task.name:
             raise InputError(
                 f"session.{method} is for {task.name}, and the bundle's task is {self.manifest.task}.",
-                hint=f"Use a method for {self.manifest.task}, or build a bundle with --task {task.name}.",
+                hint=(
+                    f"Use a method for {self.manifest.task}, or build a bundle with ",
+                    Setting("task", task.name, command="build"),
+                    ".",
+                ),
             )

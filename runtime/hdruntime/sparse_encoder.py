@@ -27,7 +27,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import TwoSidedModel, also_named
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
@@ -86,7 +86,11 @@ class SparseEncoder(TwoSidedModel):
         if manifest.task != SparseVectors.name:
             raise InputError(
                 f"This bundle's task is {manifest.task}, which gives no sparse vectors.",
-                hint="Build it again with --task sparse-similarity, from a SPLADE model.",
+                hint=(
+                    "Build a SPLADE model with ",
+                    Setting("task", SparseVectors.name, command="build"),
+                    ".",
+                ),
             )
         self.max_active_dims = most_active_dims(manifest, max_active_dims)
         self.similarity_fn_name = manifest.sentence.similarity if manifest.sentence else "dot"

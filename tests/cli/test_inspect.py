@@ -160,7 +160,7 @@ def test_what_a_bundle_may_have_besides_is_described(hdexport: Command, bundle: 
 
 def test_the_values_of_inputs_are_shown(hdexport: Command, bundle: Path) -> None:
     memory = InputSpec(
-        name="memory", dtype="float32", shape=("batch", 7), role=Role.MEMORY, default=Default(fill=Fill.ZEROS),
+        name="memory", dtype="float32", shape=("batch", 7), role=Role.RECURRENT_STATE, default=Default(fill=Fill.ZEROS),
         fed_from="left",
     )  # fmt: skip
     left = TensorSpec(name="left", dtype="float32", shape=("batch", 7))

@@ -107,7 +107,7 @@ def test_a_job_takes_prompts_by_name_and_as_text(hdexport: Command, prompted: Pa
     assert len({by_default, passage, none}) == 3
     unknown = run("unknown", "--prompt-name", "title")
     assert unknown.returncode == 1
-    assert "There is no prompt 'title'; this bundle has query, document, passage." in unknown.stderr
+    assert "--prompt-name is 'title'; it must be one of 'query', 'document', 'passage'." in unknown.stderr
     # A job that was done with another prompt is another job.
     assert run("default", "--prompt-name", "passage").returncode == 1
 

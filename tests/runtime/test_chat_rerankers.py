@@ -223,7 +223,7 @@ def test_session_and_job_score_as_the_encoder_does(bundle: Path, tmp_path: Path)
 
 
 def test_a_text_that_is_no_pair_is_refused(bundle: Path, tmp_path: Path) -> None:
-    message = r"This bundle reads pairs: .* a query and a document\.\nGive both: session\.rank"
+    message = r"This bundle accepts pairs: .* a query and a document\.\nPass both: session\.rank"
     with hdruntime.load(bundle, "onnxruntime") as session:
         for call in (session.tokenize, session.split):
             with pytest.raises(InputError, match=message):
@@ -248,7 +248,7 @@ def test_a_query_that_fills_a_chunk_is_refused(bundle: Path) -> None:
     with CrossEncoder(bundle, backend="onnxruntime") as ours:
         with pytest.raises(InputError, match=r"The query has \d+ tokens, .* chat template .* so that 1 to 159 fit"):
             ours.rank(LONG, DOCUMENTS, overflow="split")
-        with pytest.raises(InputError, match=r"max_seq_length is 5; this bundle takes \d+ to 200 tokens"):
+        with pytest.raises(InputError, match=r"max_seq_length is 5; it must be \d+ to 200 tokens"):
             ours.max_seq_length = 5
 
 

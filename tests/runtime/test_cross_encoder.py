@@ -249,7 +249,7 @@ WHAT_CANNOT_BE_SCORED = [
     ([("a", "b"), ("a",)], {}, r"inputs\[1\] is \('a',\); it must be a pair of strings"),
     ([("a", "b"), ("a", 5)], {}, r"inputs\[1\] has a text of type int; it must be a string"),
     ([("a", "b"), ("a " * 70, "b")], {"overflow": "split"}, r"inputs\[1\]: The text cannot be split"),
-    ([("a", "b")], {"overflow": "recur"}, "This bundle remembers nothing"),
+    ([("a", "b")], {"overflow": "recur"}, "This bundle has no recurrent states"),
     ([("a", "b")], {"activation_fn": "relu"}, "activation_fn is 'relu'; it must be one of 'softmax', 'sigmoid'"),
     ([("a", "b")], {"activation_fn": 5}, "activation_fn is of type int; it must be"),
     ([("a", "b")], {"device": "cuda"}, r"was loaded on cpu .*\n.*CrossEncoder\(bundle, device='cuda'\)"),

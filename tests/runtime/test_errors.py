@@ -11,7 +11,7 @@ from hdruntime import errors
 from hdruntime.errors import HdexportError, InputError, Setting, joined
 from hdruntime.serve.admission import OverloadedError
 from hdruntime.serve.request_keys import request_key
-from hdruntime.text.checks import RefusedTextsError
+from hdruntime.text.checks import RejectedTextsError
 
 
 class _Choice(Enum):
@@ -28,7 +28,7 @@ CLASSES = sorted(set(_classes()), key=lambda kind: kind.__name__)
 def test_that_every_class_is_walked():
     own = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HdexportError)}
     assert own <= set(CLASSES)
-    assert {RefusedTextsError, OverloadedError} <= set(CLASSES)
+    assert {RejectedTextsError, OverloadedError} <= set(CLASSES)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

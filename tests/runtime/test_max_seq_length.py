@@ -220,7 +220,7 @@ def test_the_first_truncated_text_is_said_once(made: Path, caplog: pytest.LogCap
 def test_a_job_that_goes_on_with_another_length_is_refused_before_it_starts(made: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"text": TEXT}) + "\n")
-    with pytest.raises(InputError, match=r"max_seq_length is 65; this bundle takes 1 to 64 tokens\.\nBuild"):
+    with pytest.raises(InputError, match=r"max_seq_length is 65; it must be 1 to 64 tokens for this bundle\.\nBuild"):
         run(made / "bundle", rows, tmp_path / "out.jsonl", max_seq_length=65)
     with pytest.raises(InputError, match=r"max_seq_length is 'own'; it must be a number of tokens, 'model' or"):
         run(made / "bundle", rows, tmp_path / "out.jsonl", max_seq_length="own")
@@ -253,7 +253,7 @@ def test_queries_and_documents_of_late_interaction_have_lengths_of_their_own(
         40,
     )
     asked = dataclasses.replace(manifest, tokenizer=dataclasses.replace(manifest.tokenizer, text_length=50))
-    lengths = [checked_length(None, asked, most=64, role=role) for role in ("query", "document", None)]
+    lengths = [checked_length(None, asked, max_tokens=64, role=role) for role in ("query", "document", None)]
     assert lengths == [query, 50, 50]
-    assert checked_length(None, asked, most=45, role="document") == 45
-    assert [checked_length("model", asked, most=15, role=role) for role in ("query", "document")] == [15, 15]
+    assert checked_length(None, asked, max_tokens=45, role="document") == 45
+    assert [checked_length("model", asked, max_tokens=15, role=role) for role in ("query", "document")] == [15, 15]

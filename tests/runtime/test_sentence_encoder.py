@@ -54,7 +54,7 @@ def test_a_bundle_that_pools_by_itself_is_left_to(new_bundle: BundleMaker) -> No
     path = new_bundle(task="sentence-similarity")
     with SentenceEncoder(path) as encoder, hdruntime.load(path) as session:
         assert (encoder.encode(SENTENCES) == session.embed(SENTENCES)).all()
-    with pytest.raises(InputError, match=r"pooling is 'cls', but this bundle pools .*\n.*--task feature-extraction"):
+    with pytest.raises(InputError, match=r"pooling is 'cls', but this bundle pools .*\n.*task='feature-extraction'"):
         SentenceEncoder(path, pooling="cls")
 
 
@@ -81,8 +81,8 @@ def test_long_texts_are_cut_without_a_word(encoder: SentenceEncoder) -> None:
 
 REFUSED_LENGTHS = [
     ("all", r"max_seq_length is 'all'; it must be a number of tokens, 'model' or 'bundle'\."),
-    (17, r"max_seq_length is 17; this bundle takes 3 to 16 tokens\.\nBuild .* --max-len 17\.$"),
-    (2, r"max_seq_length is 2; this bundle takes 3 to 16 tokens\.\nGive more, or leave it out\.$"),
+    (17, r"max_seq_length is 17; it must be 3 to 16 tokens for this bundle\.\nBuild .* max_len=17\.$"),
+    (2, r"max_seq_length is 2; it must be 3 to 16 tokens for this bundle\.$"),
 ]
 
 
@@ -108,7 +108,7 @@ WHAT_DOES_NOT_FIT = [
     (["read"], {"device": "cuda:0"}, r"device is 'cuda:0', and the bundle was loaded on cpu \(onnxruntime\)"),
     # Before a text is read.
     (["\ud800"], {"truncate_dim": 5}, "truncated to 5 dimensions; these have 4"),
-    (["read"], {"prompt_name": "passage"}, "no prompt 'passage'; this bundle has query, document"),
+    (["read"], {"prompt_name": "passage"}, "prompt_name is 'passage'; it must be one of 'query', 'document'"),
 ]
 
 

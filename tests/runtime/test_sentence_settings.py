@@ -168,7 +168,7 @@ def _check_prompts_set_by_the_caller(ours: SentenceEncoder, theirs: Any, **optio
             each.prompts, each.default_prompt_name = prompts, default
         for method in ("encode", "encode_query", "encode_document"):
             assert_same(getattr(ours, method)(TEXTS), getattr(theirs, method)(TEXTS, **options))
-    with pytest.raises(InputError, match="no prompt 'query'"):
+    with pytest.raises(InputError, match="prompt_name is 'query'"):
         ours.encode(TEXTS, prompt_name="query")
 
 

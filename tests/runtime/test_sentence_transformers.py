@@ -335,7 +335,7 @@ def test_a_job_puts_prompts_before_texts(saved: Callable[[str], Path], tmp_path:
         run(directory / "bundle", inputs, tmp_path / f"{number}.jsonl", **options)
         found = np.array([row["embedding"] for row in read(tmp_path / f"{number}.jsonl")])
         assert_close(found, theirs.encode(texts, **options), atol=ATOL)
-    with pytest.raises(InputError, match="no prompt 'title'; this bundle has query, document, passage"):
+    with pytest.raises(InputError, match="prompt_name is 'title'; it must be one of 'query', 'document', 'passage'"):
         run(directory / "bundle", inputs, tmp_path / "other.jsonl", prompt_name="title")
     with pytest.raises(InputError, match="--prompt and --prompt-name both define"):
         run(directory / "bundle", inputs, tmp_path / "other.jsonl", prompt_name="query", prompt="")

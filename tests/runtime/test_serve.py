@@ -213,8 +213,13 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "an id that is none": ("/v1/embeddings", {"input": [101, 10**6, 102]}, 400, "input[0]"),
     "true as an id": ("/v1/embeddings", {"input": [True]}, 400, "neither a text"),
     "a truncation": ("/v1/embeddings", {"input": "a", "truncate": "middle"}, 400, "Invalid enum value"),
-    "a prompt": ("/v1/embeddings", {"input": "a", "prompt_name": "nobody"}, 400, "no prompt 'nobody'"),
-    "no key for a prompt": ("/v1/embeddings", {"input": "a", "prompt_name": "nobody"}, 400, "or give hdruntime or hd"),
+    "a prompt": ("/v1/embeddings", {"input": "a", "prompt_name": "nobody"}, 400, "is 'nobody'; it must be one of"),
+    "no key for a prompt": (
+        "/v1/embeddings",
+        {"input": "a", "prompt_name": "nobody"},
+        400,
+        "Or pass the prompt as text",
+    ),
     "many texts": ("/v1/embeddings", {"input": ["a"] * 65}, 400, "1 to 64 fit"),
     "many of no kind": ("/v1/embeddings", {"input": ["a"] * 65 + [5]}, 400, "1 to 64 fit"),
     "a large body": ("/v1/embeddings", {"input": "a" * 2**21}, 413, "more than 1048576 bytes"),
@@ -265,7 +270,7 @@ def test_a_text_that_is_read_whole_has_a_limit_and_one_that_is_cut_has_none(samp
         for body in ({"input": long, "truncate": "split"}, {"input": [long, "a"], "late_chunking": True}):
             refused = client.post("/v1/embeddings", json=body)
             assert refused.status_code == 400
-            assert "can be read at once where a text is not cut" in refused.json()["error"]["message"]
+            assert "can be tokenized in full" in refused.json()["error"]["message"]
 
 
 def test_a_key_is_asked_for_where_there_is_one(sample_bundle: Path) -> None:

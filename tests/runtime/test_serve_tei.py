@@ -97,7 +97,7 @@ def test_ids_are_decoded_as_the_tokenizers_library_decodes_them(embedder: Any) -
         ("/tokenize", {"inputs": "a" * 2**21}, "larger --max-text-characters"),
         ("/tokenize", {"inputs": ["a" * 2**19] * 3}, "The request has 1572864 characters; at most 1048576"),
         ("/decode", {"ids": [[5] * 2**17] * 3}, "The request has 393216 ids; at most 262144"),
-        ("/tokenize", {"inputs": "a", "prompt_name": "nobody"}, "no prompt 'nobody'"),
+        ("/tokenize", {"inputs": "a", "prompt_name": "nobody"}, "is 'nobody'; it must be one of"),
         ("/tokenize", {"input": "a"}, "unknown field `input`"),
         ("/decode", {"ids": [[5], [10**6]]}, "ids[1]: 1000000 is no id"),
         ("/decode", {"ids": [-1]}, "ids[0]: -1 is no id"),

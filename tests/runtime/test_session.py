@@ -179,7 +179,7 @@ def test_nan_in_infer_and_embed_names_the_callers_rows(session: Session) -> None
         session.embed(texts)
 
 
-@pytest.mark.parametrize(("dtype", "advice"), [("float16", "--bf16"), ("float32", "hdexport verify")])
+@pytest.mark.parametrize(("dtype", "advice"), [("float16", "bf16=True"), ("float32", "hdexport verify")])
 def test_the_advice_on_nan_depends_on_the_dtype(new_bundle: BundleMaker, dtype: str, advice: str) -> None:
     with pytest.raises(NonFiniteOutputError, match=advice):
         hdruntime.load(new_bundle(dtype=dtype))(input_ids=[[NAN]])
@@ -217,14 +217,14 @@ def test_a_text_that_is_too_long_is_refused_or_truncated(session: Session) -> No
 
 def test_a_task_without_embeddings_is_an_error(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="text-classification"))
-    with pytest.raises(InputError, match=r"task is text-classification, .*\n.*--task feature-extraction"):
+    with pytest.raises(InputError, match=r"task is text-classification, .*\n.*task='feature-extraction'"):
         session.embed(["long"])
 
 
 def test_a_bundle_without_a_tokenizer_is_an_error_for_texts(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(tokenizer=False))
     assert session(input_ids=[[4]])
-    with pytest.raises(InputError, match="has no tokenizer; give it input_ids"):
+    with pytest.raises(InputError, match="has no tokenizer"):
         session.embed(["long"])
 
 
@@ -243,7 +243,7 @@ def test_infer_returns_the_requested_outputs(new_bundle: BundleMaker) -> None:
     (result,) = session.infer(session.tokenize(["long"]), outputs=["sentence_embedding"])
     assert set(result) == {"sentence_embedding"}
     assert session.infer(session.tokenize(["long", ""]), outputs=[]) == [{}, {}]
-    with pytest.raises(InputError, match=r"No output 'logits'; this bundle has last_hidden_state"):
+    with pytest.raises(InputError, match=r"no output 'logits'; its outputs are last_hidden_state"):
         session.infer(session.tokenize(["long"]), outputs=["logits"])
 
 

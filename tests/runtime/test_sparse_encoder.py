@@ -254,7 +254,7 @@ def test_a_split_text_has_the_largest_weights_of_its_chunks(bundle: Path) -> Non
         assert_close(found.dense(), of_pieces.max(axis=0), atol=ATOL)
         assert not np.allclose(found.dense(), of_pieces.mean(axis=0), atol=0.01)
         assert session.embed_sparse([]) == []
-        with pytest.raises(InputError, match="This bundle remembers nothing"):
+        with pytest.raises(InputError, match="This bundle has no recurrent states"):
             session.embed_sparse(["a"], overflow="recur")
 
 
@@ -296,5 +296,5 @@ def test_the_number_of_weights_is_an_option_of_the_job(bundle: Path, tmp_path: P
     assert len(read(tmp_path / "out.jsonl")[0]["indices"]) == 5
     with pytest.raises(InputError, match="--max-active-dims 0 keeps nothing"):
         JobOptions(max_active_dims=0).check()
-    with pytest.raises(InputError, match=r"remembers|segment"):
+    with pytest.raises(InputError, match=r"recurrent states|segment"):
         plan_job(open_bundle(bundle), [inputs], tmp_path / "o.jsonl", options=JobOptions(overflow=Overflow.RECUR))

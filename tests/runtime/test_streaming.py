@@ -232,7 +232,7 @@ def test_a_sentence_models_vector_is_pooled_of_all_tokens(tmp_path: Path, poolin
     ("own", "message"),
     [
         (None, "does not state how it pools"),
-        ({"pooling": ("cls",)}, "pools by cls, the first token, which sees the first segment only"),
+        ({"pooling": ("cls",)}, "pooling mode is cls, which sees the first segment only"),
         ({"pooling": ("mean",), "dense": True}, "has a Dense layer"),
     ],
 )
@@ -243,7 +243,7 @@ def test_a_pooling_that_segments_do_not_determine_is_refused(
     bundle = make_streaming_bundle(tmp_path / "bundle", task="sentence-similarity", sentence=settings_ or None)
     with (
         hdruntime.load(bundle, "onnxruntime") as session,
-        pytest.raises(InputError, match=rf"Streamed documents have no vectors, because .*{message}"),
+        pytest.raises(InputError, match=rf"A streamed document has no embedding: .*{message}"),
     ):
         session.embed(["long"], overflow="recur")
 
@@ -252,9 +252,9 @@ def test_a_pooling_that_segments_do_not_determine_is_refused(
 
 
 INVALID_OPTIONS = [
-    ({"segment": 0}, r"A segment of 0 tokens does not fit; this bundle accepts 1 to 16\.\nChoose another segment\."),
-    ({"segment": 17}, r"segment of 17 tokens does not fit; .* 1 to 16\..*build the bundle again with --max-len 17"),
-    ({"outputs": ["logits"]}, r"No output 'logits'; this bundle has last_hidden_state, new_mems\.0"),
+    ({"segment": 0}, r"^segment is 0; it must be 1 to 16 for this bundle\.$"),
+    ({"segment": 17}, r"segment is 17; it must be 1 to 16 .*Build the bundle again with max_len=17"),
+    ({"outputs": ["logits"]}, r"The bundle has no output 'logits'; its outputs are last_hidden_state, new_mems\.0"),
 ]
 
 
@@ -294,7 +294,7 @@ def test_a_document_beyond_the_bundles_positions_is_refused(tmp_path: Path) -> N
     seal(bundle, dataclasses.replace(open_bundle(bundle).manifest, document_tokens=16))
     with hdruntime.load(bundle, "onnxruntime") as session:
         assert len(list(session.stream(document(16), segment=5))) == 4
-        remedy = r"Build the bundle again with --max-len 17, or run .* split"
+        remedy = r"Build the bundle again with max_len=17, or split .*overflow='split'"
         message = rf"has 17 tokens; this bundle has positions for 16, counted.*\n{remedy}"
         with pytest.raises(InputError, match=message):
             session.stream(document(17), segment=5)
@@ -302,12 +302,12 @@ def test_a_document_beyond_the_bundles_positions_is_refused(tmp_path: Path) -> N
             list(session.stream_all([document(16), document(17)], segment=5))
 
 
-def test_a_bundle_that_remembers_nothing_is_refused(bundle_path: Path) -> None:
+def test_a_bundle_without_recurrent_states_is_rejected(bundle_path: Path) -> None:
     with hdruntime.load(bundle_path, "onnxruntime") as session:
         for stream in (session.stream, session.stream_all):
-            with pytest.raises(InputError, match=r"remembers nothing .*\n.*--recurrence 512.*--overflow split"):
+            with pytest.raises(InputError, match=r"has no recurrent states.*\n.*--recurrence 512.*overflow='split'"):
                 stream([[2, 3]])  # type: ignore[operator]
-        with pytest.raises(InputError, match="remembers nothing"):
+        with pytest.raises(InputError, match="has no recurrent states"):
             session.embed(["long"], overflow="recur")
         with pytest.raises(InputError, match="segment is 8, but only overflow='recur' has segments"):
             session.embed(["long"], segment=8)
@@ -319,7 +319,7 @@ def test_a_document_whose_stream_was_closed_is_refused(session: Session) -> None
     next(stream)
     stream.close()
     stream.close()
-    with pytest.raises(InputError, match=r"a document whose stream was closed.*\nBegin again with session\.stream"):
+    with pytest.raises(InputError, match=r"This stream is closed.*\nBegin again with session\.stream"):
         next(stream)
 
 
@@ -329,7 +329,7 @@ def test_a_stream_ends_at_an_error(session: Session) -> None:
     next(stream)
     with pytest.raises(NonFiniteOutputError, match="last_hidden_state holds NaN or infinity"):
         next(stream)
-    with pytest.raises(InputError, match="a document whose stream was closed"):
+    with pytest.raises(InputError, match="This stream is closed"):
         next(stream)
 
 

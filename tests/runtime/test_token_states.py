@@ -102,7 +102,7 @@ MEMORIES_THAT_DO_NOT_FIT = [
     ({"mems.0": np.zeros((2, 3))}, r"mems\.0 has shape \[2, 3\]; it must be \[batch, memory, 4\]"),
     (
         {"mems.0": np.zeros((2, 4, 4))},
-        r"differ in their tokens: mems\.0 has 4, mems\.mask has 3\.\nGive all of them",
+        r"caches of different sizes: mems\.0 has 4, mems\.mask has 3\.\nPass the states",
     ),
     ({"mems.1": np.zeros((2, 3, 4))}, r"Unknown input 'mems\.1'; this bundle accepts .*, mems\.0, mems\.mask\."),
 ]
@@ -119,7 +119,8 @@ def test_a_bundle_without_memories_says_how_to_build_one(bundle_path: Path) -> N
     with (
         hdruntime.load(bundle_path, "onnxruntime") as session,
         pytest.raises(
-            InputError, match=r"'mems\.0'; .*\nIt remembers nothing .* hdexport build MODEL .*--recurrence 512"
+            InputError,
+            match=r"'mems\.0'; .*\nThis bundle has no recurrent states.* hdexport build MODEL .*--recurrence 512",
         ),
     ):
         session(input_ids=[[2, 3]], **{"mems.0": np.zeros((1, 3, 4))})

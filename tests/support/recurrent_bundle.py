@@ -69,7 +69,7 @@ def make_recurrent_bundle(directory: Path) -> Path:
         name=MEMORY,
         dtype="float32",
         shape=SHAPE,
-        role=Role.MEMORY,
+        role=Role.RECURRENT_STATE,
         default=Default(fill=Fill.ZEROS),
         fed_from=NEW_MEMORY,
     )
@@ -154,7 +154,7 @@ def make_streaming_bundle(
             name=f"mems.{part}",
             dtype="float32",
             shape=("batch", "memory", *sizes),
-            role=Role.MEMORY,
+            role=Role.RECURRENT_STATE,
             default=default,
             bound=REMEMBERED,
             fed_from=f"new_mems.{part}",

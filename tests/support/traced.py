@@ -40,14 +40,14 @@ class TracedModel:
                 build(options)
         (self._module,) = stopped.value.args
         self.checkpoint = Path(str(options.model))
-        carried = tuple(spec for spec in self._module.inputs if spec.role is Role.MEMORY)
+        carried = tuple(spec for spec in self._module.inputs if spec.role is Role.RECURRENT_STATE)
         self.manifest = SimpleNamespace(
             model_type=self._module.model.config.model_type,
             task=self._module.task,
             inputs=self._module.inputs,
             outputs=[SimpleNamespace(name=name, shape=axes) for name, axes in self._module.outputs.items()],
-            memories=carried,
-            most_memory=max((spec.bound or 0 for spec in carried), default=0),
+            recurrent_states=carried,
+            max_memory=max((spec.bound or 0 for spec in carried), default=0),
             dtype="float32",
             max_len=options.max_len,
         )

@@ -227,7 +227,7 @@ def own_length(manifest: Manifest) -> str | None:
     own = model_length(manifest, role)
     if own >= manifest.max_len:
         return None
-    used = checked_length(None, manifest, most=manifest.max_len, role=role)
+    used = checked_length(None, manifest, max_tokens=manifest.max_len, role=role)
     if used == own:
         return f"{own} tokens, to which texts are truncated; --max-seq-length bundle lifts that to {manifest.max_len}"
     return f"{own} tokens; texts are truncated to {used}, as --max-len says, and to {own} by --max-seq-length model"

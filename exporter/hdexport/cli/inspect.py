@@ -258,11 +258,11 @@ def _kernels(manifest: Manifest) -> str:
 
 
 def _carried(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    if manifest.most_memory:
-        start = "attended to" if manifest.least_memory == manifest.most_memory else "masked"
-        yield "memory", f"the last {manifest.most_memory} tokens of earlier segments; those not yet there are {start}"
-    elif manifest.memories:
-        yield "memory", ", ".join(spec.name for spec in manifest.memories)
+    if manifest.max_memory:
+        start = "attended to" if manifest.min_memory == manifest.max_memory else "masked"
+        yield "memory", f"the last {manifest.max_memory} tokens of earlier segments; those not yet there are {start}"
+    elif manifest.recurrent_states:
+        yield "memory", ", ".join(spec.name for spec in manifest.recurrent_states)
     if manifest.document_tokens is not None:
         yield "", f"a document has at most {manifest.document_tokens} tokens, in all of its segments"
 

@@ -98,7 +98,7 @@ class EngineBuilder:
 
         dtype = manifest.dtype
         chosen = self._options.profiles or default_profiles(manifest)
-        profiles = with_memory(chosen, most=manifest.most_memory)
+        profiles = with_memory(chosen, most=manifest.max_memory)
         longest = max(profile.tokens[-1] for profile in profiles)
         impl = self._options.attention_impl or AttentionImpl.AUTO
         graph = tensorrt_graph(portable, dtype=dtype, attention_impl=impl, longest=longest)

@@ -111,7 +111,7 @@ def _examples(module: GraphModule, *, max_len: int, vocab_size: int) -> dict[str
     }
     return {
         argument_name(spec): torch.zeros(_memory_sizes(spec))
-        if spec.role is Role.MEMORY
+        if spec.role is Role.RECURRENT_STATE
         else made.get(spec.role, torch.zeros_like(ids))
         for spec in module.inputs
     }

@@ -105,7 +105,7 @@ def compare_case(
         samples: the tokens of the batch whose logits were computed; None for all.
     """
     has_tokens = {spec.name: "tokens" in spec.shape for spec in manifest.outputs}
-    left = {spec.fed_from: spec for spec in manifest.memories}
+    left = {spec.fed_from: spec for spec in manifest.recurrent_states}
     if samples is not None:
         has_tokens[HEAD_INPUT] = True
     outputs = {}

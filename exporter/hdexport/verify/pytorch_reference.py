@@ -94,7 +94,7 @@ class Reference:
         shape = of_role[Role.IDS].shape
         return {
             spec.name: carried[spec.name]
-            if spec.role is Role.MEMORY
+            if spec.role is Role.RECURRENT_STATE
             else of_role.get(spec.role, np.zeros(shape, np.int64))
             for spec in self._module.inputs
         }
@@ -102,7 +102,7 @@ class Reference:
     def _leaves(self, tokens: int, memory: int) -> dict[str, FloatArray]:
         """The carried states, [1, ...] each, that a text of so many tokens leaves, with an axis ``memory`` of that
         size."""
-        carried = [spec for spec in self._module.inputs if spec.role is Role.MEMORY]
+        carried = [spec for spec in self._module.inputs if spec.role is Role.RECURRENT_STATE]
         empty = {spec.name: state_at_start(spec, rows=1, memory=memory) for spec in carried}
         left = self.unpadded(_PAST_ROW, tokens, carried=empty)
         return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in carried}
@@ -268,7 +268,7 @@ class PastTexts:
 
     def of_row(self, case: Case, row: int) -> dict[str, FloatArray]:
         """Name of each carried state -> [1, ...]."""
-        carried, longest, size = self._manifest.memories, self._manifest.document_tokens, self._size(case)
+        carried, longest, size = self._manifest.recurrent_states, self._manifest.document_tokens, self._size(case)
         found = {spec.name: state_at_start(spec, rows=1, memory=size) for spec in carried}
         mask = carried_name(MASK)
         if case.padding == "left":
@@ -289,12 +289,12 @@ class PastTexts:
     def of_case(self, case: Case) -> dict[str, FloatArray]:
         """Name of each carried state -> [batch, ...]."""
         rows = [self.of_row(case, row) for row in range(case.batch)]
-        return {spec.name: np.concatenate([row[spec.name] for row in rows]) for spec in self._manifest.memories}
+        return {spec.name: np.concatenate([row[spec.name] for row in rows]) for spec in self._manifest.recurrent_states}
 
     def _size(self, case: Case) -> int:
         """Size of the axis ``memory`` in a case, in tokens: the most, the least, or half of them, by the
         case's tokens."""
-        least, most = self._manifest.least_memory, self._manifest.most_memory
+        least, most = self._manifest.min_memory, self._manifest.max_memory
         return (most, max(least, most // 2 + 1), least)[case.tokens % 3] if most else 0
 
 

@@ -97,8 +97,8 @@ def single_text_runner(bundle: Bundle, graph: onnx_ir.Model) -> Callable[..., di
             Role.ATTENDED: real,
         }
         feeds = {
-            spec.name: state_at_start(spec, rows=1, memory=bundle.manifest.least_memory)
-            if spec.role is Role.MEMORY
+            spec.name: state_at_start(spec, rows=1, memory=bundle.manifest.min_memory)
+            if spec.role is Role.RECURRENT_STATE
             else known.get(spec.role, np.zeros_like(first))
             for spec in bundle.manifest.inputs
         }

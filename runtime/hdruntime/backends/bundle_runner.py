@@ -83,11 +83,11 @@ class HostStates:
     def __init__(self, runner: BundleRunner, rows: int) -> None:
         self._runner, manifest = runner, runner.manifest
         self._starts = {
-            spec.name: state_at_start(spec, rows=1, memory=manifest.most_memory) for spec in manifest.memories
+            spec.name: state_at_start(spec, rows=1, memory=manifest.max_memory) for spec in manifest.recurrent_states
         }
         self._read = {name: np.repeat(start, rows, axis=0) for name, start in self._starts.items()}
         self._written = {name: np.empty_like(array) for name, array in self._read.items()}
-        self._fed_from = {spec.name: str(spec.fed_from) for spec in manifest.memories}
+        self._fed_from = {spec.name: str(spec.fed_from) for spec in manifest.recurrent_states}
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         """Run one segment of each row; see `hdruntime.backends.CarriedStates.run`."""

@@ -60,7 +60,7 @@ class GpuRunner(Generic[Model]):
         tokenizer, self._mask = manifest.tokenizer, manifest.mask
         fill = {manifest.ids: tokenizer.pad_token_id} if tokenizer else {}
         self._batches = Batches(self._device, self._model, pipeline, mask=self._mask, fill=fill)
-        self._carried = [spec.name for spec in manifest.memories if spec.has_memory_axis]
+        self._carried = [spec.name for spec in manifest.recurrent_states if spec.has_memory_axis]
 
     def engine_bytes(self) -> int | None:
         """Not reported; see :class:`hdruntime.backends.DeviceRunner`."""

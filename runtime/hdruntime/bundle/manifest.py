@@ -115,9 +115,9 @@ class Role(StrEnum):
     """[batch, tokens], int64: 1 for tokens that a sentence's vector is pooled of, 0 for tokens of its prompt."""
     ATTENDED = "attended"
     """[batch, tokens], int64: 1 for tokens that others attend to, 0 for real tokens that only attend."""
-    MEMORY = "memory"
+    RECURRENT_STATE = "recurrent_state"
     """[batch, ...] or [batch, memory, ...], float32, other axes sizes: an output of the previous call; see
-    `InputSpec.fed_from`. All axes ``memory`` of a call, and of the states that it leaves, have one size."""
+    `InputSpec.fed_from`. All axes ``memory`` of a call's inputs and outputs have one size."""
 
 
 class Fill(StrEnum):
@@ -158,7 +158,7 @@ class TensorSpec:
 
     @property
     def has_memory_axis(self) -> bool:
-        """Whether the axis after the batch is the earlier calls' tokens'."""
+        """Whether the axis after the batch is that of a memory cache: tokens of earlier calls."""
         return self.shape[1:2] == ("memory",)
 
 
@@ -170,11 +170,11 @@ class InputSpec(TensorSpec):
         role: its purpose.
         default: its value if a caller omits it.
         bound: maximum, by role; None for other inputs. Token types: number of types, None in bundles that do not say.
-            Global attention mask: maximum of global tokens in a row, None for any number. Carried state with an axis
-            ``memory``: maximum size of the axis. Carried state [batch, 1] that counts the tokens of a document: maximum
-            of tokens, with the tokens of the call. The number of ids is `Manifest.vocab_size`.
-        fed_from: for a carried state, the output of the previous call that it is fed from; another name, because names
-            in a graph are unique. None for other roles.
+            Global attention mask: maximum of global tokens in a row, None for any number. Recurrent state with an axis
+            ``memory``: maximum size of the axis. Recurrent state [batch, 1] that counts the tokens of a document:
+            maximum of tokens, with the tokens of the call. The number of ids is `Manifest.vocab_size`.
+        fed_from: for a recurrent state, the output of the previous call that it is fed from; another name, because
+            names in a graph are unique. None for other roles.
     """
 
     role: Role
@@ -460,7 +460,7 @@ class Manifest:
             return self.vocab_size
         if spec.role is Role.TOKEN_TYPES:
             return spec.bound
-        return None if spec.role is Role.MEMORY else 2
+        return None if spec.role is Role.RECURRENT_STATE else 2
 
     def padding_limit(self, tokens: int) -> int:
         """The most tokens to which padding a row leaves its answer unchanged; ``sys.maxsize`` for no limit.
@@ -496,26 +496,26 @@ class Manifest:
         return tuple(f"sm{number}" for number in sorted(found))
 
     @property
-    def memories(self) -> tuple[InputSpec, ...]:
+    def recurrent_states(self) -> tuple[InputSpec, ...]:
         """The inputs that outputs of the previous call feed."""
-        return tuple(spec for spec in self.inputs if spec.role is Role.MEMORY)
+        return tuple(spec for spec in self.inputs if spec.role is Role.RECURRENT_STATE)
 
     @property
     def answers(self) -> tuple[TensorSpec, ...]:
         """The outputs that are no state for the next call."""
-        fed = {spec.fed_from for spec in self.memories}
+        fed = {spec.fed_from for spec in self.recurrent_states}
         return tuple(spec for spec in self.outputs if spec.name not in fed)
 
     @property
-    def most_memory(self) -> int:
+    def max_memory(self) -> int:
         """The most tokens of an axis ``memory``; 0 without one."""
-        return max((spec.bound or 0 for spec in self.memories if spec.has_memory_axis), default=0)
+        return max((spec.bound or 0 for spec in self.recurrent_states if spec.has_memory_axis), default=0)
 
     @property
-    def least_memory(self) -> int:
+    def min_memory(self) -> int:
         """Tokens of the axis ``memory`` of a text of one segment: all if tokens not yet there are attended to."""
-        attended = any(spec.has_memory_axis and spec.default.fill is Fill.ONES for spec in self.memories)
-        return self.most_memory if attended else min(1, self.most_memory)
+        attended = any(spec.has_memory_axis and spec.default.fill is Fill.ONES for spec in self.recurrent_states)
+        return self.max_memory if attended else min(1, self.max_memory)
 
     @property
     def ids(self) -> str:

@@ -40,7 +40,7 @@ _FILLS_OF_ROLE = {
     Role.GLOBAL_ATTENTION_MASK: (Fill.REQUIRED, Fill.ZEROS, Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN),
     Role.POOLED: (Fill.ONES,),
     Role.ATTENDED: (Fill.ONES,),
-    Role.MEMORY: (Fill.ZEROS, Fill.ONES),
+    Role.RECURRENT_STATE: (Fill.ZEROS, Fill.ONES),
 }
 
 _FILLS_BY_TOKEN = (Fill.UNTIL_TOKEN, Fill.AFTER_TOKEN)
@@ -151,13 +151,13 @@ def _input_problems(manifest: Manifest) -> Iterator[str]:
     bounds = {spec.bound for spec in manifest.inputs if spec.has_memory_axis}
     if len(bounds) > 1:
         yield f"inputs has memories of {' and '.join(map(str, sorted(map(str, bounds))))} tokens; they must be equal"
-    if manifest.document_tokens is not None and not manifest.memories:
-        yield f"document_tokens is {manifest.document_tokens}, but no input has the role memory"
+    if manifest.document_tokens is not None and not manifest.recurrent_states:
+        yield f"document_tokens is {manifest.document_tokens}, but no input has the role recurrent_state"
     roles = Counter(spec.role for spec in manifest.inputs)
     for role in Role:
         if role in _ONE_OF_ROLE and roles[role] != 1:
             yield f"inputs has {roles[role]} of the role {role.value}; exactly one is needed"
-        elif role is not Role.MEMORY and roles[role] > 1:
+        elif role is not Role.RECURRENT_STATE and roles[role] > 1:
             yield f"inputs has {roles[role]} of the role {role.value}; at most one is allowed"
     for index, spec in enumerate(manifest.inputs):
         yield from (f"inputs[{index}]{problem}" for problem in _problems_of_input(spec, manifest.outputs))
@@ -169,16 +169,16 @@ def _problems_of_input(spec: InputSpec, outputs: Iterable[TensorSpec]) -> Iterat
         yield f".default.fill should be {fills} for {spec.role.value}, not {spec.default.fill.value}"
     if (spec.default.token_id is None) == (spec.default.fill in _FILLS_BY_TOKEN):
         yield f".default.token_id is {spec.default.token_id} for the fill {spec.default.fill.value}"
-    counts = spec.role is Role.MEMORY and spec.shape == ("batch", 1)
+    counts = spec.role is Role.RECURRENT_STATE and spec.shape == ("batch", 1)
     is_bounded = spec.role in (Role.TOKEN_TYPES, Role.GLOBAL_ATTENTION_MASK) or spec.has_memory_axis or counts
     if spec.bound is not None and not is_bounded:
         yield (
-            f".bound is {spec.bound}; only token types, marks, memories of tokens, and memories that count them have a "
-            "bound"
+            f".bound is {spec.bound}; only token types, global_attention_mask, memory caches and states that count "
+            "tokens have a bound"
         )
-    if spec.role is not Role.MEMORY:
+    if spec.role is not Role.RECURRENT_STATE:
         if spec.fed_from is not None:
-            yield f".fed_from is {spec.fed_from}; only memories are fed from an output"
+            yield f".fed_from is {spec.fed_from}; only recurrent states are fed from an output"
         if spec.dtype != "int64" or spec.shape != ("batch", "tokens"):
             yield f" should be int64 [batch, tokens], not {_described(spec)}"
         return
@@ -186,9 +186,9 @@ def _problems_of_input(spec: InputSpec, outputs: Iterable[TensorSpec]) -> Iterat
     if spec.dtype != "float32" or spec.shape[:1] != ("batch",) or not all(isinstance(size, int) for size in sizes):
         yield f" should be float32 [batch, ...] or [batch, memory, ...] with sizes, not {_described(spec)}"
     if spec.has_memory_axis and spec.bound is None:
-        yield ".bound is None; a memory of tokens needs the most that it may have"
+        yield ".bound is None; a memory cache needs its maximum size"
     if spec.fed_from is None:
-        yield ".fed_from is None; a memory needs the name of an output"
+        yield ".fed_from is None; a recurrent state needs the name of an output"
         return
     output = next((output for output in outputs if output.name == spec.fed_from), None)
     if output is None or output.shape != spec.shape:

@@ -34,11 +34,13 @@ class Carried:
 
     def __init__(self, device: Device, manifest: Manifest, stream: Any, *, rows: int) -> None:
         self._device, self._stream, self._rows = device, stream, rows
-        self.tokens = manifest.most_memory
-        self.fed_from = {spec.name: str(spec.fed_from) for spec in manifest.memories}
-        self._bits = {spec.name: _ONE if spec.default.fill is Fill.ONES else _ZERO for spec in manifest.memories}
+        self.tokens = manifest.max_memory
+        self.fed_from = {spec.name: str(spec.fed_from) for spec in manifest.recurrent_states}
+        self._bits = {
+            spec.name: _ONE if spec.default.fill is Fill.ONES else _ZERO for spec in manifest.recurrent_states
+        }
         self._arrays = {}
-        for spec in manifest.memories:
+        for spec in manifest.recurrent_states:
             sizes = (rows, *(self.tokens if axis == "memory" else int(axis) for axis in spec.shape[1:]))
             self._arrays[spec.name] = DeviceArray(device, sizes, padded=sizes)
         self.reset(range(rows))

@@ -64,7 +64,9 @@ def size_of_memory(arrays: Mapping[str, DeviceInput], specs: Mapping[str, Tensor
         if specs[name].has_memory_axis
     }
     if len(set(sizes.values())) > 1:
-        raise InputError(f"The memories differ in their tokens: {sizes}.", hint="Give all of them from one call.")
+        raise InputError(
+            f"The recurrent states have memory caches of different sizes: {sizes}.", hint="Pass the states of one call."
+        )
     return next(iter(sizes.values()), 0)
 
 

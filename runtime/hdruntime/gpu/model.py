@@ -61,4 +61,4 @@ class DeviceModel(Protocol):
 
 def staged_order(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
     """Inputs with the carried states last, so that those before them are one copy to the GPU."""
-    return sorted(specs, key=lambda spec: getattr(spec, "role", None) is Role.MEMORY)
+    return sorted(specs, key=lambda spec: getattr(spec, "role", None) is Role.RECURRENT_STATE)

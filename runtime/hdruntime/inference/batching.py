@@ -22,7 +22,7 @@ vocabulary of 100,000 (two cores of an Intel Xeon, 2026-11-28)."""
 
 _WARNING = (
     "Out of memory with a batch of %d x %d tokens: continuing with at most %d tokens per batch of such rows. "
-    "To start with that limit: hdexport run --batch-tokens %d, in Python batch_tokens."
+    "Set the limit from the start: batch_tokens=%d."
 )
 
 

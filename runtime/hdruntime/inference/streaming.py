@@ -1,4 +1,4 @@
-"""Documents of any length, run segment by segment by bundles that carry states from one segment to the next."""
+"""Documents of any length, run segment by segment by bundles with recurrent states."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
-from hdruntime.errors import HdexportError, InputError
-from hdruntime.inference.inputs import BUILD_WITH_MEMORY, check_texts_for_marks, inputs_of_texts
+from hdruntime.errors import HdexportError, InputError, Setting, joined
+from hdruntime.inference.inputs import BUILD_WITH_MEMORY, check_global_questions, inputs_of_texts
 from hdruntime.inference.scheduling import BatchResult, Scheduler
-from hdruntime.text.checks import check_text_lengths
+from hdruntime.text.checks import SPLIT, check_text_lengths
 from hdruntime.text.tokenization import Encoding
 
 SEGMENT_TOKENS = 512
@@ -25,7 +25,7 @@ Document = str | Encoding | Sequence[int]
 """A text, its encoding, or its ids with special tokens."""
 
 Columns = Mapping[str, IntArray]
-"""A document: name of each input but the carried states -> [tokens]."""
+"""A document: name of each input, except recurrent states -> [tokens]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,11 @@ class Segment:
 
     Attributes:
         document: number of the document in its call, from 0.
-        tokens: which of the document's tokens these are.
-        is_last: whether the document ends here.
-        outputs: output name -> float32 array of the shape in the manifest without the batch axis, its tokens axis as
-            long as the segment.
-        error: why the document has no further results; its outputs here are undefined then.
+        tokens: range of the segment in the document's tokens.
+        is_last: whether the document ends with the segment.
+        outputs: output name -> float32 array of the shape in the manifest without the batch axis; its tokens axis is as
+            long as the segment. Undefined if there is an error.
+        error: why the document has no further results, or None.
     """
 
     document: int
@@ -49,51 +49,64 @@ class Segment:
 
 
 def checked_segment(segment: int | None, manifest: Manifest, *, max_len: int) -> int:
-    """Tokens of a segment, at most `max_len`; None for the default. A bundle that carries nothing is refused."""
-    if not manifest.memories:
+    """Tokens of a segment, at most `max_len`; None for the default. Rejects a bundle without recurrent states."""
+    if not manifest.recurrent_states:
         raise InputError(
-            "This bundle remembers nothing from one segment to the next, so a document cannot be streamed.",
-            hint=f"{BUILD_WITH_MEMORY}. Or run it in independent chunks: --overflow split, session.split",
+            "This bundle has no recurrent states, so it cannot stream a document.",
+            hint=joined(BUILD_WITH_MEMORY, ". Or split the document into independent chunks: ", SPLIT, "."),
         )
     if segment is None:
         return min(SEGMENT_TOKENS, max_len)
     if not 1 <= segment <= max_len:
-        advice = f", or build the bundle again with --max-len {segment}" if segment > max_len else ""
+        larger = ("Build the bundle again with ", Setting("max_len", segment, command="build"), " for longer segments.")
         raise InputError(
-            f"A segment of {segment} tokens does not fit; this bundle accepts 1 to {max_len}.",
-            hint=f"Choose another segment{advice}.",
+            parameter="segment",
+            value=segment,
+            accepted=f"1 to {max_len} for this bundle",
+            hint=larger if segment > max_len else "",
         )
     return segment
 
 
 def check_document_length(tokens: int, manifest: Manifest) -> None:
-    """Refuse a document without tokens, or with more than the bundle has positions for."""
+    """Reject a document without tokens, or with more tokens than the bundle has positions."""
     most = manifest.document_tokens
     if most is None or tokens < 1:
         check_text_lengths([tokens], sys.maxsize)
     elif tokens > most:
         raise InputError(
             f"The document has {tokens} tokens; this bundle has positions for {most}, counted through all segments.",
-            hint=f"Build the bundle again with --max-len {tokens}, or run the document in independent chunks: "
-            "--overflow split.",
+            hint=(
+                "Build the bundle again with ",
+                Setting("max_len", tokens, command="build"),
+                ", or split the document into independent chunks: ",
+                SPLIT,
+                ".",
+            ),
         )
 
 
-class _Lane:
-    """A row with a document in it, whose next segment begins at the token `start`."""
+class _Slot:
+    """A document in a row of the batch; its next segment begins at the token `start`."""
 
     def __init__(self, document: int, columns: Columns) -> None:
         self.document, self.columns, self.start = document, columns, 0
         self.tokens = len(next(iter(columns.values())))
 
 
-class Lanes:
-    """Rows of a batch, each with a document of its own; used by one thread at a time.
+class BatchSlots:
+    """Batch slots for documents: one document per row of the batch. Not thread-safe.
 
-    When a document ends, its row forgets it and begins the next one, while the other rows go on with theirs. All
-    batches have one shape; only the last segment of a document is padded, and a row without a document is all padding.
-    `segment` and `rows` are those of :meth:`hdruntime.Session.stream_all`; by default there are no more rows than
-    `documents`.
+    When a document ends, its slot resets the recurrent states of the row and takes the next document; the other slots
+    continue. All batches have one shape: the last segment of a document is padded, and an empty slot is all padding.
+
+    Args:
+        scheduler: runs the batches.
+        manifest: of the bundle.
+        max_len: maximum tokens of a segment.
+        segment, rows: as for :meth:`hdruntime.Session.stream_all`.
+        documents: number of documents, which limits the default of `rows`.
+        outputs: names of the outputs.
     """
 
     def __init__(
@@ -116,44 +129,44 @@ class Lanes:
         self._scheduler, self._manifest = scheduler, manifest
         self._rows, self._segment, self._outputs = rows, segment, outputs
         self._with_tokens = {spec.name for spec in manifest.outputs if spec.has_tokens_axis}
-        self._carried = scheduler.runner.open_states(rows)
+        self._states = scheduler.runner.open_states(rows)
 
     def run(self, documents: Iterable[Columns]) -> Iterator[Segment]:
-        """Run documents; each is asked for when a row is free for it. Segments of a document come in order, those of
-        different documents interleaved."""
+        """Run documents, and take each from the iterable when a slot is free. The segments of a document come in order;
+        segments of different documents are interleaved."""
         waiting = enumerate(documents)
-        lanes: list[_Lane | None] = [None] * self._rows
+        slots: list[_Slot | None] = [None] * self._rows
         while True:
-            for row, lane in enumerate(lanes):
-                if lane is None and (document := next(waiting, None)) is not None:
-                    lanes[row] = _Lane(*document)
-                    self._carried.reset([row])
-            if not any(lanes):
+            for row, slot in enumerate(slots):
+                if slot is None and (document := next(waiting, None)) is not None:
+                    slots[row] = _Slot(*document)
+                    self._states.reset([row])
+            if not any(slots):
                 return
-            result = self._scheduler.run_on(self._carried, self._batch(lanes), outputs=self._outputs)
-            for row, lane in enumerate(lanes):
-                if lane is not None:
-                    segment = self._segment_of(lane, row, result)
-                    lanes[row] = None if segment.is_last else lane
+            result = self._scheduler.run_on(self._states, self._batch(slots), outputs=self._outputs)
+            for row, slot in enumerate(slots):
+                if slot is not None:
+                    segment = self._segment_of(slot, row, result)
+                    slots[row] = None if segment.is_last else slot
                     yield segment
 
-    def _batch(self, lanes: Sequence[_Lane | None]) -> dict[str, IntArray]:
-        """The next segment of each lane, int64 [rows, segment] for each input."""
+    def _batch(self, slots: Sequence[_Slot | None]) -> dict[str, IntArray]:
+        """The next segment of each slot: int64 [rows, segment] per input."""
         tokenizer, manifest = self._manifest.tokenizer, self._manifest
         fill = {manifest.ids: tokenizer.pad_token_id} if tokenizer else {}
-        names = [spec.name for spec in manifest.inputs if spec not in manifest.memories]
-        batch = {name: np.full((len(lanes), self._segment), fill.get(name, 0), np.int64) for name in names}
-        for row, lane in enumerate(lanes):
-            if lane is not None:
+        names = [spec.name for spec in manifest.inputs if spec not in manifest.recurrent_states]
+        batch = {name: np.full((len(slots), self._segment), fill.get(name, 0), np.int64) for name in names}
+        for row, slot in enumerate(slots):
+            if slot is not None:
                 for name, array in batch.items():
-                    part = lane.columns[name][lane.start : lane.start + self._segment]
+                    part = slot.columns[name][slot.start : slot.start + self._segment]
                     array[row, : len(part)] = part
         return batch
 
-    def _segment_of(self, lane: _Lane, row: int, result: BatchResult) -> Segment:
-        """The result of a lane, which goes on to its next segment."""
-        tokens = slice(lane.start, min(lane.start + self._segment, lane.tokens))
-        lane.start = tokens.stop
+    def _segment_of(self, slot: _Slot, row: int, result: BatchResult) -> Segment:
+        """The result of a slot's segment; moves the slot to its next segment."""
+        tokens = slice(slot.start, min(slot.start + self._segment, slot.tokens))
+        slot.start = tokens.stop
         # Copies: a caller may keep one row's, and not the batch's.
         outputs = {
             name: (values[row, : tokens.stop - tokens.start] if name in self._with_tokens else values[row]).copy()
@@ -161,9 +174,9 @@ class Lanes:
         }
         error = result.errors.get(row)
         return Segment(
-            document=lane.document,
+            document=slot.document,
             tokens=tokens,
-            is_last=error is not None or lane.start == lane.tokens,
+            is_last=error is not None or slot.start == slot.tokens,
             outputs=outputs,
             error=error,
         )
@@ -172,15 +185,15 @@ class Lanes:
 class DocumentStream:
     """The segments of one document, made by :meth:`hdruntime.Session.stream`; an iterator and a context manager.
 
-    The states that it carries are freed when it is closed, or no longer referred to. After an error it is closed.
+    The recurrent states are freed when the stream is closed or no longer referenced. An error closes the stream.
 
     Args:
-        lanes: of one row.
-        document: the document to run.
+        slots: batch slots of one row.
+        document: document to run.
     """
 
-    def __init__(self, lanes: Lanes, document: Columns) -> None:
-        self._segments: Iterator[Segment] | None = lanes.run([document])
+    def __init__(self, slots: BatchSlots, document: Columns) -> None:
+        self._segments: Iterator[Segment] | None = slots.run([document])
         self._lock = threading.Lock()
 
     def __iter__(self) -> DocumentStream:
@@ -198,7 +211,7 @@ class DocumentStream:
         with self._lock:
             if self._segments is None:
                 raise InputError(
-                    "This is a document whose stream was closed, and its memory is gone.",
+                    "This stream is closed, and its recurrent states are freed.",
                     hint="Begin again with session.stream(document).",
                 )
             try:
@@ -213,7 +226,7 @@ class DocumentStream:
             return segment
 
     def close(self) -> None:
-        """Forget the document and free the states that it carries; may be repeated."""
+        """Free the recurrent states; may be called again."""
         with self._lock:
             self._segments = None
 
@@ -229,9 +242,9 @@ def columns_of(document: Encoding | Sequence[int], manifest: Manifest) -> Column
     if not isinstance(document, Encoding):
         document = Encoding.of_ids(_ids(document))
     check_document_length(len(document), manifest)
-    check_texts_for_marks([document], manifest)
+    check_global_questions([document], manifest)
     inputs = inputs_of_texts([document], manifest, memory=0)
-    return {spec.name: inputs[spec.name][0] for spec in manifest.inputs if spec.role is not Role.MEMORY}
+    return {spec.name: inputs[spec.name][0] for spec in manifest.inputs if spec.role is not Role.RECURRENT_STATE}
 
 
 def _ids(document: object) -> list[int]:

@@ -343,7 +343,7 @@ def _kept(folder: Results) -> str:
 def _check_options(task: TextTask, options: JobOptions) -> None:
     columns, manifest = options.columns, task.manifest
     name = manifest.task
-    max_len = checked_length(options.max_seq_length, manifest, most=manifest.max_len, role=task.role)
+    max_len = checked_length(options.max_seq_length, manifest, max_tokens=manifest.max_len, role=task.role)
     if options.overflow is Overflow.RECUR:
         checked_streaming(manifest, task)
         checked_segment(options.segment, manifest, max_len=manifest.max_len)
@@ -353,7 +353,7 @@ def _check_options(task: TextTask, options: JobOptions) -> None:
             hint="Give texts, split them yourself, or cut them: --overflow truncate",
         )
     if options.overflow is Overflow.SPLIT and not task.splits:
-        streams = task.streams and bool(manifest.memories)
+        streams = task.streams and bool(manifest.recurrent_states)
         advice = "Stream them: --overflow recur" if streams else "Cut them: --overflow truncate"
         raise InputError(f"The bundle's task is {name}, whose texts are not split.", hint=advice)
     if options.late_chunking is not None and columns.text_pair is not None:

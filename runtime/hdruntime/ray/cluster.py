@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendUnavailableError, InputError
+from hdruntime.errors import BackendUnavailableError, InputError, Setting
 from hdruntime.optional import require
 
 _AUTO = "auto"
@@ -73,12 +73,12 @@ def places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str
     if wants_gpu and not any(node.get("GPU", 0) for node in nodes):
         raise BackendUnavailableError(
             f"The backend {backend} needs a GPU, and the Ray cluster has none.",
-            hint="Use --backend onnxruntime, or add nodes with GPUs: ray start --address HOST:PORT",
+            hint=("Use ", Setting("backend", "onnxruntime"), ", or add nodes with GPUs: ray start --address HOST:PORT"),
         )
     most = int(max((node.get("CPU", 0) for node in nodes), default=0))
     raise InputError(
         f"A worker of {cpus} threads needs a node with {cpus} cores; the largest node of the Ray cluster has {most}.",
-        hint="Reduce --threads.",
+        hint=("Reduce ", Setting("threads"), "."),
     )
 
 
@@ -91,7 +91,7 @@ def _connect(ray: Any, address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         if address == _LOCAL:
             raise BackendUnavailableError(
-                f"Ray cannot start on this machine: {error}", hint="Run without it: leave out --ray."
+                f"Ray cannot start on this machine: {error}", hint=("Leave out ", Setting("ray", command="run"), ".")
             ) from error
         raise BackendUnavailableError(
             f"There is no Ray cluster to join at {address}: {error}",

@@ -80,7 +80,7 @@ class BundleMapper:
         if options.late_chunking is not None:
             raise InputError(
                 "BundleMapper adds columns to rows, and late chunking makes several rows of one.",
-                hint="Run a job: hdexport run --ray --late-chunking ...; or call session.embed_chunks in flat_map.",
+                hint="Run a job with hdexport run, or call session.embed_chunks in flat_map.",
             )
         session, opened, _ = session_in_worker(Path(bundle), backend=backend, threads=threads, precision=precision)
         task = task_of_bundle(opened, options, tokenized=input_ids_column is not None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.errors import BackendError, HdexportError
+from hdruntime.errors import BackendError, HdexportError, Setting
 from hdruntime.jobs import Job
 from hdruntime.jobs.shards import Shard, ShardResult
 from hdruntime.ray.cluster import connected, places
@@ -237,5 +237,11 @@ class RayPool:
 def _dying(doing: str, reason: str) -> BackendError:
     return BackendError(
         f"{_MOST_DEATHS} workers of the Ray cluster died {doing}. Ray says about the last one: {reason}",
-        hint="If memory was short, use smaller batches (--batch-tokens) or fewer workers (more --threads each).",
+        hint=(
+            "If memory is short, reduce ",
+            Setting("batch_tokens"),
+            ", or use fewer workers with more ",
+            Setting("threads"),
+            " each.",
+        ),
     )

@@ -11,7 +11,7 @@ from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
+from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError, joined
 from hdruntime.jobs import JobOptions
 from hdruntime.jobs.rows import Row
 from hdruntime.jobs.shards import LocalPool, Shard, ShardResult
@@ -49,7 +49,8 @@ def session_in_worker(
         bundle = open_bundle(path)
     except BundleNotFoundError as error:
         raise BundleNotFoundError(
-            f"Node {ray.util.get_node_ip_address()} of the Ray cluster: {error}",
+            f"Node {ray.util.get_node_ip_address()} of the Ray cluster: ",
+            *joined(error.problem),
             hint="Every node needs the bundle at the same path: put it on a shared file system, or copy it there.",
         ) from None
     if identity is not None and identity_of_bundle(bundle.manifest) != identity:

@@ -23,7 +23,7 @@ from hdruntime.inference.scheduling import BatchResult
 from hdruntime.inference.streaming import check_document_length, checked_segment
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Outputs, Pairs, PendingText, Text, TextTask
-from hdruntime.text.checks import RefusedTextsError, check_text_lengths
+from hdruntime.text.checks import TRUNCATE, RejectedTextsError, check_text_lengths
 from hdruntime.text.splitting import SplitEncoding, as_single_chunk, split_encodings
 from hdruntime.text.streamed import StreamedOutputs
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
@@ -195,7 +195,7 @@ class TextInference:
                 items[0].error = error
                 return
             # Refused texts are tried alone, for the error of each, and so are all where it is not known which they are.
-            refused = set(error.texts if isinstance(error, RefusedTextsError) else range(len(items)))
+            refused = set(error.texts if isinstance(error, RejectedTextsError) else range(len(items)))
             for index in refused:
                 self._encode([items[index]])
             others = [item for index, item in enumerate(items) if index not in refused]
@@ -447,7 +447,7 @@ def checked_streaming(manifest: Manifest, task: TextTask) -> StreamedOutputs:
     if not task.streams:
         raise InputError(
             f"The bundle's task is {manifest.task}, whose outputs for all tokens of a document would fill the memory.",
-            hint="Cut the texts: --overflow truncate",
+            hint=("Truncate the texts: ", TRUNCATE),
         )
     return StreamedOutputs(manifest, task.outputs, pools=task.pools_streams)
 
@@ -461,7 +461,7 @@ def _raise_first(items: Sequence[TextItem], numbers: Sequence[int], name: str, *
     assert error is not None
     if alone:
         raise error
-    raise type(error)(f"{name}[{failed}]: {error}") from error
+    raise error.prefixed(f"{name}[{failed}]: ") from error
 
 
 def _tokens_that_fit(manifest: Manifest, outputs: Sequence[str]) -> int:

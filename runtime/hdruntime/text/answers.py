@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hdruntime.arrays import FloatArray, WideArray
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.text.logits import shortest
 from hdruntime.text.splitting import SplitEncoding
 from hdruntime.text.tokenization import Encoding
@@ -57,7 +57,7 @@ class AnswerOptions:
         """Refuse numbers less than 1."""
         for name in ("top_k", "max_answer_tokens"):
             if (number := getattr(self, name)) < 1:
-                raise InputError(f"{name} is {number}; it must be 1 or more.")
+                raise InputError(parameter=name, value=number, accepted="1 or more")
 
 
 class _Span(NamedTuple):
@@ -90,8 +90,8 @@ def best_answers(
     has_null = split.whole.sequence_ids[0] is None
     if options.handle_impossible_answer and not has_null:
         raise InputError(
-            "The tokenizer puts no special token before the question, whose score would say that there is no answer.",
-            hint="Leave out handle_impossible_answer (--handle-impossible-answer).",
+            "The tokenizer adds no special token before the question, so there is no score for an impossible answer.",
+            hint=("Leave out ", Setting("handle_impossible_answer"), "."),
         )
     spans: dict[tuple[int, int], _Span] = {}
     null_score = 0.0

@@ -12,21 +12,18 @@ from hdruntime.errors import InputError, Message, Setting, joined
 
 Choice = TypeVar("Choice", bound=Enum)
 
-_SHORTER: Message = (
-    "Truncate it (",
-    Setting("overflow", "truncate"),
-    "), run it in chunks (",
-    Setting("overflow", "split"),
-    ")",
-)
-"""Hint for a text that is too long: what to do with it."""
+TRUNCATE, SPLIT = Setting("overflow", "truncate"), Setting("overflow", "split")
+"""Settings for texts of more tokens than the bundle accepts."""
+
+_SHORTEN: Message = ("Truncate it (", TRUNCATE, "), run it in chunks (", SPLIT, ")")
+"""Hint for such a text."""
 
 
-class RefusedTextsError(InputError):
-    """Some of several texts do not fit; the message is about the first of them.
+class RejectedTextsError(InputError):
+    """Some of several texts do not fit; the message is about the first of these.
 
     Attributes:
-        texts: their indices.
+        texts: indices of the rejected texts.
     """
 
     def __init__(self, *problem: str | Setting, hint: Message = "", texts: Sequence[int] = (0,)) -> None:
@@ -35,24 +32,24 @@ class RefusedTextsError(InputError):
 
 
 def check_text_lengths(lengths: Sequence[int], max_len: int, *, longest: int | None = None) -> None:
-    """Refuse texts without tokens, and texts of more tokens than `max_len`; the error names the first.
+    """Reject texts without tokens and texts of more tokens than `max_len`; the error is about the first one.
 
-    `longest` is the number of tokens that the bundle runs, where `max_len` is the model's own length.
+    `longest` is the maximum length of the bundle, if `max_len` is less.
     """
     if lengths and (min(lengths) < 1 or max(lengths) > max_len):
-        refused = [index for index, tokens in enumerate(lengths) if not 1 <= tokens <= max_len]
-        what = "The text" if len(lengths) == 1 else f"Text {refused[0]}"
-        error = length_error(what, lengths[refused[0]], max_len, _SHORTER, longest=longest)
-        raise RefusedTextsError(*error.args, hint=error.hint, texts=refused)
+        rejected = [index for index, tokens in enumerate(lengths) if not 1 <= tokens <= max_len]
+        what = "The text" if len(lengths) == 1 else f"Text {rejected[0]}"
+        error = length_error(what, lengths[rejected[0]], max_len, _SHORTEN, longest=longest)
+        raise RejectedTextsError(*error.args, hint=error.hint, texts=rejected)
 
 
 def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> list[str]:
-    """The texts that a caller gave, as a list: an iterator is read, an array or a column goes by position.
+    """A caller's texts as a list, from a list, an iterator, an array or a column of a data frame.
 
     Args:
-        inputs: any number of strings; a mapping is refused, whose keys are no texts.
-        name: their name in an error.
-        may_be_one: whether one string is a list of one.
+        inputs: any number of strings; see `several` for rejected types.
+        name: name of the parameter.
+        may_be_one: whether a single string is accepted, as a list of one text.
     """
     if isinstance(inputs, str) and may_be_one:
         return [inputs]
@@ -67,19 +64,21 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
 
 
 def several(inputs: object, *, name: str, of: str, example: str) -> Iterable[Any]:
-    """The items that a caller gave several of, in the order given; an iterator stays unread.
+    """A caller's list of items, in order; an iterator is not consumed.
 
     Args:
-        inputs: a list, an iterator, an array, or a column of a data frame; one string is refused, and what has keys,
-            columns or no order.
-        name: its name in an error.
-        of: its items, as an error calls them.
-        example: how one of them is given.
+        inputs: a list, an iterator, an array, or a column of a data frame. A single string is rejected, and so are
+            types with keys, with columns or without an order.
+        name: name of the parameter.
+        of: noun for the items, in the plural.
+        example: Python code of a valid value.
     """
     if isinstance(inputs, str):
         raise InputError(f"{name} is one string; it must be a list of {of}: {example}")
     if isinstance(inputs, (bytes, bytearray, memoryview)):
-        raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a list of {of}. Decode it: .decode()")
+        raise InputError(
+            f"{name} is of type {type(inputs).__name__}; it must be a list of {of}.", hint="Decode it: .decode()"
+        )
     if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):
         raise InputError(
             f"{name} is of type {type(inputs).__name__}, which has keys or columns; it must be a list of {of}.",
@@ -90,7 +89,7 @@ def several(inputs: object, *, name: str, of: str, example: str) -> Iterable[Any
             f"{name} is of type {type(inputs).__name__}, which has no order; it must be a list of {of}.",
             hint="Sort it: sorted(texts)",
         )
-    if hasattr(inputs, "to_pylist"):  # a column of Arrow's, whose items are no strings of Python's
+    if hasattr(inputs, "to_pylist"):  # a column of Arrow, whose items are not Python strings
         return list(inputs.to_pylist())
     if not isinstance(inputs, Iterable) or getattr(inputs, "shape", None) == ():
         raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a list of {of}.")
@@ -98,23 +97,22 @@ def several(inputs: object, *, name: str, of: str, example: str) -> Iterable[Any
 
 
 def plain_name(value: Any) -> Any:
-    """A name without its enumeration, such as ``SimilarityFunction.DOT_PRODUCT`` of sentence-transformers; any other
-    value is returned as it is."""
+    """The string value of an enum member, such as sentence-transformers' ``SimilarityFunction.DOT_PRODUCT``; any other
+    value unchanged."""
     return value.value if isinstance(value, Enum) and isinstance(value.value, str) else value
 
 
 def checked_choice(choices: type[Choice], value: Enum | str, *, option: str) -> Choice:
-    """The member of an enumeration that an option names, also by a member of another enumeration; any other name is
-    refused."""
+    """The enum member with a value, which may be a member of another enum; rejects any other value."""
     try:
         return choices(plain_name(value))
     except ValueError:
         valid = ", ".join(repr(choice.value) for choice in choices)
-        raise InputError(f"{option} is {value!r}; it must be one of {valid}.") from None
+        raise InputError(parameter=option, value=value, accepted=f"one of {valid}") from None
 
 
 def length_error(what: str, tokens: int, max_len: int, hint: Message, *, longest: int | None = None) -> InputError:
-    """The error for a text of that length, with a hint; `longest` is as of `check_text_lengths`."""
+    """The error for a text of that length, with a hint; see `check_text_lengths` for `longest`."""
     if max_len < tokens and max_len < (longest or max_len):
         return InputError(
             f"{what} has {tokens} tokens; max_seq_length is {max_len}.", hint=joined(hint, *_longer(longest))
@@ -131,12 +129,12 @@ def _longer(longest: int | None) -> tuple[str | Setting, ...]:
     return (f", or run up to {longest} tokens of it (", Setting("max_seq_length", "bundle"), ").")
 
 
-def unread_length_error(what: str, characters: int, max_len: int, *, longest: int) -> InputError:
-    """The error for a long text whose tokens were not counted to its end; `longest` is as of `check_text_lengths`."""
+def uncounted_length_error(what: str, characters: int, max_len: int, *, longest: int) -> InputError:
+    """The error for a text whose tokens were counted up to `max_len`; see `check_text_lengths` for `longest`."""
     read = f"{what} has {characters} characters and more than {max_len} tokens"
     if max_len < longest:
-        return InputError(f"{read}; max_seq_length is {max_len}.", hint=joined(_SHORTER, *_longer(longest)))
+        return InputError(f"{read}; max_seq_length is {max_len}.", hint=joined(_SHORTEN, *_longer(longest)))
     return InputError(
         f"{read}; this bundle accepts 1 to {max_len}.",
-        hint=joined(_SHORTER, ", or build the bundle again with a larger ", Setting("max_len", command="build"), "."),
+        hint=joined(_SHORTEN, ", or build the bundle again with a larger ", Setting("max_len", command="build"), "."),
     )

@@ -18,7 +18,7 @@ import numpy as np
 
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role, TensorSpec
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Message, Setting
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.pooling import embedding_output, embedding_size
 from hdruntime.text.sentences import sentence_spans
@@ -29,6 +29,12 @@ SENTENCES = "sentences"
 
 _OVERLAP = 256
 """Default tokens that consecutive macro chunks share; at most a quarter of a macro chunk."""
+
+_BUILD_FOR_TOKENS: Message = (
+    "Use a model of mean pooling, or token embeddings, whose mean is then taken: build the bundle again with ",
+    Setting("task", "feature-extraction", command="build"),
+    ".",
+)
 
 Spans = Sequence[Sequence[int]]
 """(start, end) of each chunk, in characters of the text, end exclusive."""
@@ -81,11 +87,11 @@ class LateChunking:
         settings = manifest.sentence
         if not pooled.has_tokens_axis:
             if settings is None:
-                raise _unfit("does not state how it pools tokens", "Build it again.")
+                raise _pooling_error("does not state how it pools tokens", "Build it again.")
             if settings.pooling != ("mean",):
-                raise _unfit(f"pools tokens by {' and '.join(settings.pooling)}")
+                raise _pooling_error(f"pools tokens by {' and '.join(settings.pooling)}")
             if settings.dense or embedding_size(manifest) != manifest.hidden_size:
-                raise _unfit("has a Dense layer or LayerNorm after the mean of the tokens")
+                raise _pooling_error("has a Dense layer or LayerNorm after the mean of the tokens")
         self.output: TensorSpec = next(spec for spec in manifest.outputs if spec.name == "last_hidden_state")
         self._normalizes = not pooled.has_tokens_axis and settings is not None and settings.normalize
         self._pools_prompt = manifest.input_of(Role.POOLED) is None
@@ -244,12 +250,7 @@ def _checked_spans(spans: Spans | None, text: str) -> IntArray:
     return found
 
 
-def _unfit(reason: str, advice: str = "") -> InputError:
-    advice = advice or (
-        "Use a model of mean pooling alone, or token vectors, whose mean it is then: build again with "
-        "--task feature-extraction"
-    )
+def _pooling_error(reason: str, hint: Message = _BUILD_FOR_TOKENS) -> InputError:
     return InputError(
-        f"Late chunking needs a model whose vectors are the mean of their tokens' states, and this bundle {reason}.",
-        hint=advice,
+        f"Late chunking needs a model that pools by the mean of all tokens; this bundle {reason}.", hint=hint
     )

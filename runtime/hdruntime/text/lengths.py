@@ -1,4 +1,4 @@
-"""The length to which texts are truncated: one rule for sessions, encoders, jobs, servers and Ray."""
+"""The length to which sessions, encoders, jobs, servers and Ray workers truncate texts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Literal
 import numpy as np
 
 from hdruntime.bundle.manifest import Manifest, Task
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 
 MaxSeqLength = Literal["model", "bundle"]
-"""Names of lengths: the model's own, as its library truncates texts, and the longest that the bundle runs."""
+"""Names of lengths: ``model`` is `model_length`, and ``bundle`` is the maximum length of the bundle."""
 
 Role = Literal["query", "document"]
-"""What a text is for, in models that read queries and documents differently."""
+"""Role of a text, for models that encode queries and documents differently."""
 
 
 def model_length(manifest: Manifest, role: Role | None = None) -> int:
-    """The tokens to which the model's own library truncates texts, special tokens and prompt included.
+    """The number of tokens, prompt and special tokens included, to which sentence-transformers truncates texts.
 
     Args:
-        manifest: of the bundle.
-        role: of the texts; None for texts that are neither queries nor documents.
+        manifest: manifest of the bundle.
+        role: role of the texts; None for texts that are neither queries nor documents.
     """
     settings, info = manifest.sentence, manifest.tokenizer
     if settings is None:
@@ -41,37 +41,42 @@ def model_length(manifest: Manifest, role: Role | None = None) -> int:
 
 
 def checked_length(
-    asked: int | MaxSeqLength | None,
+    length: int | MaxSeqLength | None,
     manifest: Manifest,
     *,
-    most: int,
-    fewest: int = 1,
+    max_tokens: int,
+    min_tokens: int = 1,
     role: Role | None = None,
     name: str = "max_seq_length",
 ) -> int:
-    """The tokens to which texts are truncated.
+    """The number of tokens to which texts are truncated.
 
     Args:
-        asked: a number; ``"model"`` for `model_length`; ``"bundle"`` for the longest that runs; None for the length
-            that the build was asked to serve, or else for the model's own. Queries of late interaction keep the
-            model's own.
-        manifest: of the bundle.
-        most, fewest: tokens that a number may be.
-        role: as of `model_length`.
-        name: of the argument, for the error.
+        length: a number of tokens; ``"model"`` for `model_length`; ``"bundle"`` for `max_tokens`; None for the value of
+            ``hdexport build --max-len``, or `model_length` without one. For queries of late interaction None is
+            `model_length`.
+        manifest: manifest of the bundle.
+        max_tokens, min_tokens: bounds of a number.
+        role: see `model_length`.
+        name: name of the parameter.
 
     Raises:
-        InputError: the number is out of range, or is no number.
+        InputError: the number is out of range, or `length` is of another type.
     """
-    if asked is None and role != "query" and manifest.tokenizer is not None:
-        asked = manifest.tokenizer.text_length and min(manifest.tokenizer.text_length, most)
-    if asked is None or asked == "model":
-        return min(model_length(manifest, role), most)
-    if asked == "bundle":
-        return most
-    if not isinstance(asked, (int, np.integer)) or isinstance(asked, bool):
-        raise InputError(f"{name} is {asked!r}; it must be a number of tokens, 'model' or 'bundle'.")
-    if not fewest <= asked <= most:
-        hint = f"Build the bundle again with --max-len {asked}." if asked > most else "Give more, or leave it out."
-        raise InputError(f"{name} is {asked}; this bundle takes {fewest} to {most} tokens.", hint=hint)
-    return int(asked)
+    if length is None and role != "query" and manifest.tokenizer is not None:
+        length = manifest.tokenizer.text_length and min(manifest.tokenizer.text_length, max_tokens)
+    if length is None or length == "model":
+        return min(model_length(manifest, role), max_tokens)
+    if length == "bundle":
+        return max_tokens
+    if not isinstance(length, (int, np.integer)) or isinstance(length, bool):
+        raise InputError(parameter=name, value=length, accepted="a number of tokens, 'model' or 'bundle'")
+    if not min_tokens <= length <= max_tokens:
+        longer = ("Build the bundle again with ", Setting("max_len", int(length), command="build"), ".")
+        raise InputError(
+            parameter=name,
+            value=length,
+            accepted=f"{min_tokens} to {max_tokens} tokens for this bundle",
+            hint=longer if length > max_tokens else "",
+        )
+    return int(length)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.text.checks import plain_name
 
 
 def prompts_of(manifest: Manifest) -> tuple[dict[str, str], str | None]:
-    """A bundle's prompts by name, and the name of the default prompt; None for no prompt.
+    """A bundle's prompts by name, and the name of the default prompt or None.
 
-    ``query`` and ``document`` are empty if the model does not define them.
+    ``query`` and ``document`` are empty strings if the model does not define them.
     """
     settings = manifest.sentence
     return {"query": "", "document": ""} | (settings.prompts if settings else {}), (
@@ -21,17 +21,21 @@ def prompts_of(manifest: Manifest) -> tuple[dict[str, str], str | None]:
 
 
 def chosen_prompt(prompts: Mapping[str, str], default_name: str | None, *, name: str | None, prompt: str | None) -> str:
-    """The prompt before every text: `prompt` itself, which may be empty, or else that of a `name`, None being the
-    default's.
+    """The prompt before every text: `prompt`, which may be empty, or else the prompt of a name; None for the default.
 
-    `prompts` and `default_name` are of `prompts_of`. A name that no prompt has is refused.
+    Args:
+        prompts, default_name: see `prompts_of`.
+        name: name of a prompt; unknown names are rejected.
+        prompt: text of a prompt.
     """
     name = default_name if name is None else plain_name(name)
     if prompt is not None or name is None:
         return prompt or ""
     if name not in prompts:
         raise InputError(
-            f"There is no prompt {name!r}; this bundle has {', '.join(prompts)}.",
-            hint="Name one of them, or give hdruntime or hdexport run the prompt itself (prompt, --prompt).",
+            parameter="prompt_name",
+            value=name,
+            accepted=f"one of {', '.join(map(repr, prompts))}",
+            hint=("Or pass the prompt as text: ", Setting("prompt"), "."),
         )
     return prompts[name]

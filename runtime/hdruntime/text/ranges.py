@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Message, Setting
 
 RANGES_ENDING = ".ranges.npz"
 """Ending that a job appends to the name of an output without metadata, for the file of its ranges."""
@@ -18,9 +18,10 @@ RANGES_ENDING = ".ranges.npz"
 RANGES_KEY, BUNDLE_KEY, NORMALIZED_KEY = "hdexport.ranges", "hdexport.bundle", "hdexport.normalized"
 """Keys of an output's metadata; the last one's values are true, false and unknown."""
 
-_FILES = (
-    "Accepted are a .npy file of float32 [2, dimensions], minima and maxima, and an output of "
-    "`hdexport run --output-dtype int8` or uint8"
+_FILES: Message = (
+    "Accepted are a .npy file of float32 [2, dimensions], minima and maxima, and an output of hdexport run with ",
+    Setting("output_dtype", "int8", command="run"),
+    " or uint8.",
 )
 
 
@@ -43,10 +44,10 @@ def read_ranges(path: str | Path, *, bundle: str | None = None, normalized: str 
     file = Path(path)
     try:
         if not file.exists():
-            raise InputError(f"There is no file {file} with ranges.", hint=f"{_FILES}.")
+            raise InputError(f"There is no file {file} with ranges.", hint=_FILES)
         ranges, metadata = _found(file)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"{file} cannot be read as ranges: {error}.", hint=f"{_FILES}.") from error
+        raise InputError(f"{file} cannot be read as ranges: {error}.", hint=_FILES) from error
     if ranges.ndim != 2 or len(ranges) != 2 or not ranges.size:
         raise InputError(f"The ranges of {file} have the shape {list(ranges.shape)}; it must be [2, dimensions].")
     if not (np.isfinite(ranges).all() and (ranges[0] <= ranges[1]).all()):
@@ -65,7 +66,11 @@ def read_ranges(path: str | Path, *, bundle: str | None = None, normalized: str 
         these, those = ("are", "are not") if normalized == "true" else ("are not", "are")
         raise InputError(
             f"The ranges of {file} are of vectors that {those} normalized, and the vectors to quantise {these}.",
-            hint="Normalize both or neither: --normalize of hdexport run, normalize_embeddings of encode",
+            hint=(
+                "Normalize both or neither: ",
+                Setting("normalize", command="run"),
+                " for hdexport run, normalize_embeddings for SentenceEncoder.encode.",
+            ),
         )
     return ranges
 

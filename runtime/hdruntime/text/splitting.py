@@ -23,6 +23,7 @@ import numpy as np
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.errors import InputError
+from hdruntime.text.checks import TRUNCATE
 from hdruntime.text.pooling import SENTENCE_EMBEDDING
 from hdruntime.text.tokenization import Encoding
 
@@ -190,14 +191,13 @@ def _chunk(whole: Encoding, start: int, first: int, last: int, end: int) -> Enco
 def _room_error(name: str, max_len: int, stride: int, room: int) -> InputError:
     if room < 1:
         return InputError(
-            f"{name} cannot be split: a chunk has {max_len} tokens, and what every chunk repeats (the special "
-            "tokens, the prompt and, of a pair, the first text) has as many or more.",
-            hint="Shorten the prompt or the first text, or truncate: --overflow truncate",
+            f"{name} cannot be split: the special tokens, the prompt and, of a pair, the first text, which every chunk "
+            f"repeats, leave no token of the {max_len} of a chunk.",
+            hint=("Shorten the prompt or the first text, or truncate the text: ", TRUNCATE, "."),
         )
     return InputError(
-        f"{name} cannot be split with a stride or overlap of {stride}: it must be 0 to {room - 1}, the tokens that a "
-        f"chunk shares with the previous one.",
-        hint=f"A chunk has {max_len} tokens, and all chunks repeat {max_len - room} of them.",
+        f"{name} cannot be split with a stride or overlap of {stride} tokens; it must be 0 to {room - 1}.",
+        hint=f"A chunk has {max_len} tokens; each chunk repeats {max_len - room} tokens of prompt and special tokens.",
     )
 
 

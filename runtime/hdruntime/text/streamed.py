@@ -1,4 +1,4 @@
-"""The outputs of a streamed document, made of its segments' outputs as they arrive."""
+"""Outputs of a streamed document, accumulated segment by segment."""
 
 from __future__ import annotations
 
@@ -8,33 +8,40 @@ import numpy as np
 
 from hdruntime.arrays import FloatArray, WideArray
 from hdruntime.bundle.manifest import Manifest, Role
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Message, Setting
+from hdruntime.text.checks import SPLIT
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.pooling import SENTENCE_EMBEDDING, PoolingMode, embedding_output
 from hdruntime.text.tokenization import Encoding
 
 _POOLINGS = (PoolingMode.MEAN, PoolingMode.MAX, PoolingMode.LAST_TOKEN)
-"""Poolings that a document's segments determine, from its tokens' vectors, one after the other."""
+"""Pooling modes that can be computed segment by segment."""
 
-_WHY_NOT = {PoolingMode.CLS.value: "the first token, which sees the first segment only"}
+_EMBED_CHUNKS: Message = (
+    "Embed documents in chunks (",
+    SPLIT,
+    "), or build the bundle with ",
+    Setting("task", "feature-extraction", command="build"),
+    ".",
+)
 
 Outputs = Mapping[str, FloatArray]
 
 
 class StreamedOutputs:
-    """How a bundle's streamed documents get their outputs.
+    """The outputs of a bundle's streamed documents, made of the outputs of their segments.
 
-    One vector per document is pooled of all its tokens, as of one long text: their mean, their maximum, or the last
-    token's; normalised if the bundle normalises. Other outputs of tokens are joined, and others, such as the logits of
-    a text, are the last segment's, which has seen the segments before it.
+    The embedding of a document is pooled over all tokens, as for one long text: by mean, maximum or last token, and
+    normalized if the bundle normalizes. Other outputs with a tokens axis are concatenated. Outputs without one, such as
+    the logits of a text, come from the last segment, which depends on all segments before it.
 
     Args:
-        manifest: of the bundle.
-        outputs: names of outputs; an embedding's may be ``sentence_embedding`` or the output that it is pooled of.
-        pools: whether a document has one vector; a bundle whose vectors cannot be pooled as tokens arrive is refused.
+        manifest: manifest of the bundle.
+        outputs: names of the outputs; ``sentence_embedding`` or the output that is pooled into it for an embedding.
+        pools: whether a document has one embedding; rejects pooling modes that need all tokens at once.
 
     Attributes:
-        needed: names of the outputs that the segments must have.
+        needed: names of the outputs that each segment must have.
     """
 
     def __init__(self, manifest: Manifest, outputs: Sequence[str], *, pools: bool) -> None:
@@ -47,7 +54,7 @@ class StreamedOutputs:
             self.needed = [self._tokens_to_pool(manifest)]
 
     def begin(self, encoding: Encoding) -> _Vector | _Joined:
-        """Begin a document, of which `encoding` is the whole."""
+        """Begin a document; `encoding` has all of its tokens."""
         if not self._pools:
             return _Joined(self._with_tokens)
         skipped = 0 if self._pools_prompt else encoding.prompt_tokens
@@ -58,18 +65,18 @@ class StreamedOutputs:
         if pooled.has_tokens_axis:
             return pooled.name
         if settings is None:
-            raise _unfit("the bundle does not state how it pools tokens.\nBuild it again")
+            raise _streaming_error("the bundle does not state how it pools tokens", hint="Build the bundle again.")
         self._pooling, self._normalizes = " and ".join(settings.pooling), settings.normalize
         if self._pooling not in _POOLINGS:
-            why = _WHY_NOT.get(self._pooling, "which needs the states of all tokens at once")
-            raise _unfit(f"the model pools by {self._pooling}, {why}")
+            first = "sees the first segment only" if self._pooling == PoolingMode.CLS else "needs all tokens at once"
+            raise _streaming_error(f"the model's pooling mode is {self._pooling}, which {first}")
         if settings.dense:
-            raise _unfit("the model has a Dense layer or LayerNorm after its pooling")
+            raise _streaming_error("the model has a Dense layer or LayerNorm after pooling")
         return "last_hidden_state"
 
 
 class _Joined:
-    """Outputs of tokens one after the other, and others of the last segment."""
+    """Outputs of tokens, concatenated, and other outputs of the last segment."""
 
     def __init__(self, with_tokens: set[str]) -> None:
         self._with_tokens = with_tokens
@@ -90,7 +97,7 @@ class _Joined:
 
 
 class _Vector:
-    """One vector of all tokens; only sums are held."""
+    """An embedding of all tokens, as running sums."""
 
     def __init__(self, name: str, pooling: str, skipped: int, *, normalizes: bool) -> None:
         self._name, self._pooling, self._skipped, self._normalizes = name, pooling, skipped, normalizes
@@ -121,8 +128,5 @@ class _Vector:
         return {SENTENCE_EMBEDDING: (normalized(vector) if self._normalizes else vector).astype(np.float32)}
 
 
-def _unfit(why: str) -> InputError:
-    return InputError(
-        f"Streamed documents have no vectors, because {why}.",
-        hint="Embed them in chunks (--overflow split), or build the bundle with --task feature-extraction.",
-    )
+def _streaming_error(reason: str, hint: Message = _EMBED_CHUNKS) -> InputError:
+    return InputError(f"A streamed document has no embedding: {reason}.", hint=hint)

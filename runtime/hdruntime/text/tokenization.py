@@ -21,13 +21,13 @@ from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import Side
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import PairTemplate, Slot, TextTemplate, Written
-from hdruntime.errors import BundleCorruptError, InputError
+from hdruntime.errors import BundleCorruptError, InputError, Setting
 from hdruntime.text.checks import (
-    RefusedTextsError,
+    RejectedTextsError,
     check_text_lengths,
     checked_choice,
     checked_texts,
-    unread_length_error,
+    uncounted_length_error,
 )
 from hdruntime.text.kept_part import KeptParts
 
@@ -162,7 +162,7 @@ class TextTokenizer:
         self.whole.no_padding()
         self._template, self._side = template, truncation_side
         self._kept_parts = KeptParts(self.whole)
-        self._most_characters: int | None = None
+        self._max_characters: int | None = None
         self._most_of_each: tuple[int | None, int | None] = (None, None)
 
     @classmethod
@@ -200,7 +200,7 @@ class TextTokenizer:
         Of a text that is cut, or refused, for its tokens, it reads the part that decides. Other texts are read whole,
         and so are texts that the tokenizer takes for one long word; characters take about 150 bytes each meanwhile.
         """
-        return self._copied(_most_characters=max(characters, 16 * self.max_len + 4096))
+        return self._copied(_max_characters=max(characters, 16 * self.max_len + 4096))
 
     def _copied(self, **changes: Any) -> TextTokenizer:
         other = object.__new__(TextTokenizer)
@@ -277,7 +277,7 @@ class TextTokenizer:
         Special tokens do not count. Tokens with a part of a character whose other parts are left out are left out, too.
         """
 
-        part = self._kept_parts.of(text, tokens=tokens + 1, side="right", in_pair=True, most=self._most_characters)
+        part = self._kept_parts.of(text, tokens=tokens + 1, side="right", in_pair=True, most=self._max_characters)
         self._check_size(part)
         found = self.whole.encode(part, add_special_tokens=False)
         ids, offsets = found.ids, found.offsets
@@ -417,12 +417,12 @@ class TextTokenizer:
             if refused:
                 what = "The text" if len(texts) == 1 else f"Text {refused[0]}"
                 characters = sum(map(len, given[refused[0]]))
-                error = unread_length_error(what, characters, self.max_len, longest=self.longest)
-                raise RefusedTextsError(*error.args, hint=error.hint, texts=refused) from None
+                error = uncounted_length_error(what, characters, self.max_len, longest=self.longest)
+                raise RejectedTextsError(*error.args, hint=error.hint, texts=refused) from None
         return [parts[0] for parts in kept], None if pairs is None else [parts[-1] for parts in kept]
 
     def _kept_part(self, text: str, tokens: int, *, in_pair: bool = False) -> str:
-        most = self._most_characters
+        most = self._max_characters
         part = self._kept_parts.of(text, tokens=tokens, side=self._side, in_pair=in_pair, most=most)
         self._check_size(part)
         return part
@@ -448,11 +448,14 @@ class TextTokenizer:
         return len(self.whole.encode(text, add_special_tokens=False))
 
     def _check_size(self, text: str) -> None:
-        if self._most_characters is not None and len(text) > self._most_characters:
+        if self._max_characters is not None and len(text) > self._max_characters:
             raise InputError(
-                f"The text has {len(text)} characters, and at most {self._most_characters} can be read at once where "
-                "a text is not cut, or has no spaces between words. Send it in parts, or start the server with a "
-                "larger --max-text-characters."
+                f"The text has {len(text)} characters; at most {self._max_characters} can be tokenized in full.",
+                hint=(
+                    "Truncate the text, send it in parts, or start the server with a larger ",
+                    Setting("max_text_characters", command="serve"),
+                    ".",
+                ),
             )
 
     def _encode_written(
@@ -469,14 +472,18 @@ class TextTokenizer:
         if isinstance(template, TextTemplate):
             if pairs is not None:
                 raise InputError(
-                    "This bundle reads texts, and no pairs: its chat template has a place for one text.",
+                    "This bundle accepts texts, not pairs: its chat template has one text.",
                     hint="Leave out the second texts.",
                 )
             written = [template.write(text, prompt=prompt) for text in texts]
         elif pairs is None:
             raise InputError(
-                "This bundle reads pairs: its chat template has places for a query and a document.",
-                hint="Give both: session.rank(query, documents), CrossEncoder, or hdexport run --text-pair-column",
+                "This bundle accepts pairs: its chat template has a query and a document.",
+                hint=(
+                    "Pass both: session.rank(query, documents), CrossEncoder, or hdexport run with ",
+                    Setting("text_pair_column", command="run"),
+                    ".",
+                ),
             )
         else:
             written = [template.write(text, pair, prompt=prompt) for text, pair in zip(texts, pairs, strict=True)]
@@ -511,8 +518,8 @@ class TextTokenizer:
         if choice is Overflow.TRUNCATE and max(lengths, default=0) > self.max_len:
             special = tokenizer.num_special_tokens_to_add(isinstance(batch[0], tuple))
             raise InputError(
-                f"No text can be cut to {self.max_len} tokens: its special tokens are {special}.",
-                hint=f"Build the bundle again with --max-len {special + 1} or more, or give ids.",
+                f"A text cannot be truncated to {self.max_len} tokens: it has {special} special tokens.",
+                hint=("Build the bundle again with ", Setting("max_len", special + 1, command="build"), " or more."),
             )
         check_text_lengths(lengths, sys.maxsize if any_length else self.max_len, longest=self.longest)
         return encoded
@@ -677,7 +684,7 @@ def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputErr
             errors[index] = alone
     first = next(iter(errors), None)
     what = "The batch" if first is None else "The text" if len(batch) == 1 else f"Text {first}"
-    return RefusedTextsError(
+    return RejectedTextsError(
         f"{what} cannot be encoded by the bundle's tokenizer: {error if first is None else errors[first]}.",
         hint="Leave it out, or build the bundle again of a checkpoint whose tokenizer knows an unknown token.",
         texts=list(errors) or range(len(batch)),

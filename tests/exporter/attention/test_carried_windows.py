@@ -72,7 +72,7 @@ def documents(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def first_memories(manifest: Manifest, *, rows: int, memory: int) -> Feeds:
-    return {spec.name: state_at_start(spec, rows=rows, memory=memory) for spec in manifest.memories}
+    return {spec.name: state_at_start(spec, rows=rows, memory=memory) for spec in manifest.recurrent_states}
 
 
 def streamed(
@@ -94,7 +94,7 @@ def streamed(
             disturb(carried)
         outputs = call(**feeds_of(part, (place < lengths[:, None]).astype(np.int64), manifest), **carried)
         shapes = {name: value.shape for name, value in carried.items()}
-        carried = {spec.name: outputs[str(spec.fed_from)] for spec in manifest.memories}
+        carried = {spec.name: outputs[str(spec.fed_from)] for spec in manifest.recurrent_states}
         assert {name: value.shape for name, value in carried.items()} == shapes
         starts += lengths
         yield outputs
@@ -261,7 +261,7 @@ def test_a_verification_compares_answers_and_what_is_left(tiny_bundles, model_ty
     bundle = tiny_bundles(model_type, attention=ACROSS, recurrence=MOST)
     found = verified(bundle, bundle.path, grid)
     assert found.failed == ()
-    assert {str(spec.fed_from) for spec in bundle.manifest.memories} <= set(found.checks[0].outputs)
+    assert {str(spec.fed_from) for spec in bundle.manifest.recurrent_states} <= set(found.checks[0].outputs)
 
 
 def test_a_verification_finds_a_memory_that_is_ignored(across, tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ def test_an_engine_is_built(half, tmp_path: Path, impl: AttentionImpl) -> None:
 def test_manifest_and_inspect_say_what_a_document_may_have(tiny_bundles, both_sides) -> None:
     manifest = both_sides.manifest
     assert manifest.document_tokens == manifest.max_len
-    assert [spec.name for spec in manifest.memories] == ["mems.0", "mems.1", "mems.mask", "mems.position"]
-    assert (manifest.most_memory, manifest.least_memory) == (MOST, 1)
+    assert [spec.name for spec in manifest.recurrent_states] == ["mems.0", "mems.1", "mems.mask", "mems.position"]
+    assert (manifest.max_memory, manifest.min_memory) == (MOST, 1)
     assert tiny_bundles("roberta").manifest.document_tokens is None
     shown = " ".join(run_here("inspect", both_sides.path).stdout.split())
     assert "memory the last 48 tokens of earlier segments; those not yet there are masked" in shown
@@ -379,7 +379,7 @@ def test_a_document_that_goes_on_behind_its_last_position_is_refused(half) -> No
     """Also where a caller hands over the memories: a table that is read past its end may answer anything."""
     session = half.session
     answers = session(input_ids=np.full((2, 260), 7))
-    carried = {spec.name: answers[str(spec.fed_from)] for spec in half.manifest.memories}
+    carried = {spec.name: answers[str(spec.fed_from)] for spec in half.manifest.recurrent_states}
     session(input_ids=np.full((2, 40), 7), **carried)
     # Padding needs no position.
     session(input_ids=np.full((2, 41), 7), attention_mask=np.arange(82).reshape(2, 41) % 41 < 40, **carried)

@@ -53,6 +53,6 @@ def test_openvino_answers_as_onnx_runtime(openvino_bundles, model_type: str, opt
             with named_case(f"{tokens} tokens", name):
                 assert set(got) == set(expected)
                 assert_close(got["last_hidden_state"][real], expected["last_hidden_state"][real], atol=ATOL)
-                for spec in bundle.manifest.memories:
+                for spec in bundle.manifest.recurrent_states:
                     assert_close(got[str(spec.fed_from)], expected[str(spec.fed_from)], atol=ATOL)
-            carried = {spec.name: expected[str(spec.fed_from)] for spec in bundle.manifest.memories}
+            carried = {spec.name: expected[str(spec.fed_from)] for spec in bundle.manifest.recurrent_states}

@@ -75,12 +75,12 @@ def in_turn(bundle: Any, feeds: Sequence[Mapping[str, np.ndarray]], *, graph: st
     (batch, _), run = feeds[0]["input_ids"].shape, getattr(bundle, graph)
     # Nothing is remembered, in as much memory as there may be.
     carried = {
-        spec.name: np.zeros([batch, bundle.manifest.most_memory, *spec.shape[2:]], np.float32)
-        for spec in bundle.manifest.memories
+        spec.name: np.zeros([batch, bundle.manifest.max_memory, *spec.shape[2:]], np.float32)
+        for spec in bundle.manifest.recurrent_states
     }
     for given in feeds:
         got = run(**{"attention_mask": np.ones_like(given["input_ids"]), **given, **carried})
-        carried = {spec.name: got[spec.fed_from] for spec in bundle.manifest.memories}
+        carried = {spec.name: got[spec.fed_from] for spec in bundle.manifest.recurrent_states}
         yield got
 
 
@@ -124,11 +124,11 @@ def test_a_larger_memory_remembers_more(tiny_bundles) -> None:
 
 
 def test_a_memory_is_asked_for_where_a_checkpoint_has_none(tiny_bundles, traced_models) -> None:
-    carried = traced_models("xlnet", recurrence=12).manifest.memories
+    carried = traced_models("xlnet", recurrence=12).manifest.recurrent_states
     assert [spec.name for spec in carried] == ["mems.0", "mems.1", "mems.mask"]
     assert {spec.bound for spec in carried} == {12}
     plain = tiny_bundles("xlnet").manifest
-    assert (recorded(plain, "relative").memory, plain.memories) == (0, ())
+    assert (recorded(plain, "relative").memory, plain.recurrent_states) == (0, ())
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_an_empty_memory_of_any_size_is_no_memory(tiny_bundles, memory: int) -> 
         spec.name: np.zeros((3, memory), np.float32)
         if spec.name == "mems.mask"
         else generator.normal(size=(3, memory, 32)).astype(np.float32)
-        for spec in bundle.manifest.memories
+        for spec in bundle.manifest.recurrent_states
     }
     for graph in ("portable", "session"):
         got = getattr(bundle, graph)(**feeds, **carried)["last_hidden_state"]
@@ -212,15 +212,17 @@ def test_padding_behind_a_text_is_not_remembered(tiny_bundles) -> None:
     mask = np.ones_like(first["input_ids"])
     mask[0, 11:], mask[1, :] = 0, 0
     for run in (bundle.portable, bundle.session):
-        empty = {spec.name: np.zeros([3, MEMORY, *spec.shape[2:]], np.float32) for spec in bundle.manifest.memories}
+        empty = {
+            spec.name: np.zeros([3, MEMORY, *spec.shape[2:]], np.float32) for spec in bundle.manifest.recurrent_states
+        }
         before = run(**second, attention_mask=np.ones_like(second["input_ids"]), **empty)
-        carried = {spec.name: before[spec.fed_from] for spec in bundle.manifest.memories}
+        carried = {spec.name: before[spec.fed_from] for spec in bundle.manifest.recurrent_states}
         after = run(**first, attention_mask=mask, **carried)
         for row, tokens in enumerate((11, 0, mask.shape[1])):
             alone = {name: values[row : row + 1, : max(tokens, 1)] for name, values in first.items()}
             remembered = {name: values[row : row + 1] for name, values in carried.items()}
             expected = run(**alone, attention_mask=np.ones_like(alone["input_ids"]), **remembered)
-            for spec in bundle.manifest.memories:
+            for spec in bundle.manifest.recurrent_states:
                 left = expected[spec.fed_from] if tokens else remembered[spec.name]
                 assert_close(after[spec.fed_from][row : row + 1], left, atol=ATOL)
 
@@ -254,7 +256,9 @@ def test_summaries_of_texts_are_of_real_tokens(tiny_bundles, changes: dict[str, 
     mask = (np.arange(49) < 40).astype(np.int64)[None]
     for graph in ("portable", "session"):
         feeds = {"input_ids": padded, "attention_mask": mask, "token_type_ids": np.zeros_like(padded)}
-        carried = {spec.name: np.zeros([1, 1, *spec.shape[2:]], np.float32) for spec in bundle.manifest.memories}
+        carried = {
+            spec.name: np.zeros([1, 1, *spec.shape[2:]], np.float32) for spec in bundle.manifest.recurrent_states
+        }
         assert_close(getattr(bundle, graph)(**feeds, **carried)["logits"], alone, atol=ATOL)
 
 

@@ -92,12 +92,14 @@ def streams(bundle: Any, rows: int) -> dict[str, Callable[..., dict[str, np.ndar
 
 def stream(bundle: Any, run: Callable[..., dict[str, np.ndarray]], rows: int) -> Callable[..., dict[str, np.ndarray]]:
     manifest = bundle.manifest
-    carried = {spec.name: state_at_start(spec, rows=rows, memory=manifest.most_memory) for spec in manifest.memories}
+    carried = {
+        spec.name: state_at_start(spec, rows=rows, memory=manifest.max_memory) for spec in manifest.recurrent_states
+    }
 
     def call(input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
         outputs = run(input_ids=input_ids, attention_mask=mask, **carried)
-        carried.update({spec.name: outputs[spec.fed_from] for spec in bundle.manifest.memories})
+        carried.update({spec.name: outputs[spec.fed_from] for spec in bundle.manifest.recurrent_states})
         return outputs
 
     return call
@@ -178,7 +180,7 @@ def test_padding_behind_a_document_changes_nothing_and_is_not_remembered(stored_
                         scores = alone(input_ids=row_ids[:, 7 : 7 + length])["log_probabilities"]
                         assert_close(padded["log_probabilities"][row, :length], scores[0], atol=ATOL)
                     continued = alone(input_ids=row_ids[:, :5])
-                    for output in ("log_probabilities", *(spec.fed_from for spec in bundle.manifest.memories)):
+                    for output in ("log_probabilities", *(spec.fed_from for spec in bundle.manifest.recurrent_states)):
                         assert_close(after[output][row], continued[output][0], atol=ATOL)
 
 
@@ -265,7 +267,7 @@ def test_a_token_that_would_see_none_is_refused(tiny_bundles) -> None:
 
 def test_another_memory_than_in_training_is_asked_for(traced_models) -> None:
     model = traced_models("transfo-xl", "text-scoring", recurrence=12, same_length=True)
-    assert model.manifest.most_memory == 12
+    assert model.manifest.max_memory == 12
 
 
 def test_scores_are_verified_against_pytorch(stored_bundles) -> None:

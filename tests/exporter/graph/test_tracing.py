@@ -76,7 +76,12 @@ class _Remembers(GraphModule):
         zeros, tokens = Default(fill=Fill.ZEROS), ("batch", "tokens")
         topics = InputSpec(name="topics", dtype="int64", shape=tokens, role=Role.GLOBAL_ATTENTION_MASK, default=zeros)
         memory = InputSpec(
-            name="memory", dtype="float32", shape=MEMORY, role=Role.MEMORY, default=zeros, fed_from="new_memory"
+            name="memory",
+            dtype="float32",
+            shape=MEMORY,
+            role=Role.RECURRENT_STATE,
+            default=zeros,
+            fed_from="new_memory",
         )
         inputs = graph_inputs(token_types=2, others=[memory, topics])
         super().__init__(torch.nn.Identity(), Task.FEATURE_EXTRACTION, inputs=inputs)

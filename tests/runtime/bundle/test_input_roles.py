@@ -28,7 +28,7 @@ MARKS = InputSpec(
     bound=4,
 )
 MEMORY = InputSpec(
-    name="memory", dtype="float32", shape=("batch", 1, 4, 4), role=Role.MEMORY, default=ZEROS, fed_from="left"
+    name="memory", dtype="float32", shape=("batch", 1, 4, 4), role=Role.RECURRENT_STATE, default=ZEROS, fed_from="left"
 )
 FED = TensorSpec(name="left", dtype="float32", shape=("batch", 1, 4, 4))
 
@@ -70,17 +70,19 @@ def test_inputs_are_known_by_their_roles_not_their_names_or_places(manifest: Man
     assert found.input_of(Role.GLOBAL_ATTENTION_MASK) is None
 
 
-def test_there_may_be_several_memories(manifest: Manifest) -> None:
+def test_there_may_be_several_recurrent_states(manifest: Manifest) -> None:
     state = dataclasses.replace(MEMORY, name="state", shape=("batch", 7), fed_from="left of the state")
     left = dataclasses.replace(FED, name="left of the state", shape=("batch", 7))
     found = read(manifest, IDS, MASK, MEMORY, state, outputs=(left, FED))
-    assert found.input_of(Role.MEMORY) == MEMORY
+    assert found.input_of(Role.RECURRENT_STATE) == MEMORY
 
 
 def test_only_a_model_that_remembers_has_documents_of_several_calls(manifest: Manifest) -> None:
     limited = dataclasses.replace(manifest, document_tokens=16)
     assert read(limited, IDS, MASK, MEMORY, outputs=(FED,)).document_tokens == 16
-    with pytest.raises(BundleCorruptError, match=r"manifest\.document_tokens is 16, but no input has the role memory"):
+    with pytest.raises(
+        BundleCorruptError, match=r"manifest\.document_tokens is 16, but no input has the role recurrent_state"
+    ):
         read(limited, IDS, MASK)
 
 
@@ -97,21 +99,27 @@ CONTRADICTIONS = [
     ([IDS, MASK, dataclasses.replace(MARKS, name="input_ids")], "inputs has 2 of input_ids"),
     (with_one(MASK, default=ZEROS), r"{last}\.default\.fill should be ones for mask, not zeros"),
     (with_one(TYPES, default=UNTIL), r"{last}\.default\.fill should be zeros or after_token for token_types, not"),
-    (with_one(MEMORY, default=REQUIRED), r"{last}\.default\.fill should be zeros or ones for memory, not required"),
+    (
+        with_one(MEMORY, default=REQUIRED),
+        r"{last}\.default\.fill should be zeros or ones for recurrent_state, not required",
+    ),
     (with_one(TYPES, default=Default(fill=Fill.AFTER_TOKEN)), r"{last}\.default\.token_id is None for the fill after_"),
     (
         with_one(IDS, default=Default(fill=Fill.REQUIRED, token_id=3)),
         r"{last}\.default\.token_id is 3 for the fill req",
     ),
-    (with_one(IDS, bound=5), r"{last}\.bound is 5; only token types, marks, memories of tokens, and memories"),
+    (with_one(IDS, bound=5), r"{last}\.bound is 5; only token types, global_attention_mask, memory caches and states"),
     (with_one(MEMORY, bound=4), r"{last}\.bound is 4; only token types"),
-    (with_one(TYPES, fed_from="last_hidden_state"), r"{last}\.fed_from is last_hidden_state; only memories are fed"),
+    (
+        with_one(TYPES, fed_from="last_hidden_state"),
+        r"{last}\.fed_from is last_hidden_state; only recurrent states are fed",
+    ),
     (with_one(TYPES, dtype="float32"), "{last}" + OF_TOKENS + r"float32 \[batch, tokens\]"),
     (with_one(MARKS, shape=("tokens", "batch")), "{last}" + OF_TOKENS + r"int64 \[tokens, batch\]"),
     (with_one(MEMORY, dtype="int64"), "{last}" + SIZES + r"int64 \[batch, 1, 4, 4\]"),
     (with_one(MEMORY, shape=("batch", "slots")), "{last}" + SIZES + r"float32 \[batch, slots\]"),
-    (with_one(MEMORY, shape=("batch", "memory", 4)), r"{last}\.bound is None; a memory of tokens needs the most that"),
-    (with_one(MEMORY, fed_from=None), r"{last}\.fed_from is None; a memory needs the name of an output"),
+    (with_one(MEMORY, shape=("batch", "memory", 4)), r"{last}\.bound is None; a memory cache needs its maximum size"),
+    (with_one(MEMORY, fed_from=None), r"{last}\.fed_from is None; a recurrent state needs the name of an output"),
     (with_one(MEMORY, fed_from="right"), r"{last} is float32 .*, fed from the output right, but there is none"),
     (
         with_one(MEMORY, shape=("batch", 4, 1, 4)),

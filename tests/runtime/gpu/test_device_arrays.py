@@ -310,7 +310,7 @@ def test_a_session_runs_arrays_on_the_gpu(machine: Machine) -> None:
     results = session.run_on_device(outputs=[HIDDEN], **machine.on_gpu(batch))
     assert list(results) == [HIDDEN]
     machine.check(batch, results)
-    with pytest.raises(InputError, match=r"No output 'logits'"):
+    with pytest.raises(InputError, match=r"no output 'logits'"):
         session.run_on_device(outputs=["logits"], **machine.on_gpu(batch))
     session.close()
     with pytest.raises(BackendError, match="The session is closed"):

@@ -179,7 +179,7 @@ def test_memories_on_the_gpu_of_different_sizes_are_refused(new_streaming: Machi
         "mems.0": np.zeros((1, 3, 4), np.float32),
         "mems.mask": np.zeros((1, 2), np.float32),
     }
-    with pytest.raises(InputError, match=r"memories differ in their tokens: \{'mems\.0': 3, 'mems\.mask': 2\}"):
+    with pytest.raises(InputError, match=r"memory caches of different sizes: \{'mems\.0': 3, 'mems\.mask': 2\}"):
         machine.session().run_on_device(**machine.on_gpu(batch))
 
 

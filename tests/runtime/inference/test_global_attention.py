@@ -131,15 +131,15 @@ def test_marks_on_padding_do_not_count(marking: Sessions) -> None:
     inputs = {"input_ids": [[4] * 8], "attention_mask": [[1, 1, 1, 1, 0, 0, 0, 0]]}
     got = session(**inputs, global_attention_mask=[[1] * 8])
     assert marks_of(got)[0][:BOUND] == [1] * BOUND
-    with pytest.raises(InputError, match="row 0 marks 5 tokens"):
+    with pytest.raises(InputError, match="has 5 global tokens in row 0"):
         session(input_ids=[[4] * 8], global_attention_mask=[[1] * 5 + [0] * 3])
 
 
 INVALID_MARKS = [
     (
         [[0] * 6, [1] * 5 + [0]],
-        r"row 1 marks 5 tokens as global; this bundle accepts 4\.\nMark fewer, or build "
-        r"the bundle again with --max-global 5\.",
+        r"has 5 global tokens in row 1; this bundle accepts 4\.\nReduce them, or build "
+        r"the bundle again with max_global=5\.",
     ),
     ([[0, 2, 0, 0, 0, 0]] * 2, r"global_attention_mask\[0, 1\] is 2; it must be 1 for global tokens and 0"),
     ([[0.5] * 6] * 2, "global_attention_mask is of type float64"),
@@ -159,12 +159,12 @@ def test_invalid_marks_are_refused(marking: Sessions) -> None:
         (
             [[4, SEPARATOR], [4, 5]],
             r"The end of the question of row 1 is unknown: there is no separator \(id 3\)\.\n"
-            r"Encode question and context as a pair, or give global_attention_mask\.",
+            r"Encode question and context as a pair, or pass global_attention_mask\.",
         ),
         (
             [[4] * 5 + [SEPARATOR]],
             r"The question of row 0 has 5 tokens, which are all global; this bundle accepts 4\.\n"
-            r"Shorten it, give global_attention_mask, or build the bundle again with --max-global 5\.",
+            r"Shorten it, pass global_attention_mask, or build the bundle again with max_global=5\.",
         ),
     ],
     ids=["no separator", "too long"],
@@ -213,7 +213,7 @@ def test_a_job_marks_questions_and_continues_after_one_that_is_too_long(
     assert [row["error"] for row in results] == [
         None,
         "The question of the text has 5 tokens, which are all global; this bundle accepts 4.\n"
-        "Shorten it, give global_attention_mask, or build the bundle again with --max-global 5.",
+        "Shorten it, pass global_attention_mask, or build the bundle again with max_global=5.",
         None,
     ]
     # No token of a context is marked, so all are equally good and the first of them is the answer.

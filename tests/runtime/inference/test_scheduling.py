@@ -169,7 +169,7 @@ def test_a_batch_without_memory_is_halved_and_the_limit_remembered(
     assert runner.shapes[3:] == [(2, 16)] * 10
     assert [record.getMessage() for record in caplog.records] == [
         "Out of memory with a batch of 20 x 16 tokens: continuing with at most 160 tokens per batch of such rows. "
-        "To start with that limit: hdexport run --batch-tokens 160, in Python batch_tokens."
+        "Set the limit from the start: batch_tokens=160."
     ]
     assert_answered(ids, run(over, ids, batch_tokens=320))
     assert runner.failures == 3, "the second time none fails"

@@ -179,7 +179,7 @@ def plan(bundle: Path, **options: Any) -> None:
     ("options", "message"),
     [
         ({"segment": 4}, r"--segment is for texts that are streamed\.\nAdd --overflow recur"),
-        ({"overflow": RECUR, "segment": 17}, r"A segment of 17 tokens does not fit; .*1 to 16"),
+        ({"overflow": RECUR, "segment": 17}, r"segment is 17; it must be 1 to 16"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

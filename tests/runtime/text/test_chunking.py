@@ -228,7 +228,7 @@ def test_chunks_that_do_not_fit_are_refused(session: Session) -> None:
 def test_what_else_does_not_fit_is_refused(session: Session) -> None:
     with pytest.raises(InputError, match=r"There are 2 texts, but chunks of 1; give chunks of each"):
         session.embed_chunks(["long", "read"], chunks=[[(0, 4)]])
-    with pytest.raises(InputError, match=r"with a stride or overlap of 14: it must be 0 to 13"):
+    with pytest.raises(InputError, match=r"with a stride or overlap of 14 tokens; it must be 0 to 13"):
         session.embed_chunks(["long", LONG], chunks="sentences", overlap=14)
     with pytest.raises(NonFiniteOutputError, match=r"^texts\[1\]: The output last_hidden_state holds NaN"):
         session.embed_chunks(["long", "read nan", "read"], chunks="sentences")
@@ -258,7 +258,7 @@ def test_models_of_other_pooling_are_refused_with_the_reason(new_bundle: BundleM
         "has a Dense layer or LayerNorm after": sentence_bundle(new_bundle, "2", pooling=("mean",), dense=True),
         "does not state how it pools tokens.\nBuild it again.": new_bundle("3", task="sentence-similarity"),
     }
-    needs = "Late chunking needs a model whose vectors are the mean of their tokens' states, and this bundle "
+    needs = "Late chunking needs a model that pools by the mean of all tokens; this bundle "
     for reason, bundle in bundles.items():
         with hdruntime.load(bundle) as session, pytest.raises(InputError, match=needs + reason):
             session.embed_chunks(["long"], chunks="sentences")

@@ -307,9 +307,7 @@ def test_a_bounded_tokenizer_refuses_what_it_would_have_to_read_whole(folder: Pa
     tokenizer = TextTokenizer(saved("XLM-RoBERTa", folder), max_len=16).bounded(10_000)
     long = "the river flows " * 4000
     assert len(tokenizer.encode([long], overflow="truncate")[0]) == 16
-    message = (
-        "The text has {} characters, and at most 10000 can be read at once where a text is not cut, or has no spaces"
-    )
+    message = "The text has {} characters; at most 10000 can be tokenized in full"
     with pytest.raises(InputError, match=message.format(64000)):
         tokenizer.encode([long], overflow="split")
     with pytest.raises(InputError, match=message.format(50000)):

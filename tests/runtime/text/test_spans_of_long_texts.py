@@ -91,7 +91,7 @@ def test_entities_of_a_long_text_are_those_of_transformers_on_the_whole_text(
         assert [[dataclasses.astuple(each) for each in of_text] for of_text in simple] == in_chunks
         with pytest.raises(InputError, match=r"^session.answers is for question-answering, .* is token-classification"):
             session.answers(["long"], ["long"])
-        with pytest.raises(InputError, match="This bundle remembers nothing"):
+        with pytest.raises(InputError, match="This bundle has no recurrent states"):
             session.entities(texts, overflow="recur")
 
 
@@ -208,7 +208,7 @@ def test_an_impossible_answer_needs_a_token_before_the_question() -> None:
     bare = as_single_chunk(Encoding([1, 2], [0, 1], [(0, 1), (0, 1)], [0, 1]))
     logits = {name: np.zeros(2, np.float32) for name in ("start_logits", "end_logits")}
     assert best_answers(bare, [logits], context="x", options=AnswerOptions()) == [Answer("x", 0, 1, 1.0)]
-    with pytest.raises(InputError, match=r"no special token before the question.*\n.*--handle-impossible-answer"):
+    with pytest.raises(InputError, match=r"no special token before the question.*\n.*handle_impossible_answer"):
         best_answers(bare, [logits], context="x", options=AnswerOptions(handle_impossible_answer=True))
     empty = as_single_chunk(Encoding([1, 2], [0, 0], [(0, 0), (0, 1)], [None, 0]))
     for impossible in (False, True):

@@ -95,7 +95,7 @@ def test_every_chunk_begins_with_the_prompt() -> None:
         ids[:4] + ids[first : first + 5] + ids[-1:] for first in (4, 8, 12)
     ] + [ids[:4] + ids[16:]]
     assert all(chunk.prompt_tokens == 4 for chunk in made.chunks)
-    with pytest.raises(InputError, match=r"what every chunk repeats \(the special tokens, the prompt and"):
+    with pytest.raises(InputError, match="cannot be split: the special tokens, the prompt and"):
         split_encodings([whole], max_len=5, stride=0, is_pair=False)
 
 
@@ -141,11 +141,11 @@ WITHOUT_ROOM = [
         20,
         None,
         -1,
-        "^The text cannot be split with a stride or overlap of -1: it must be 0 to 7, the tokens that a chunk",
+        r"^The text cannot be split with a stride or overlap of -1 tokens; it must be 0 to 7\.",
     ),
-    (2, None, 8, "with a stride or overlap of 8: it must be 0 to 7"),
-    (20, 3, 4, r"stride or overlap of 4: it must be 0 to 3, .*\nA chunk has 10 tokens, and all chunks repeat 6"),
-    (20, 7, 0, r"^The text cannot be split: a chunk has 10 tokens, and what every chunk repeats \(the .*\nShorten the"),
+    (2, None, 8, "with a stride or overlap of 8 tokens; it must be 0 to 7"),
+    (20, 3, 4, r"stride or overlap of 4 tokens; it must be 0 to 3\.\nA chunk has 10 tokens; each chunk repeats 6"),
+    (20, 7, 0, r"^The text cannot be split: the special tokens, .* no token of the 10 of a chunk\.\nShorten the"),
 ]
 
 
@@ -306,7 +306,7 @@ def test_nan_in_a_chunk_is_that_of_its_text(session: Session) -> None:
 
 
 OPTIONS_THAT_DO_NOT_FIT = [
-    ({"overflow": "split", "stride": 14}, "with a stride or overlap of 14: it must be 0 to 13"),
+    ({"overflow": "split", "stride": 14}, "with a stride or overlap of 14 tokens; it must be 0 to 13"),
     ({"overflow": "truncate", "stride": 1}, "stride is 1, but only overflow='split' has a stride"),
     ({"overflow": "split", "split_pooling": "cls"}, "split_pooling is 'cls'; it must be one of 'mean', 'max'"),
     ({"overflow": "drop"}, "overflow is 'drop'; it must be one of 'error', 'truncate', 'split'"),

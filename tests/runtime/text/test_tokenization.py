@@ -73,7 +73,7 @@ def test_truncation_keeps_the_special_tokens(tokenizer: TextTokenizer) -> None:
 def test_a_text_is_not_cut_to_fewer_tokens_than_the_special_ones(tokenizer: TextTokenizer) -> None:
     for tokens, pairs, least in ((1, None, 3), (2, ["read"], 4)):
         with pytest.raises(
-            InputError, match=rf"cut to {tokens} tokens: .* are {least - 1}\.\nBuild .*--max-len {least}"
+            InputError, match=rf"truncated to {tokens} tokens: it has {least - 1} .*\nBuild .*max_len={least}"
         ):
             tokenizer.limited(tokens).encode([words(20)], pairs, overflow="truncate")
 

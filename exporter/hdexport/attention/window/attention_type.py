@@ -179,8 +179,10 @@ class WindowAttentionType(AttentionType):
     def read(self, record: WindowAttention, bundle: Bundle) -> WindowConversion:
         """The conversion from the record and the inputs, which hold all of it."""
         manifest = bundle.manifest
-        inputs = tuple(spec for spec in manifest.inputs if spec.role in (Role.GLOBAL_ATTENTION_MASK, Role.MEMORY))
-        carried = CallStates(manifest.memories) if manifest.memories else None
+        inputs = tuple(
+            spec for spec in manifest.inputs if spec.role in (Role.GLOBAL_ATTENTION_MASK, Role.RECURRENT_STATE)
+        )
+        carried = CallStates(manifest.recurrent_states) if manifest.recurrent_states else None
         return WindowConversion(
             is_native=record.converted is None, inputs=inputs, window=record.converted, carried=carried
         )

@@ -285,7 +285,7 @@ class Texts:
         if mask is not None and mask.default.token_id is not None:
             rows[:, min(_QUESTION_TOKENS, mask.bound or _QUESTION_TOKENS, tokens - 1)] = mask.default.token_id
         # Baselines run sequences without a memory cache.
-        return checked_inputs({manifest.ids: rows}, manifest, memory=manifest.least_memory)
+        return checked_inputs({manifest.ids: rows}, manifest, memory=manifest.min_memory)
 
     def _sequence(self, row: int, tokens: int) -> IntArray:
         prefix, content, suffix = self._frame

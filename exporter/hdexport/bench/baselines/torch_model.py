@@ -86,7 +86,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     return GraphModule(
         model,
         task,
-        inputs=[spec for spec in manifest.inputs if spec.role is not Role.MEMORY],
+        inputs=[spec for spec in manifest.inputs if spec.role is not Role.RECURRENT_STATE],
         head=task_head(checkpoint, task),
     ).eval()
 

@@ -61,7 +61,7 @@ def open_case(spec: CaseSpec) -> OpenCase:
         return _open_backend(spec, inputs)
     manifest = open_bundle(spec.bundle, check_files=False).manifest
     # Baselines run sequences without a memory cache.
-    own = {value.name: inputs[value.name] for value in manifest.inputs if value not in manifest.memories}
+    own = {value.name: inputs[value.name] for value in manifest.inputs if value not in manifest.recurrent_states}
     case = spec.baseline.open(spec, manifest, own)
     return dataclasses.replace(case, missing_changes=spec.baseline.missing_changes(manifest))
 

@@ -72,7 +72,7 @@ class SessionModel:
         self.inputs: Tensors = {spec.name: (spec, np.dtype(spec.dtype)) for spec in staged_order(manifest.inputs)}
         self.outputs: Tensors = {spec.name: (spec, np.dtype(spec.dtype)) for spec in manifest.outputs}
         self.zeroed = frozenset(json.loads(session.get_modelmeta().custom_metadata_map.get(ZEROED_OUTPUTS, "[]")))
-        self._has_states, self._max_len = bool(manifest.memories), manifest.max_len
+        self._has_states, self._max_len = bool(manifest.recurrent_states), manifest.max_len
         self._without_wait = onnxruntime.RunOptions()
         self._without_wait.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._runs = 0
