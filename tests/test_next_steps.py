@@ -35,10 +35,12 @@ _ELSEWHERE = {
 
 
 def errors_in(source: str) -> Iterator[tuple[int, str]]:
-    """The line and the text of each error of hdexport with words of its own; values in it are in braces."""
+    """The line and the problem of each error without a hint, and with words of its own; values in it are in braces."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[2] in errors.__all__:
-            text = _text(node.args[0])
+            if any(word.arg == "hint" for word in node.keywords):
+                continue
+            text = "".join(map(_text, node.args))
             # An error of other errors' words, or of a function's, has their steps.
             if re.search(r"\w+ \w+", re.sub(r"\{.*?\}", "", text)):
                 yield node.lineno, text
@@ -77,6 +79,8 @@ def test_errors_have_a_next_step(package: Path) -> None:
         ('raise errors.ModelError(f"{path} is gone" + f": {why}")', ["{path} is gone: {why}"]),
         ('raise InputError(f"{error}")', []),
         ('raise ValueError("It is not there.")', []),
+        ('raise InputError("It is not there.", hint="Make it.")', []),
+        ('raise InputError(Setting("stride"), " is not there.")', ["{Setting('stride')} is not there."]),
     ],
 )
 def test_errors_are_found_in_the_source(source: str, found: list[str]) -> None:

@@ -223,7 +223,7 @@ def test_one_token_more_than_the_table_is_an_error_and_no_answer(tiny_bundles, m
     input_ids = np.full((1, bundle.manifest.max_len + 1), 5)
     with pytest.raises(Exception, match=r"(?i)invalid|out of (data )?bounds|broadcast"):
         bundle.portable(**inputs_of(bundle, input_ids, np.ones_like(input_ids)))
-    with pytest.raises(ValueError, match="--max-len 301"):
+    with pytest.raises(ValueError, match="max_len=301"):
         bundle.session(input_ids=input_ids)
 
 
