@@ -35,11 +35,10 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard plugins/hdplugins/onnxru
 	touch $(INSTALLED)
 
 demo: $(INSTALLED)
-	rm -rf demo-output
-	mkdir demo-output
-	$(BIN)/hdexport build --max-len 4096 --fp16 -o demo-output/bundle
+	@rm -rf demo-output
+	@mkdir demo-output
+	$(BIN)/hdexport build --max-len 4096 --target onnx -o demo-output/bundle
 	$(BIN)/python examples/search.py demo-output/bundle
-	$(BIN)/hdexport inspect demo-output/bundle
 
 # Hundreds of processes import the same modules, which are compiled once, whatever the shell says about bytecode.
 export PYTHONDONTWRITEBYTECODE :=

@@ -64,7 +64,7 @@ class of the checkpoint's own.
   the server, `verify`, `rebuild`, `bench` and `package`. [Numbers](numbers.md#any-model-type) of published layouts
   beside sentence-transformers.
 * **Not for these types**: `--attention`, `--attention-scale`, positions past a table's rows, `extend` and `tune`. They
-  need [a family](https://github.com/hdexport/hdexport/blob/main/CONTRIBUTING.md#add-a-model-family).
+  need a family (`CONTRIBUTING.md`).
 """
 
 

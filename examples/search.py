@@ -35,12 +35,13 @@ def embed(bundle: Path, texts: Path, vectors: Path) -> None:
     job = plan_job(hdruntime.open_bundle(bundle), [texts], vectors, options=options)
     with hdruntime.load(bundle) as session:
         done = run_job(job, LocalPool(session, job.task, options=job.options), on_progress=show)
-    print(f"{done.rows} texts, {done.tokens} tokens, {done.failed_rows} failed")
+    print(f"\rEmbedded {done.rows} texts, {done.tokens} tokens, {done.failed_rows} failed")
 
 
 def show(progress: JobProgress) -> None:
-    """Show how many texts are done."""
-    print(f"{progress.rows} texts", file=sys.stderr)
+    """Show how many texts are done, on one line of a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r{progress.rows} texts", end="", file=sys.stderr)
 
 
 def search(bundle: Path, vectors: Path, question: str) -> list[tuple[str, float]]:
@@ -75,11 +76,10 @@ def main() -> None:
         embed(arguments.bundle, texts, vectors)
         for title, found in (
             (arguments.question, search(arguments.bundle, vectors, arguments.question)),
-            (f"Like the whole text of {arguments.like!r}", alike(vectors, arguments.like)),
+            (f"Texts similar to {arguments.like!r}", alike(vectors, arguments.like)),
         ):
-            print(f"\n{title}")
-            for topic, score in found[:5]:
-                print(f"  {score:.3f}  {topic}")
+            print(title)
+            print("  " + ", ".join(f"{topic} ({score:.3f})" for topic, score in found[:5]))
 
 
 if __name__ == "__main__":

@@ -62,34 +62,34 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
     built: subprocess.CompletedProcess[str], bundle: Path
 ) -> None:
     assert built.stderr == (
-        "hdexport.pipeline: The model was trained with 64 positions, and this bundle takes up to 100 tokens: measure "
-        "its answers to long texts before you rely on them.\n"
+        "hdexport.pipeline: The model was trained with 64 positions, and the bundle accepts 100 tokens: evaluate long "
+        "texts before you rely on their outputs.\n"
     )
-    left_out, positions, header, *checks, summary, own_length, look, run, measure = built.stdout.splitlines()
-    model, for_cpu, of_texts, for_gpu, skip = checks
+    left_out, positions, header, *checks, summary, text_length, look, run, evaluate = built.stdout.splitlines()
+    model, for_cpu, of_texts, for_gpu = checks
     assert header.split("  ")[0] == "graph"
-    assert left_out == "Not needed for feature-extraction, and left out: pooler (2 weights)."
+    assert left_out == "Left out of the bundle, because feature-extraction does not use them: pooler (2 weights)"
     assert positions == (
-        "Positions: hierarchical, alpha 0.05, queries scaled by log n: best for embeddings without fine-tuning. Or: "
-        "--alpha 0.4 --attention-scale none, for a model that will be fine-tuned."
+        "Positions: hierarchical, alpha 0.05, queries scaled by log n (best for embeddings without fine-tuning); "
+        "before fine-tuning: --alpha 0.4 --attention-scale none"
     )
     for line, graph in ((model, "model"), (for_cpu, "onnxruntime_cpu")):
         assert re.fullmatch(
             rf"{graph}\.onnx +float32 +PASS +1?\d +\d\.\d\de-\d\d +[01]\.\d+ +abs 0\.0001 or 2 ulp", line
         ), line
     assert re.match(r"text: transformers +float32 +PASS +5 ", of_texts)
-    assert re.fullmatch(r"onnxruntime_cuda\.onnx +- +SKIP +0 +- +- +-", for_gpu)
-    assert skip.startswith("SKIP  onnxruntime_cuda.onnx: needs an NVIDIA GPU (hdexport verify BUNDLE ")
-    assert summary.startswith(f"{bundle}: tiny-bert, feature-extraction, 1 to 100 tokens, float32, ")
-    assert summary.endswith(" MB, no engine")
-    assert own_length == (
-        "Own length:  64 tokens; texts are truncated to 100, as --max-len says, and to 64 by --max-seq-length model"
+    assert re.fullmatch(
+        r"onnxruntime_cuda\.onnx +- +SKIP +0 +- +- +needs an NVIDIA GPU: hdexport verify BUNDLE --backend \w+", for_gpu
+    )
+    assert re.fullmatch(rf"Bundle:      {bundle}, \d+\.\d MB, float32, feature-extraction, 1 to 100 tokens", summary)
+    assert text_length == (
+        "Text length: 100 tokens, from --max-len; --max-seq-length model lowers it to 64, the checkpoint's limit"
     )
     assert (look.split(": ")[1].strip(), run.split(": ")[1].strip()) == (
         f"hdexport inspect {bundle}",
         f"hdexport run {bundle} INPUT -o OUTPUT",
     )
-    assert measure == f"Measure it:  hdexport quality {bundle} --texts FILE"
+    assert evaluate == f"Evaluate:    hdexport quality {bundle} --texts FILE"
 
 
 def test_a_bundle_does_not_say_where_it_was_built(bundle: Path, checkpoint: Path) -> None:
@@ -119,7 +119,7 @@ def test_without_a_model_it_takes_the_current_directory_and_names_the_bundle_aft
     done = hdexport("build", "--max-len", 40, "--fp16", "--target", "onnx", "--no-verify", cwd=model)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == (
-        f"No MODEL was named; building {model}: the current directory holds a config.json."
+        f"Model: {model} (no MODEL was given: the current directory holds a config.json)"
     )
     (options,) = asked
     assert (options.model.path.resolve(), options.output) == (model, Path("my-model-40-float16"))
@@ -181,7 +181,7 @@ def test_without_a_model_elsewhere_it_takes_the_sample_model(refused: Refused, t
     stdout = refused(
         "build", "--max-len", 300_000, "--target", "onnx", cwd=tmp_path, message="--max-len 300000 is above 262144"
     )
-    assert re.fullmatch(r"No MODEL was named; building .*: the sample model all-MiniLM-L6-v2\.\n", stdout)
+    assert re.fullmatch(r"Model: .* \(no MODEL was given: the sample model all-MiniLM-L6-v2\)\n", stdout)
 
 
 def test_without_a_sample_model_it_says_how_to_get_it(
@@ -504,7 +504,7 @@ def test_on_a_terminal_steps_show_with_their_times_and_results_go_to_stdout(
     done = build.finished()
     assert done.returncode == 0, shown
     for step in ("Reading the checkpoint", "Tracing bert", "Lowering for ONNX Runtime", "Verifying against PyTorch"):
-        assert re.search(rf"{step}[^\r\n]*: done, \d+\.\d s", shown), step
+        assert re.search(rf"{step}[^\r\n]*0:00:\d\d", shown), step
     # Results go to stdout even while stderr, a terminal, shows progress.
     assert re.search(r"^model\.onnx +float32 +PASS ", done.stdout, re.MULTILINE)
     assert "PASS" not in shown
@@ -523,7 +523,7 @@ def _read_to_the_end(descriptor: int) -> bytes:
 
 
 def test_the_commands_of_the_summary_are_quoted(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _print_summary(Path("a bundle"), hdruntime.open_bundle(bundle).manifest)
+    _print_summary(Path("a bundle"), hdruntime.open_bundle(bundle).manifest, graphs=())
     printed = capsys.readouterr().out
     for command in ("inspect 'a bundle'\n", "run 'a bundle' INPUT", "quality 'a bundle' --texts"):
         assert f"hdexport {command}" in printed

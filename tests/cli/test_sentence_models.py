@@ -43,7 +43,7 @@ def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, p
     said = (prompted / "said").read_text()
     assert "1 to 100 tokens" in said
     assert (
-        "Own length:  24 tokens; texts are truncated to 100, as --max-len says, and to 24 by --max-seq-length model\n"
+        "Text length: 100 tokens, from --max-len; --max-seq-length model lowers it to 24, the checkpoint's limit\n"
     ) in said
     shown = hdexport("inspect", prompted / "bundle").stdout
     for row in (

@@ -36,7 +36,7 @@ def test_a_folder_of_texts_becomes_a_checkpoint(
         r"Loss: contrast, for feature-extraction models\.\n"
         r"Start: hierarchical, alpha 0\.05, queries scaled by log n: best for embeddings without fine-tuning\.\n"
         r"Texts: 10; \d+ chunks are longer than 64 tokens, \d+ are not\.\n"
-        r"Not needed for feature-extraction, and left out: pooler \(2 weights\)\.\n"
+        r"Left out of the bundle, because feature-extraction does not use them: pooler \(2 weights\)\n"
         r"\S*tuned: 150 positions from 64, \d+ values trained\n"
         r"\d+ texts in 2 steps, \d+\.\d minutes; loss [\d.]+ to [\d.]+\n"
         r"Next: hdexport build \S*tuned\n",

@@ -95,7 +95,7 @@ def load_model(
     _check_missing(checkpoint, task, found["missing_keys"] - brought)
     _check_finite(path, model)
     if unused := agreement.unused():
-        report(f"Not needed for {task}, and left out: {unused}.")
+        report(f"Left out of the bundle, because {task} does not use them: {unused}")
     return model
 
 

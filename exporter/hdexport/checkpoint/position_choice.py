@@ -155,14 +155,14 @@ def _beyond(
         return PositionChoice(reason="as the options say")
     if TASKS[task].vectors is None:
         return PositionChoice(
-            reason=f"a {task} model is mostly fine-tuned on long texts",
-            force=f"{as_it_is}, for one that is not",
+            reason=f"for a {task} model that is fine-tuned on long texts",
+            force=f"without fine-tuning: {as_it_is}",
         )
     return PositionChoice(
         alpha=_EMBEDDING_ALPHA,
         attention_scale=scale,
         reason="best for embeddings without fine-tuning",
-        force=f"{trainable}, for a model that will be fine-tuned",
+        force=f"before fine-tuning: {trainable}",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,7 +165,7 @@ def run(options: argparse.Namespace) -> int:
         build_options = _build_options(options, progress)
         with whole_or_nothing(build_options.output):
             manifest = build(build_options, progress)
-    _print_summary(build_options.output, manifest)
+    _print_summary(build_options.output, manifest, graphs=build_options.targets)
     return 0
 
 
@@ -180,7 +181,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     model = options.model
     if model is None:
         model, reason = default_model()
-        progress.result(f"No MODEL was named; building {model.resolve()}: {reason}.")
+        progress.result(f"Model: {model.resolve()} (no MODEL was given: {reason})")
     checkpoint = find_checkpoint(model, revision=options.revision, trust=trust_of(options))
     precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
     max_len = options.max_len or checkpoint.usual_len
@@ -218,8 +219,8 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     )
 
 
-def own_length(manifest: Manifest) -> str | None:
-    """The model's own length, to which texts are truncated, and how to change that; None if it is the bundle's."""
+def _text_length(manifest: Manifest) -> str | None:
+    """Default maximum length of a text and how to change it; None if texts may be as long as the bundle accepts."""
     from hdruntime.tasks.of_bundle import class_of
     from hdruntime.text.lengths import checked_length, model_length
 
@@ -229,26 +230,30 @@ def own_length(manifest: Manifest) -> str | None:
         return None
     used = checked_length(None, manifest, max_tokens=manifest.max_len, role=role)
     if used == own:
-        return f"{own} tokens, to which texts are truncated; --max-seq-length bundle lifts that to {manifest.max_len}"
-    return f"{own} tokens; texts are truncated to {used}, as --max-len says, and to {own} by --max-seq-length model"
+        return f"{own} tokens, the checkpoint's limit; --max-seq-length bundle raises it to {manifest.max_len}"
+    return f"{used} tokens, from --max-len; --max-seq-length model lowers it to {own}, the checkpoint's limit"
 
 
-def _print_summary(output: Path, manifest: Manifest) -> None:
-    size_bytes = sum(record.size_bytes for record in manifest.files.values())
-    engines = ", ".join(f"{engine.variant} engine" for engine in manifest.engines) or "no engine"
-    print(
-        f"{output}: {manifest.name}, {manifest.task}, 1 to {manifest.max_len} tokens, {manifest.dtype}, "
-        f"{size_bytes / 1e6:.1f} MB, {engines}"
-    )
+def _print_summary(output: Path, manifest: Manifest, *, graphs: Sequence[str]) -> None:
+    """Print what was built and the next commands; `graphs` are the targets that wrote graphs."""
     from hdexport.model.task import TASKS
 
-    if own := own_length(manifest):
-        print(f"Own length:  {own}")
+    size_bytes = sum(record.size_bytes for record in manifest.files.values())
+    print(
+        f"Bundle:      {output}, {size_bytes / 1e6:.1f} MB, {manifest.dtype}, {manifest.task}, 1 to "
+        f"{manifest.max_len} tokens"
+    )
+    without = " ".join(f"--target {name}" for name in ("onnx", *graphs))
+    for engine in manifest.engines:
+        size_mb = manifest.files[engine.file].size_bytes / 1e6
+        print(f"Engine:      {engine.file}, {size_mb:.1f} MB, for NVIDIA GPUs only; to build without it: {without}")
+    if length := _text_length(manifest):
+        print(f"Text length: {length}")
     place = shlex.quote(str(output))
-    print(f"Look inside: hdexport inspect {place}")
+    print(f"Inspect:     hdexport inspect {place}")
     if manifest.tokenizer is not None:
-        print(f"Run it:      hdexport run {place} INPUT -o OUTPUT")
+        print(f"Run:         hdexport run {place} INPUT -o OUTPUT")
     positions = manifest.positions
-    # Only vectors can be judged without labels.
+    # Only embeddings can be evaluated without labels.
     if positions.rows > positions.base and TASKS[manifest.task].vectors == "texts":
-        print(f"Measure it:  hdexport quality {place} --texts FILE")
+        print(f"Evaluate:    hdexport quality {place} --texts FILE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from hdexport.support.check import Check
     from hdruntime.bundle.manifest import Fp16Overflow
     from hdruntime.bundle.verification import Skip, VerificationRecord
+
+logger = logging.getLogger(__name__)
 
 
 def duration_text(seconds: float) -> str:
@@ -89,7 +92,7 @@ class _ToGo(rich.progress.ProgressColumn):
 
 
 class TerminalProgress(Progress):
-    """Steps with their elapsed time on stderr, results on stdout; without a terminal only the results.
+    """The current step with its elapsed time on a terminal, results on stdout, durations of steps in the log.
 
     Attributes:
         listed: statuses of the checks that are printed one by one.
@@ -107,11 +110,11 @@ class TerminalProgress(Progress):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._finish_step("failed" if kind else "done")
+        self._finish_step()
         self._line.stop()
 
     def step(self, title: str) -> None:
-        self._finish_step("done")
+        self._finish_step()
         self._title, self._began = title, time.perf_counter()
         self._line.begin(title)
 
@@ -130,7 +133,7 @@ class TerminalProgress(Progress):
         if self.shows_table:
             print_verification(record, fp16_overflow)
 
-    def _finish_step(self, outcome: str) -> None:
+    def _finish_step(self) -> None:
         if self._title:
-            self._line.leave(f"{self._title}: {outcome}, {time.perf_counter() - self._began:.1f} s")
+            logger.info("%s: %.1f s", self._title, time.perf_counter() - self._began)
         self._title = ""

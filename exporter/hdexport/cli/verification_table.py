@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from hdexport.support.check import Check
     from hdruntime.bundle.manifest import Fp16Overflow
 
-COLUMNS = ("graph", "precision", "status", "cases", "max abs error", "min cosine", "tolerance")
+COLUMNS = ("graph", "precision", "status", "cases", "max abs error", "min cosine", "tolerance, or why skipped")
 
 _PIPED_WIDTH = 1000
 """Columns of a table that is not printed on a terminal: every row stays on one line, for grep."""
@@ -51,27 +52,36 @@ def print_verification(record: VerificationRecord, fp16_overflow: Fp16Overflow |
 
 
 def rows(record: VerificationRecord) -> Iterator[tuple[str, ...]]:
-    """Yields the cells of `COLUMNS` for each graph; a graph that was not compared at all has the status SKIP."""
+    """Yield the cells of `COLUMNS` for each graph; a graph that was not compared has the status SKIP and reasons."""
     for name, graph in record.graphs.items():
         error = "not finite" if graph.max_abs_error is None else f"{graph.max_abs_error:.2e}"
         cosine = "-" if graph.min_cosine is None else f"{graph.min_cosine:.6f}"
         cases = f"{graph.checks}" if graph.status is Status.PASS else f"{graph.checks - graph.passed} of {graph.checks}"
         yield name, graph.precision, graph.status.value, cases, error, cosine, str(graph.tolerance)
-    for context in dict.fromkeys(skip.graph for skip in record.skipped):
-        if context is not None and context not in record.graphs:
-            yield context, "-", Status.SKIP.value, "0", "-", "-", "-"
+    reasons: dict[str, list[str]] = {}
+    for skip in filter(functools.partial(_is_whole_graph, record), record.skipped):
+        reasons.setdefault(skip.graph or "", []).append(_reason(skip))
+    for name, given in reasons.items():
+        yield name, "-", Status.SKIP.value, "0", "-", "-", "; ".join(dict.fromkeys(given))
 
 
 def notes(record: VerificationRecord, fp16_overflow: Fp16Overflow | None) -> Iterator[str]:
-    """Yields a line for each reason to skip, for the float16 range, and for what was measured."""
+    """Yield a line for each reason to skip cases, for the float16 range, and for each measurement."""
     groups: dict[Skip, list[Skip]] = {}
     for skip in record.skipped:
+        if _is_whole_graph(record, skip):
+            continue
         groups.setdefault(dataclasses.replace(skip, graph=None, case=None, needed=None), []).append(skip)
     for skips in groups.values():
         yield f"{Status.SKIP.value}  {_subject(skips)}: {_reason(max(skips, key=lambda skip: skip.needed or 0))}"
     if fp16_overflow is not None:
         yield f"float16 range: {overflow_text(fp16_overflow)}"
     yield from record.information
+
+
+def _is_whole_graph(record: VerificationRecord, skip: Skip) -> bool:
+    """Whether the skipped graph was not compared at all, so that the table has a row with the reason."""
+    return skip.graph is not None and skip.graph not in record.graphs
 
 
 def outcome_line(outcome: Check | Skip) -> str:
@@ -100,7 +110,7 @@ def overflow_text(found: Fp16Overflow) -> str:
     largest = "infinity or NaN" if found.largest is None else f"{found.largest:,.5g}"
     where = f"{found.operator} {found.node}" + (f" of {found.module}" if found.module else "")
     tokens = ", ".join(map(str, found.tokens))
-    return f"largest magnitude {largest} of {found.limit:,.0f}: {where}, on {found.text} of {tokens} tokens"
+    return f"largest activation {largest}, limit {found.limit:,.0f} ({where}, {found.text} of {tokens} tokens)"
 
 
 def _subject(skips: list[Skip]) -> str:
@@ -122,21 +132,21 @@ def _case(case: Case) -> str:
 def _reason(skip: Skip) -> str:
     texts = {
         SkipCause.MAX_LENGTH: f"lengths above {skip.limit} tokens; compare them with --longest {skip.needed}",
-        SkipCause.OPERATIONS: f"takes a build too long, compared to {skip.limit} tokens (hdexport verify BUNDLE)",
+        SkipCause.OPERATIONS: f"a build compares up to {skip.limit} tokens; for more: hdexport verify BUNDLE",
         SkipCause.MEMORY: f"outputs and attention scores take {_gib(skip.needed)}, limit {_gib(skip.limit)}",
         SkipCause.ENGINE_PROFILE: f"the engine's profiles end at {skip.limit} tokens",
-        SkipCause.NO_GPU: f"needs an NVIDIA GPU (hdexport verify BUNDLE --backend {skip.backend})",
+        SkipCause.NO_GPU: f"needs an NVIDIA GPU: hdexport verify BUNDLE --backend {skip.backend}",
         SkipCause.BACKEND: f"{skip.backend} cannot run it here: {skip.detail}",
         SkipCause.PRECISION: "computes in another precision than --precision",
         SkipCause.NO_KERNEL: f"{skip.detail}",
         SkipCause.NOT_INSTALLED: f"not installed: {skip.detail}",
         SkipCause.HIDDEN_DECISIONS: "PyTorch cannot follow its decisions; only float32 graphs expose them",
         SkipCause.LEFT_PADDING: f"no padding on the left: {skip.detail}",
-        SkipCause.SLOW_IMPORT: "takes as long as a build (hdexport verify BUNDLE)",
+        SkipCause.SLOW_IMPORT: "takes as long as the build: hdexport verify BUNDLE",
         SkipCause.LIBRARY: f"{skip.detail}",
         SkipCause.NO_TEXT_FITS: f"no text fits in {skip.limit} tokens beside the special tokens",
         SkipCause.UNTRUSTED_CODE: "not run without --trust-remote-code",
-        SkipCause.REBUILT: "written again since the comparison (hdexport verify BUNDLE)",
+        SkipCause.REBUILT: "rebuilt since the comparison: hdexport verify BUNDLE",
     }
     return texts[skip.cause]
 

@@ -43,7 +43,7 @@ def extended_positions(
     if choice.remark:
         progress.result(choice.remark)
     if choice.force:
-        progress.result(f"Positions: {choice.describe()}: {choice.reason}. Or: {choice.force}.")
+        progress.result(f"Positions: {choice.describe()} ({choice.reason}); {choice.force}")
     positions = extend_positions(
         model,
         checkpoint.family,

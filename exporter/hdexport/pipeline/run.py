@@ -229,17 +229,17 @@ def _warn_of_untrained_positions(positions: Positions, family: Family) -> None:
         return
     if positions.form == PositionForm.COMPUTED:
         logger.warning(
-            "Positions are computed, not learned: %d to %d are served, but the model never saw them.%s",
+            "The bundle accepts positions %d to %d, which the model was not trained with.%s",
             positions.base,
             positions.rows - 1,
-            " --rope ntk:FACTOR stretches those of training."
+            " --rope ntk:FACTOR scales the rotary frequencies."
             if family.stretches_rotary and positions.rope_factor is None
             else "",
         )
         return
     logger.warning(
-        "The model was trained with %d positions, and this bundle takes up to %d tokens: measure its answers to long "
-        "texts before you rely on them.",
+        "The model was trained with %d positions, and the bundle accepts %d tokens: evaluate long texts before you "
+        "rely on their outputs.",
         positions.trained,
         positions.rows,
     )

@@ -124,8 +124,8 @@ def model_card(
             "---",
             f"# {name.name.rpartition('/')[2]}",
             "",
-            f"{manifest.name} as a bundle of [hdexport](https://github.com/hdexport/hdexport), for texts of 1 to "
-            f"{manifest.max_len} tokens: ONNX graphs that run on any CPU and GPU, and what was checked of them.",
+            f"{manifest.name} as a bundle of hdexport, for texts of 1 to {manifest.max_len} tokens: ONNX graphs for "
+            "CPUs and GPUs, and how their outputs compare with PyTorch's.",
             "",
             "## Use",
             "",

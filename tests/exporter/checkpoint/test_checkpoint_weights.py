@@ -105,7 +105,7 @@ def test_what_the_task_does_not_need_is_named(
     model_type: str, made_for: Task, task: Task, groups: str | None, tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path, model_type, made_for)
-    expected = [] if groups is None else [f"Not needed for {task}, and left out: {groups}."]
+    expected = [] if groups is None else [f"Left out of the bundle, because {task} does not use them: {groups}"]
     assert left_out(tmp_path, task) == expected
 
 
@@ -113,7 +113,7 @@ def test_buffers_that_old_files_hold_are_named_and_no_weights(tiny_bert: Path) -
     ids = {"embeddings.position_ids": torch.arange(64)[None], "embeddings.token_type_ids": torch.zeros(1, 64).long()}
     change_weights(tiny_bert, lambda weights: weights | ids)
     (line,) = left_out(tiny_bert, Task.FEATURE_EXTRACTION)
-    assert line.endswith("left out: pooler (2 weights), position_ids (1 weight), token_type_ids (1 weight).")
+    assert line.endswith("use them: pooler (2 weights), position_ids (1 weight), token_type_ids (1 weight)")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

@@ -17,7 +17,7 @@ from hdruntime.bundle.manifest import Scheme, Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from support.tiny_models import BASE, save_tiny_model
 
-FINE_TUNED = "--alpha 0.4 --attention-scale none, for a model that will be fine-tuned"
+FINE_TUNED = "before fine-tuning: --alpha 0.4 --attention-scale none"
 
 
 def chosen(directory: Path, task: str = "feature-extraction", *, max_len: int = 300, **options) -> PositionChoice:
@@ -51,8 +51,8 @@ def test_the_line_names_the_other_choice_by_its_options(bert: Path) -> None:
     choice = chosen(bert)
     assert choice.describe() == "hierarchical, alpha 0.05, queries scaled by log n"
     assert choice.force == FINE_TUNED
-    assert chosen(bert, "fill-mask").force == "--alpha 0.05 --attention-scale logn, for one that is not"
-    assert chosen(bert, scheme=Scheme.TILE).force == "--attention-scale none, for a model that will be fine-tuned"
+    assert chosen(bert, "fill-mask").force == "without fine-tuning: --alpha 0.05 --attention-scale logn"
+    assert chosen(bert, scheme=Scheme.TILE).force == "before fine-tuning: --attention-scale none"
 
 
 @pytest.mark.parametrize(

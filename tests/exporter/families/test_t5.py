@@ -79,7 +79,7 @@ def test_the_encoder_of_a_whole_model_is_loaded_and_its_decoder_left_out(model_t
     whole.save_pretrained(tmp_path)
     model = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION, report=lines.append)
     (line,) = lines
-    assert line.startswith("Not needed for feature-extraction, and left out: decoder (")
+    assert line.startswith("Left out of the bundle, because feature-extraction does not use them: decoder (")
     ids = torch.arange(9)[None]
     with torch.inference_mode():
         assert torch.equal(model(ids).last_hidden_state, whole.encoder(ids).last_hidden_state)
