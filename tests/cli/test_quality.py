@@ -38,20 +38,20 @@ def test_json_is_what_the_file_would_hold_and_several_bundles_are_named(
     ]
     texts = tmp_path / "rows.jsonl"
     texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = hdexport("quality", bundle, "--texts", texts, "--column", "body", "--json", "--limit", 5)
+    done = hdexport("quality", bundle, "--texts", texts, "--text-column", "body", "--json", "--limit", 5)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["texts"] == result["long_texts"] == 5
     assert result["cut_texts"] == {str(bundle): 5}
     assert {score["way"] for score in result["scores"]} == {"truncated", "split", "whole"}
     file = tmp_path / "results.json"
-    shown = hdexport("quality", bundle, "--texts", texts, "--column", "body", "--limit", 5, "-o", file).stdout
+    shown = hdexport("quality", bundle, "--texts", texts, "--text-column", "body", "--limit", 5, "-o", file).stdout
     assert json.loads(file.read_text()) | {"command": result["command"]} == result
     scores_as_shown(shown, result)
     assert "Only the first 5 texts were read; for more: --limit N" in shown
     assert f"{bundle} takes fewer tokens than 5 of them have: they were cut." in shown
     assert {score["precision"] for score in result["scores"]} == {"float32"}
-    int8 = hdexport("quality", bundle, "--texts", texts, "--column", "body", "--limit", 5, "--precision", "int8")
+    int8 = hdexport("quality", bundle, "--texts", texts, "--text-column", "body", "--limit", 5, "--precision", "int8")
     assert "has no graph in int8" in int8.stderr
 
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_measured_is_refused(refused: Refused, bundle: Path, tmp_
     refused("quality", bundle, "--texts", texts, message="0 of 3 texts have more than 64 tokens")
     rows = tmp_path / "rows.csv"
     rows.write_text("text\nwords\n")
-    refused("quality", bundle, "--texts", rows, "--column", "body", message="body")
+    refused("quality", bundle, "--texts", rows, "--text-column", "body", message="body")
     nowhere = tmp_path / "missing" / "out.json"
     refused("quality", bundle, "--texts", texts, "-o", nowhere, message="its directory does not exist")
     refused("quality", bundle, "--texts", texts, "-o", tmp_path, message="cannot be written: it is a directory")

@@ -102,7 +102,7 @@ def parser(
     """
     top = parser_class(
         prog="hdexport",
-        description="Deploy long-document encoder transformers, with the checkpoint's answers at every length.",
+        description="Embed, rerank and classify long documents: build, verify, run and serve encoder models.",
     )
     top.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     _add_logging_arguments(top)

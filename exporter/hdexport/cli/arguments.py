@@ -71,7 +71,7 @@ def add_revision_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--revision",
         metavar="REV",
-        help="branch, tag or commit of a MODEL on the hub (default: its main branch), as in organisation/name@REV",
+        help="branch, tag or commit of a MODEL on the Hugging Face Hub, also as organisation/name@REV (default: main)",
     )
 
 
@@ -83,20 +83,22 @@ def add_tokenizer_argument(parser: argparse._ActionsContainer) -> None:
         "--tokenizer",
         choices=get_args(TokenizerSource),
         default="library",
-        help="source of the ids of texts: library (default), transformers' class, with which sentence-transformers "
-        "computes; file, the tokenizer.json as it is, which text-embeddings-inference, fastembed and transformers 4 "
-        "read. Choose file where the command warns that the two differ and the model was trained with the file",
+        help="source of the token ids: library (default), the tokenizer class of transformers 5, as "
+        "sentence-transformers uses it; file, tokenizer.json unchanged, as text-embeddings-inference, fastembed and "
+        "transformers 4 use it. Choose file if a warning says that they differ and the model was trained with the file",
     )
 
 
 def add_trust_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--allow-pickle`` and ``--trust-remote-code``, by which code of a checkpoint may run."""
-    parser.add_argument("--allow-pickle", action="store_true", help="also read weights stored as a pickle (.bin)")
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="allow weights in pickle files (.bin), which can run code"
+    )
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="run the checkpoint's own Python files: sentence-transformers modules, the tokenizer, and the model; a "
-        "model that answers otherwise than the class that bundles are made of is refused",
+        help="run Python files of the checkpoint: sentence-transformers modules, the tokenizer, the model. A model "
+        "whose outputs differ from the class of transformers is rejected",
     )
 
 
@@ -116,8 +118,8 @@ def add_precision_argument(parser: argparse._ActionsContainer) -> None:
         "--precision",
         choices=PRECISIONS,
         default="auto",
-        help=f"what a CPU computes in; bfloat16 needs {library}, int8 a bundle built with --int8. auto (default): "
-        f"bfloat16 where {library} runs a bundle of --bf16 or --fp16 on a CPU that computes in it, else float32",
+        help=f"precision on a CPU; bfloat16 needs {library}, int8 needs a bundle built with --int8. auto (default): "
+        f"bfloat16 if {library} runs a bundle built with --bf16 or --fp16 on a CPU with bfloat16 units, else float32",
     )
 
 
@@ -129,14 +131,14 @@ def add_position_arguments(parser: argparse._ActionsContainer, *, alpha: str) ->
         "--positions",
         choices=[str(scheme) for scheme in Scheme],
         default="hierarchical",
-        help="where positions past the checkpoint's come from (default: hierarchical); see docs/positions.md",
+        help="method that makes positions beyond the checkpoint's (default: hierarchical); see docs/positions.md",
     )
     parser.add_argument(
         "--alpha",
         type=_alpha,
         metavar="A",
-        help="weight of the coarse position, between 0 and 1 but not 0.5, or auto; hierarchical only (default: auto, "
-        f"{alpha})",
+        help="weight of the coarse position in hierarchical positions, between 0 and 1 but not 0.5, or auto "
+        f"(default: auto, {alpha})",
     )
 
 
@@ -153,9 +155,9 @@ def add_attention_scale_argument(parser: argparse._ActionsContainer) -> None:
         "--attention-scale",
         choices=["auto", "logn", "none"],
         default="auto",
-        help="logn multiplies queries by max(1, ln n / ln L), for n tokens that they see and the L positions that the "
-        "model was trained with, so that attention over longer texts stays as sharp; auto (default) is logn for "
-        "embeddings of texts past L, else none",
+        help="logn multiplies queries by max(1, ln n / ln L), with n attended tokens and L trained positions, so that "
+        "attention over longer texts stays sharp; auto (default): logn for embeddings with --max-len above L, else "
+        "none",
     )
 
 
@@ -164,15 +166,16 @@ def add_int8_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--int8",
         action="store_true",
-        help="also write graphs for CPUs whose products with weights are int8, for --precision int8: faster; answers "
-        "differ slightly",
+        help="also write graphs with int8 linear layers for CPUs, for --precision int8: faster, with slightly "
+        "different outputs",
     )
     parser.add_argument(
         "--calibrate",
         metavar="FILE",
         type=local_path,
-        help="with --int8: texts like those that will come, a .jsonl, .csv, .tsv, .parquet or .txt file with one text "
-        "per row or line, or a folder of them; up to 64 are read (default: English texts that ship with Python)",
+        help="calibration texts for --int8, similar to the texts in production: a .jsonl, .csv, .tsv, .parquet or .txt "
+        "file with one text per row or line, or a folder of them; the first 64 are used (default: English texts that "
+        "ship with Python)",
     )
 
 
@@ -267,8 +270,8 @@ def add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
     engines.add_argument(
         "--profiles",
         metavar="N,N,...",
-        help="longest input of each profile (default: 128,512,1024,2048,... max_len; for ALBERT, whose engine would "
-        "double, max_len alone)",
+        help="maximum input length of each profile (default: 128,512,1024,2048,... max_len; for ALBERT max_len only, "
+        "as each profile doubles its engine)",
     )
     engines.add_argument("--batch", metavar="MIN:OPT:MAX", help="batch sizes of every profile (default: 1:1:8)")
     for bound in _BOUNDS:
@@ -277,26 +280,25 @@ def add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
             action="append",
             default=[],
             metavar="SHAPES",
-            help=f"a profile's {bound} shapes as trtexec takes them, e.g. input_ids:1x128,attention_mask:1x128; once "
-            "for each profile",
+            help=f"{bound} shapes of a profile in the syntax of trtexec, e.g. input_ids:1x128,attention_mask:1x128; "
+            "repeat for each profile",
         )
     engines.add_argument(
         "--attention-impl",
         choices=["auto", "plugin", "native"],
-        help="what computes windows, blocks, chunks, hashes and distances in an engine: plugin, hdexport's kernels, in "
-        "ONNX Runtime on a GPU too, dense attention included there; auto (default), the same, but dense attention only "
-        "where it is known to be faster than ONNX Runtime's own; native, standard operators",
+        help="implementation of attention on a GPU: plugin, hdexport's kernels; native, standard operators; auto "
+        "(default), plugin, but for dense attention in ONNX Runtime only where it is known to be faster",
     )
     engines.add_argument(
         "--sm",
         metavar="SM,SM,...",
-        help="GPU architectures, e.g. 86,90, of engines and of the kernels by which they and ONNX Runtime compute "
-        "attention (default: all that TensorRT-RTX supports, and this machine's GPUs)",
+        help="GPU architectures of engines and attention kernels, e.g. 86,90 (default: all that TensorRT-RTX "
+        "supports, and the GPUs of this machine)",
     )
     engines.add_argument(
         "--version-compatible",
         action="store_true",
-        help="make a TensorRT engine that later versions of TensorRT and its lean runtime can run; it may be slower",
+        help="build a TensorRT engine that later TensorRT versions and the lean runtime can run; it may be slower",
     )
 
 

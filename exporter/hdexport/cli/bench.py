@@ -30,9 +30,7 @@ BASELINE_NAMES = ("torch", "torch-compile", "onnx-plain")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, baselines: Sequence[str] = BASELINE_NAMES) -> None:
-    parser.add_argument(
-        "bundles", metavar="BUNDLE", type=local_path, nargs="*", help="directories that `hdexport build` wrote"
-    )
+    parser.add_argument("bundles", metavar="BUNDLE", type=local_path, nargs="*", help="directories of bundles")
     parser.add_argument(
         "--lengths",
         metavar="LIST",
@@ -46,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, baselines: Sequence[str] =
         "--baselines",
         metavar="LIST",
         default="all",
-        help=f"other ways to run the model: {', '.join(baselines)}; all (default) or none",
+        help=f"baselines to measure: {', '.join(baselines)}; all (default) or none",
     )
     parser.add_argument(
         "--backends",
@@ -84,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, baselines: Sequence[str] =
         "--model",
         metavar="MODEL",
         type=path_or_url,
-        help="checkpoint of the bundles (default: the source that each bundle names)",
+        help="checkpoint of the bundles (default: the source in each manifest)",
     )
     add_trust_arguments(parser)
     parser.add_argument(

@@ -1,6 +1,6 @@
-"""Build a bundle from a Hugging Face checkpoint: longer positions, ONNX graphs, engines, verified.
+"""Build a bundle from a checkpoint: extend positions, export ONNX graphs and engines, compare them with PyTorch.
 
-The bundle appears when it is complete, or not at all.
+The bundle appears at the output when it is complete. After an error, the output is unchanged.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         type=path_or_url,
         nargs="?",
-        help="a checkpoint's directory, or organisation/name on the Hugging Face hub (default: the current "
-        "directory if it holds a config.json, else the sample model all-MiniLM-L6-v2)",
+        help="directory of a checkpoint, or organisation/name on the Hugging Face Hub (default: the current directory "
+        "if it has a config.json, else the sample model all-MiniLM-L6-v2)",
     )
     parser.add_argument(
         "-o",
@@ -59,13 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=local_path,
         help="directory to write (default: ./<model name>-<max_len>-<dtype>)",
     )
-    parser.add_argument("--force", action="store_true", help="replace the bundle that is at the output")
+    parser.add_argument("--force", action="store_true", help="replace the bundle at the output")
     parser.add_argument(
         "--task",
         metavar="TASK",
         choices=["auto", *tasks],
         default="auto",
-        help=f"{', '.join(tasks)}, or auto (default): what the checkpoint was made for",
+        help=f"{', '.join(tasks)}, or auto (default): the task of the checkpoint's configuration and "
+        "sentence-transformers modules",
     )
     add_revision_argument(parser)
     add_trust_arguments(parser)
@@ -75,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--adapter",
         metavar="NAME",
-        help="merge one of the checkpoint's adapters (LoRA) into its weights, as jina-embeddings-v3's "
-        "retrieval.passage, or choose X-MOD's language, as en_XX (default: as transformers loads the model)",
+        help="LoRA adapter of the checkpoint to merge into the weights, such as retrieval.passage of "
+        "jina-embeddings-v3; for X-MOD a language, such as en_XX (default: as transformers loads the model)",
     )
     tokenizer = parser.add_mutually_exclusive_group()
     add_tokenizer_argument(tokenizer)
@@ -85,43 +86,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=None,
         dest="tokenizer",
-        help="build for token ids alone, and do not read the checkpoint's tokenizer",
+        help="build a bundle that accepts token ids only, and ignore the checkpoint's tokenizer",
     )
     parser.add_argument(
         "--recurrence",
         metavar="TOKENS",
         type=whole_number,
-        help="let the model remember the last TOKENS tokens of the segments before, so that a document of any length "
-        "streams through it in bounded memory (default: what a checkpoint of XLNet or Transformer-XL says, and nothing "
-        "for other models)",
+        help="tokens of earlier segments in the recurrent state, so that a document of any length streams through the "
+        "model in bounded memory (default: mem_len of an XLNet or Transformer-XL checkpoint; none for other models)",
     )
     parser.add_argument(
         "--ffn-chunk",
         metavar="TOKENS",
         type=whole_number,
-        help="let ONNX Runtime compute feed-forward networks in chunks of at most TOKENS tokens, so that their memory "
-        "does not grow with the text; answers differ by rounding only, and 256 costs no time (default: all tokens of a "
-        "batch at once). Other graphs compute all tokens at once, which needs less memory there",
+        help="maximum tokens of a feed-forward chunk in ONNX Runtime, which bounds its memory; 256 costs no time, and "
+        "outputs differ by rounding only (default: no chunks). Graphs for OpenVINO and engines ignore it",
     )
     add_int8_arguments(parser)
     parser.add_argument(
         "--verify",
         choices=["quick", "full", "none"],
         default="quick",
-        help="how the bundle is compared with PyTorch: quick (default), about ten cases for each graph; full, every "
-        "length, batch and padding that hdexport verify checks, and always so for a model type without a family",
+        help="comparison with PyTorch before the bundle is written: quick (default), about ten cases per graph; full, "
+        "all cases of hdexport verify; none. A model type without a family is always compared in full",
     )
-    parser.add_argument(
-        "--no-verify", action="store_const", dest="verify", const="none", help="the same as --verify none"
-    )
+    parser.add_argument("--no-verify", action="store_const", dest="verify", const="none", help="same as --verify none")
     parser.add_argument(
         "--unverified",
         action="store_true",
-        help="allow --verify none for a model type that hdexport has no family for; the manifest keeps it",
+        help="allow --verify none for a model type without a family; the manifest records it",
     )
     positions = parser.add_argument_group("positions")
     positions.add_argument(
-        "--max-len", metavar="TOKENS", type=whole_number, help="the longest input (default: the checkpoint's)"
+        "--max-len", metavar="TOKENS", type=whole_number, help="maximum input length (default: that of the checkpoint)"
     )
     add_position_arguments(positions, alpha="0.05 for embeddings and 0.4 for other tasks")
     add_attention_scale_argument(positions)
@@ -129,14 +126,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rope",
         metavar="ntk:FACTOR",
         type=rope_factor,
-        help="models with rotary positions and --max-len above the trained length: multiply their base by FACTOR, "
-        "above 1, in the layers that attend to the whole text; those with windows see no further than in training. It "
-        "changes answers on short texts as well",
+        help="NTK scaling of rotary positions, for --max-len above the trained length: multiply the RoPE base by "
+        "FACTOR, above 1, in layers with full attention. Outputs for short texts change too (default: no scaling)",
     )
     add_attention_arguments(
         parser.add_argument_group("attention"),
-        effect="replace the attention of a model like BERT by one with cost and memory linear in tokens, keeping its "
-        "weights; answers change: fine-tuning is expected (default: the model's own).",
+        effect="attention with cost and memory linear in tokens that replaces the dense attention of a BERT-like "
+        "model. Weights are kept and outputs change: fine-tune the model or measure it (default: the model's "
+        "attention).",
     )
     engines = parser.add_argument_group("engines")
     add_engine_arguments(engines)
@@ -144,9 +141,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         action="append",
         choices=target_names(),
-        help=f"what to build; may be repeated. {'; '.join(target.help for target in targets())}; auto (default) adds "
-        "what can be made and run here: graphs for what is installed, and an engine for each library that can build "
-        "one here",
+        help=f"what to build; repeatable. {'; '.join(target.help for target in targets())}; auto (default): everything "
+        "that the installed packages can build here. --target onnx builds no engine",
     )
 
 

@@ -1,4 +1,4 @@
-"""Show what this machine can do, and the commands that add what is missing."""
+"""Show the installed packages, devices and kernels, and the commands that install missing parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 
-SUMMARY = "show what this machine can do and how to add what is missing"
+SUMMARY = "show what is installed here, and how to install what is missing"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
-"""Write a checkpoint with more positions, as a Hugging Face directory.
+"""Write a Hugging Face checkpoint with more positions, to fine-tune it on long texts.
 
-Fine-tune it on long texts, which trains the new positions, and build a bundle of the result. All weights, and the first
-rows of the position table unless interpolate:static stretches them, are copied bit by bit.
+Fine-tuning trains the new positions; then build a bundle. All other weights are copied bit for bit, and so are the
+first rows of the position table, except with interpolate:static.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hdexport.cli.arguments import (
 )
 from hdexport.cli.process import outlive_readers, whole_or_nothing
 
-SUMMARY = "write a checkpoint with more positions, to be fine-tuned"
+SUMMARY = "write a checkpoint with more positions, for fine-tuning"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,16 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         type=path_or_url,
-        help="a checkpoint's directory, or organisation/name on the Hugging Face hub",
+        help="directory of a checkpoint, or organisation/name on the Hugging Face Hub",
     )
     parser.add_argument(
-        "--max-len", metavar="TOKENS", type=whole_number, required=True, help="positions of the new checkpoint"
+        "--max-len",
+        metavar="TOKENS",
+        type=whole_number,
+        required=True,
+        help="number of positions of the new checkpoint",
     )
-    parser.add_argument("-o", "--output", metavar="DIR", type=local_path, required=True, help="the directory to write")
-    parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
+    parser.add_argument("-o", "--output", metavar="DIR", type=local_path, required=True, help="directory to write")
+    parser.add_argument("--force", action="store_true", help="replace the checkpoint at the output")
     add_revision_argument(parser)
     add_trust_arguments(parser)
-    add_position_arguments(parser.add_argument_group("positions"), alpha="0.4, which suits training")
+    add_position_arguments(parser.add_argument_group("positions"), alpha="0.4, for training")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,11 +1,11 @@
-"""List the model types that can be built: those with a family, which hdexport can change, and any other."""
+"""List the model types that hdexport can build, with and without a family."""
 
 from __future__ import annotations
 
 import argparse
 import textwrap
 
-SUMMARY = "list the model types that have a family, and what any other gets"
+SUMMARY = "list the model types that can be built"
 
 _WIDTH = 88
 

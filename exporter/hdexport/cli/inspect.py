@@ -1,4 +1,4 @@
-"""Show what is in a bundle: its model, positions, graphs and their operators, engines, files and checks."""
+"""Show a bundle's model, positions, graphs with their operators, engines, files and comparison with PyTorch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fix-checksum",
         action="store_true",
-        help="first write the checksum of a manifest.json that was edited by hand, if its values are valid",
+        help="update the checksum of a manifest.json that was edited by hand, if its values are valid",
     )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
 

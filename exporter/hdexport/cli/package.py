@@ -1,7 +1,7 @@
-"""Package a bundle for a Triton Inference Server: a model of its Python backend, texts in, vectors or scores out.
+"""Package a bundle as a Python-backend model of Triton Inference Server: texts in, embeddings or scores out.
 
-DIR/NAME gets config.pbtxt, 1/model.py and the bundle. The server's Python needs hdexport: pip install hdexport, with
-the extra of the backend. See docs/triton.md; `hdexport serve` needs no Triton.
+The command writes config.pbtxt, 1/model.py and the bundle to DIR/NAME. The server's Python needs hdexport with the
+extra of the backend, see docs/triton.md. `hdexport serve` needs no Triton.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from hdexport.cli.arguments import local_path
 from hdexport.cli.process import outlive_readers
 from hdruntime.backends.registry import backend_names
 
-SUMMARY = "package a bundle for a Triton Inference Server"
+SUMMARY = "package a bundle for Triton Inference Server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="directory that `hdexport build` made")
+    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="directory of a bundle")
     parser.add_argument(
         "--triton",
         metavar="DIR",
         type=local_path,
         required=True,
-        help="model repository to add the model to; created if missing",
+        help="Triton model repository; created if missing",
     )
-    parser.add_argument("--name", help="the model's name (default: the bundle's)")
+    parser.add_argument("--name", help="name of the model (default: name of the bundle)")
     parser.add_argument(
         "--backend",
         choices=["auto", *backend_names()],
         default="auto",
-        help="what runs the bundle there (default: auto)",
+        help="backend that runs the bundle in Triton (default: auto)",
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace a model that this command wrote, its config.pbtxt included"
+        "--force", action="store_true", help="replace a model that this command wrote, including config.pbtxt"
     )
 
 

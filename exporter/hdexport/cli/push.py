@@ -1,8 +1,8 @@
 """Upload a bundle to the Hugging Face Hub, with a model card.
 
-The card says what the bundle is made of, its lengths, what was verified, how it is loaded, and, with --bench, what
-was measured. All files go in one commit. The bundle then loads by its name: hdruntime.load("organisation/name"), or
-hdexport run organisation/name. Log in before with `hf auth login`, or set HF_TOKEN.
+The card has the source checkpoint, the accepted lengths, the comparison with PyTorch, the code that loads the bundle,
+and with --bench its measurements. All files go into one commit. Afterwards load the bundle by its name:
+hdruntime.load("organisation/name") or hdexport run organisation/name. Log in with `hf auth login`, or set HF_TOKEN.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ SUMMARY = "upload a bundle to the Hugging Face Hub, with a model card"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="directory that `hdexport build` made")
-    parser.add_argument("name", metavar="NAME", help="organisation/name, which @ and a branch may follow")
-    parser.add_argument("--private", action="store_true", help="make a repository that only its owners see")
+    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="directory of a bundle")
+    parser.add_argument("name", metavar="NAME", help="repository, organisation/name or organisation/name@branch")
+    parser.add_argument("--private", action="store_true", help="create a private repository (default: public)")
     parser.add_argument(
-        "--bench", metavar="DIR", type=local_path, help="put the figures of `hdexport bench -o DIR` into the card"
+        "--bench",
+        metavar="DIR",
+        type=local_path,
+        help="directory of `hdexport bench -o DIR`, whose results go into the card",
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace files of the repository, the card among them; others stay"
+        "--force", action="store_true", help="replace files of the same names in the repository, including the card"
     )
 
 

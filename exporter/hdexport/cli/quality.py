@@ -39,33 +39,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=local_path,
         required=True,
-        help="the texts: a .jsonl, .csv, .tsv, .parquet or .txt file, one text per row or line; or a folder of such "
-        "files and of .txt, .md and .rst files of one text each",
+        help="file of texts (.jsonl, .csv, .tsv, .parquet or .txt, one text per row or line), or a folder of such "
+        "files and of .txt, .md and .rst files with one text each",
     )
-    parser.add_argument("--column", metavar="C", help="column that holds the texts (default: text)")
+    parser.add_argument("--text-column", metavar="NAME", help="column of the text (default: text)")
     parser.add_argument(
-        "--limit", metavar="N", type=whole_number, default=500, help="read the first N texts only (default: 500)"
+        "--limit", metavar="N", type=whole_number, default=500, help="number of texts to read (default: 500)"
     )
     parser.add_argument(
         "--sentences",
         metavar="N",
         type=whole_number,
         default=10,
-        help="later sentences per text, at most (default: 10)",
+        help="maximum number of later sentences per text (default: 10)",
     )
     parser.add_argument(
         "--trained",
         metavar="TOKENS",
         type=whole_number,
-        help="where texts are truncated and split (default: the positions that the model was trained with; if bundles "
-        "differ, the fewest)",
+        help="length to truncate and split at (default: the trained positions of the model, the fewest of several "
+        "bundles)",
     )
     parser.add_argument(
-        "--backend", choices=["auto", *backend_names()], default="auto", help="what runs (default: auto)"
+        "--backend",
+        choices=["auto", *backend_names()],
+        default="auto",
+        help="backend that runs the bundles (default: auto)",
     )
     add_precision_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    parser.add_argument("-o", "--output", metavar="FILE", type=local_path, help="also write that object to FILE")
+    parser.add_argument("-o", "--output", metavar="FILE", type=local_path, help="file for the JSON object of --json")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         )
     bundles = list(dict.fromkeys(options.bundles))
     with StatusLine() as line:
-        texts = list(itertools.islice(read_texts(options.texts, column=options.column), options.limit + 1))
+        texts = list(itertools.islice(read_texts(options.texts, column=options.text_column), options.limit + 1))
         result = measure_quality(
             bundles,
             texts[: options.limit],

@@ -1,7 +1,7 @@
-"""Rebuild the engines of a bundle for this machine's GPU and libraries, or add graphs for CPUs, or kernels.
+"""Rebuild the engines of a bundle for this machine's GPU and libraries, or add graphs or kernels to a bundle.
 
-No checkpoint is needed. Options that are left out take the values that the bundle's engine was built with. The bundle
-is replaced when all is complete, or stays as it was. Graphs that are added are verified by hdexport verify.
+The command needs no checkpoint. Options default to the values of the bundle's engine. The bundle is replaced when the
+new one is complete; after an error it is unchanged. Compare added graphs with hdexport verify.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
 
-SUMMARY = "rebuild a bundle's engines or kernels for another GPU or library, or add graphs for CPUs"
+SUMMARY = "rebuild engines or kernels for another GPU or library, or add graphs for CPUs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from hdexport.graph.targets.registry import ONNX, graph_targets, target_names, targets
 
     of_graphs = [name for name in graph_targets(targets()) if name != ONNX]
-    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="the bundle's directory")
+    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="directory of a bundle")
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
         type=local_path,
-        help="where to write the new bundle (default: it replaces BUNDLE)",
+        help="directory of the new bundle (default: replace BUNDLE)",
     )
-    parser.add_argument("--force", action="store_true", help="replace the bundle that is at OUT")
+    parser.add_argument("--force", action="store_true", help="replace the bundle at OUT")
     parser.add_argument(
         "--target",
         action="append",
         choices=target_names(),
-        help=f"engine to build, or {' or '.join(of_graphs)} for its graphs, or {ONNX} with --sm for the kernels of "
-        f"ONNX Runtime alone; may be repeated (default: the engines that the bundle has; if none, auto, or with --sm "
-        f"{ONNX}; none with --int8)",
+        help=f"engine to build; {' or '.join(of_graphs)} adds its graphs; {ONNX} with --sm adds kernels for ONNX "
+        f"Runtime; repeatable (default: the engines of the bundle; without engines auto, with --sm {ONNX}, with "
+        "--int8 none)",
     )
     add_int8_arguments(parser)
     add_engine_arguments(parser.add_argument_group("engines"))

@@ -53,16 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "bundle",
         metavar="BUNDLE",
         type=path_or_url,
-        help="directory that `hdexport build` made, or organisation/name[@revision] on the Hugging Face Hub",
+        help="directory of a bundle, or organisation/name[@revision] on the Hugging Face Hub",
     )
     parser.add_argument(
         "inputs",
         metavar="INPUT",
         type=path_or_url,
         nargs="+",
-        help=".jsonl, .ndjson, .json, .csv, .tsv or .txt file (also with .gz or .zst), .parquet or .arrow file, "
-        "directory, also one of Dataset.save_to_disk, quoted pattern, URL (s3://, gs://, hf://, https://), or - for "
-        "standard input",
+        help="file (.jsonl, .ndjson, .json, .csv, .tsv, .txt, each also .gz or .zst; .parquet, .arrow), directory "
+        "(also of Dataset.save_to_disk), quoted pattern, URL (s3://, gs://, hf://, https://), or - for standard input",
     )
     parser.add_argument(
         "-o",
@@ -70,27 +69,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         type=path_or_url,
         required=True,
-        help=".jsonl, .parquet, .npy or .npz file, also at a URL (s3://...); a name without an ending for a directory "
-        "of Parquet files; or - for JSON Lines on standard output",
+        help="file (.jsonl, .parquet, .npy or .npz, also at a URL such as s3://...), a name without a suffix for a "
+        "directory of Parquet files, or - for JSON Lines on standard output",
     )
     parser.add_argument(
         "--max-wait-ms",
         metavar="N",
         type=functools.partial(whole_number, least=0),
         default=200,
-        help="with - as INPUT and -o -: milliseconds that a row waits for others before it is run, while the standard "
-        "input stays open, as with tail -f (default: 200)",
+        help="maximum wait of a row for further rows, in milliseconds, when standard input is an open stream such as "
+        "tail -f and the output is - (default: 200)",
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
-        "--restart", action="store_true", help="discard what an unfinished job has kept, and start over"
+        "--restart", action="store_true", help="discard the kept rows of an unfinished job and start over"
     )
     parser.add_argument(
         "--progress",
         choices=["auto", "bar", "lines", "json", "none"],
         default="auto",
-        help="on stderr; bar: a line that changes; lines: a line every few seconds; json: one object per line, see "
-        "docs/batch_jobs.md; none (default: bar on a terminal, else lines)",
+        help="progress on stderr: bar, one updated line; lines, a line every few seconds; json, one object per line, "
+        "see docs/batch_jobs.md; none; auto (default): bar on a terminal, else lines",
     )
     _add_columns(parser.add_argument_group("rows"))
     _add_texts(parser.add_argument_group("texts"))
@@ -113,19 +112,19 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--input-ids-column",
         metavar="NAME",
-        help="column of lists of token ids, special tokens included, in place of texts",
+        help="column of lists of token ids with special tokens, instead of texts",
     )
     group.add_argument(
         "--id-column",
         metavar="NAME",
-        help="column of the row's id, of any type (default: id, if there is one; else rows are numbered from 0, as "
-        "with '')",
+        help="column of the row id, of any type; '' numbers rows from 0 (default: id if the input has it, else '')",
     )
     group.add_argument(
         "--keep-columns",
         metavar="NAMES",
         default="",
-        help="input columns to copy to the output: a,b or all (of JSON Lines, those of a file's first 100 rows)",
+        help="input columns to copy to the output: a,b or all; all of JSON Lines means the columns of the first 100 "
+        "rows",
     )
 
 
@@ -134,8 +133,8 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
         "--overflow",
         choices=["error", "truncate", "split", "recur"],
         default="error",
-        help="treatment of texts of more than --max-seq-length tokens: their rows fail (error, default), their end is "
-        "truncated, or they run in chunks (split). recur streams every text, in bundles with recurrent state, see "
+        help="texts of more than --max-seq-length tokens: error (default) fails the row; truncate; split runs chunks "
+        "and pools their outputs; recur streams every text through a bundle with recurrent state, see "
         "docs/streaming.md",
     )
     add_max_seq_length_argument(group)
@@ -143,7 +142,7 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
         "--segment",
         metavar="N",
         type=whole_number,
-        help="tokens of a segment, with --overflow recur (default: 512, or the bundle's limit if that is less)",
+        help="tokens per segment with --overflow recur (default: 512, at most the bundle's limit)",
     )
     group.add_argument(
         "--stride",
@@ -155,31 +154,31 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--split-pooling",
         choices=["mean", "max"],
-        help="how the chunks' vectors or logits are pooled: their mean, weighted by tokens (default), or their largest "
-        "values (default of a reranker's pairs)",
+        help="pooling of the chunks' embeddings or logits with --overflow split: mean, weighted by tokens (default), "
+        "or max (default for pairs of a reranker)",
     )
     group.add_argument(
         "--late-chunking",
         metavar="CHUNKS",
-        help="encode each text whole and write a row per chunk, whose embedding is the mean of its tokens: tokens:256 "
-        "(or another number), sentences, or the column with a list of [start, end] in characters; for models of mean "
-        "pooling",
+        help="late chunking: encode the whole text and write one row per chunk, the mean of its token embeddings. "
+        "CHUNKS is tokens:N, sentences, or a column with lists of [start, end] in characters; needs a model with "
+        "mean pooling",
     )
     group.add_argument(
         "--overlap",
         metavar="N",
         type=functools.partial(whole_number, least=0),
-        help="tokens that the macro chunks of a text share that is too long to be encoded whole, with --late-chunking "
-        "(default: 256, or a quarter of a macro chunk if that is less)",
+        help="with --late-chunking: tokens that consecutive macro chunks share if a text is longer than the bundle "
+        "accepts (default: 256, at most a quarter of a macro chunk)",
     )
     group.add_argument(
         "--prompt-name",
         metavar="NAME",
-        help="the model's prompt to put before every text, e.g. query; see `hdexport inspect` (default: the model's "
-        "default, if it has one). For token-similarity, query also says that texts are queries; they are documents "
-        "otherwise",
+        help="name of the model's prompt to put before every text, e.g. query; `hdexport inspect` lists them "
+        "(default: the model's default prompt, if any). For token-similarity, query encodes texts as queries instead "
+        "of documents",
     )
-    group.add_argument("--prompt", metavar="TEXT", help="the prompt itself; '' for none")
+    group.add_argument("--prompt", metavar="TEXT", help="text of the prompt; '' for none")
 
 
 def _add_results(group: argparse._ArgumentGroup) -> None:
@@ -188,51 +187,51 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         "--truncate-dim",
         metavar="N",
         type=whole_number,
-        help="keep the first N dimensions of embeddings, before they are normalized (default: "
-        "the model's own, usually all)",
+        help="number of embedding dimensions to keep, before normalization (default: truncate_dim of the model, "
+        "usually all)",
     )
     group.add_argument(
         "--output-dtype",
         choices=["float32", "float16", "int8", "uint8", "binary", "ubinary"],
         default="float32",
-        help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range, of --ranges or of "
-        "the first shard of rows; binary and ubinary have one bit per dimension",
+        help="dtype of embeddings (default: float32). int8 and uint8 are scaled per dimension by --ranges; binary and "
+        "ubinary have one bit per dimension",
     )
     group.add_argument(
         "--ranges",
         "--ranges-from",
         metavar="FILE",
         type=Path,
-        help="calibration ranges of int8 and uint8 embeddings: the output of an earlier job of that type, so that "
-        "queries and documents have one scale, or a .npy file of float32 [2, dimensions] (default: each dimension's "
-        "range in the first shard of rows)",
+        help="minimum and maximum per dimension for int8 and uint8: the output of another job of that dtype, or a "
+        ".npy file of float32 [2, dimensions]; give the queries the ranges of the documents (default: the first "
+        "shard of rows)",
     )
     group.add_argument(
         "--max-active-dims",
         metavar="N",
         type=whole_number,
-        help="for sparse-similarity: keep the N largest weights of a text (default: the model's number, mostly all)",
+        help="sparse-similarity: number of largest weights to keep per text (default: max_active_dims of the model, "
+        "usually all)",
     )
     group.add_argument(
         "--aggregation",
         choices=["none", "simple", "first", "max", "average"],
-        help="for token-classification, what an entity is: a token (none, default), neighbouring tokens of one kind "
-        "(simple), or words, each with the label of its first token (first), of the one with the highest score (max), "
-        "or with the highest mean score (average)",
+        help="token-classification: aggregation_strategy of transformers. none (default): one entity per token; "
+        "simple: adjacent tokens of one label; first, max, average: whole words, labelled by their first token, "
+        "highest score or highest mean score",
     )
     group.add_argument(
         "--top-k",
         metavar="N",
         type=whole_number,
-        help="for question-answering: the N best answers, as a list in the column answers if N is more than 1 "
-        "(default: 1)",
+        help="question-answering: number of answers; more than 1 are a list in the column answers (default: 1)",
     )
     group.add_argument(
         "--handle-impossible-answer",
         action="store_true",
-        help="for question-answering: an empty answer, if that the context has none is more probable than its answers",
+        help="question-answering: return an empty answer if no answer in the context is more probable",
     )
-    group.add_argument("--skip-failed", action="store_true", help="leave rows that failed out of the output")
+    group.add_argument("--skip-failed", action="store_true", help="omit failed rows from the output")
 
 
 def _add_backend(group: argparse._ArgumentGroup) -> None:
@@ -244,29 +243,31 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
         metavar="BACKEND",
         choices=["auto", *backend_names()],
         default="auto",
-        help=f"{', '.join(backend_names())}, which runs or fails; or auto (default): the first that can, engines "
-        f"first, then ONNX Runtime on the GPU, then on the CPU {preferred} where it is faster, else ONNX Runtime",
+        help=f"{', '.join(backend_names())}; or auto (default): the first backend that runs here, in the order "
+        f"engines, ONNX Runtime on a GPU, {preferred} on a CPU where it is faster, ONNX Runtime on a CPU",
     )
     add_precision_argument(group)
     group.add_argument("--device", metavar="NAME", help=f"{devices}; not with --ray")
     group.add_argument(
         "--rebuild",
         action="store_true",
-        help="build an engine in the bundle first, where there is a GPU and none of the bundle's engines runs on it",
+        help="build an engine first if there is a GPU and no engine of the bundle runs on it",
     )
-    group.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: one per usable core)")
+    group.add_argument(
+        "--threads", metavar="N", type=whole_number, help="number of CPU threads (default: one per usable core)"
+    )
     group.add_argument(
         "--batch-tokens",
         metavar="N",
         type=whole_number,
-        help="maximum tokens per batch, padding included; a longer text runs alone (default: what suits the backend; "
+        help="maximum tokens per batch, padding included; a longer text runs alone (default: depends on the backend; "
         "1024 on a CPU)",
     )
     group.add_argument(
         "--batch-size",
         metavar="N",
         type=whole_number,
-        help="maximum texts per batch (default: as many as fit its tokens)",
+        help="maximum texts per batch (default: limited by --batch-tokens only)",
     )
     group.add_argument(
         "--ray",
@@ -274,7 +275,7 @@ def _add_backend(group: argparse._ArgumentGroup) -> None:
         nargs="?",
         const="",
         type=_ray_address,
-        help="run on the Ray cluster at ADDRESS (host:port, or auto); without ADDRESS, on a local one",
+        help="address of a Ray cluster, host:port or auto, to run on; without ADDRESS a local cluster",
     )
 
 

@@ -23,7 +23,7 @@ from hdruntime.errors import InputError
 from hdruntime.os_errors import reason_of
 from hdruntime.whole_files import read_bounded
 
-SUMMARY = "serve a bundle over HTTP: OpenAI's embeddings, rerank, classes"
+SUMMARY = "serve a bundle over HTTP: embeddings, rerank, classification"
 
 _KEY = "HDEXPORT_API_KEY"
 _MOST_KEY_BYTES = 2**16
@@ -34,39 +34,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "bundle",
         metavar="BUNDLE",
         type=path_or_url,
-        help="directory that `hdexport build` made, or organisation/name[@revision] on the Hugging Face Hub",
+        help="directory of a bundle, or organisation/name[@revision] on the Hugging Face Hub",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1, this machine alone)")
-    parser.add_argument("--port", metavar="N", type=_port, default=8000, help="port, 0 for a free one (default: 8000)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument(
+        "--port", metavar="N", type=_port, default=8000, help="port to listen on; 0 chooses a free port (default: 8000)"
+    )
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
         type=local_path,
-        help=f"file with the key that requests carry, Authorization: Bearer KEY (default: {_KEY}, else none)",
+        help=f"file with the API key that requests send as Authorization: Bearer KEY (default: the variable {_KEY}, "
+        "else no key)",
     )
     backend = parser.add_argument_group("backend")
     backend.add_argument(
-        "--backend", choices=["auto", *backend_names()], default="auto", help="default: the first that runs"
+        "--backend",
+        choices=["auto", *backend_names()],
+        default="auto",
+        help="backend that runs the bundle (default: auto, the first that runs here)",
     )
     add_precision_argument(backend)
-    backend.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: one per usable core)")
+    backend.add_argument(
+        "--threads", metavar="N", type=whole_number, help="number of CPU threads (default: one per usable core)"
+    )
     limits = parser.add_argument_group("limits")
     add_max_seq_length_argument(limits)
     limits.add_argument(
-        "--max-wait-ms", metavar="MS", type=float, default=2.0, help="how long a text waits for others (default: 2)"
+        "--max-wait-ms",
+        metavar="MS",
+        type=float,
+        default=2.0,
+        help="maximum wait of a text for other texts of its batch, in ms (default: 2)",
     )
     limits.add_argument(
         "--max-queue-tokens",
         metavar="N",
         type=whole_number,
-        help="tokens that wait at most; more requests are refused with 429 (default: 1000000, fewer where less than "
-        "1 GB of memory is free)",
+        help="maximum tokens in the queue; further requests get 429 (default: 1000000, fewer if less than 1 GB of "
+        "memory is free)",
     )
     limits.add_argument(
-        "--max-texts", metavar="N", type=whole_number, default=2048, help="texts of a request (default: 2048)"
+        "--max-texts", metavar="N", type=whole_number, default=2048, help="maximum texts per request (default: 2048)"
     )
     limits.add_argument(
-        "--max-body-mb", metavar="N", type=whole_number, default=32, help="size of a request in MiB (default: 32)"
+        "--max-body-mb",
+        metavar="N",
+        type=whole_number,
+        default=32,
+        help="maximum size of a request body in MiB (default: 32)",
     )
     limits.add_argument(
         "--max-text-characters",
@@ -79,16 +97,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--truncate",
         choices=["error", "end", "split"],
-        help="treatment of too long texts where a request has no truncate of its own: refuse them (error), truncate "
-        "their end, or split them into chunks; for clients that cannot send the key (default: error; for rerank, end)",
+        help="default of the request key truncate, for texts longer than --max-seq-length: error answers 400, end "
+        "truncates, split runs chunks and pools their outputs; set it for clients that cannot send the key (default: "
+        "error, for rerank end)",
     )
     limits.add_argument(
         "--timeout",
         metavar="S",
         type=float,
         default=120.0,
-        help="seconds that an answer may take; a request that cannot have its answer in time is refused with 429 "
-        "(default: 120)",
+        help="maximum time to a response in seconds; a request that would take longer gets 429 (default: 120)",
     )
     around = parser.add_argument_group("proxies and browsers")
     around.add_argument(
@@ -96,22 +114,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=float,
         default=120.0,
-        help="seconds until a connection is closed that idles, or that has not sent the whole head of a request; more "
-        "than the proxy's (default: 120)",
+        help="seconds until an idle connection, or one with an incomplete request head, is closed; choose more than "
+        "the proxy's timeout (default: 120)",
     )
     around.add_argument(
         "--forwarded-allow-ips",
         metavar="IPS",
-        help="addresses and networks of proxies whose X-Forwarded-For is believed, with commas, or '*' "
-        "(default: FORWARDED_ALLOW_IPS, else this machine)",
+        help="comma-separated addresses and networks of trusted proxies, whose X-Forwarded-For names the client, or "
+        "'*' (default: the variable FORWARDED_ALLOW_IPS, else this machine)",
     )
-    around.add_argument("--root-path", metavar="PATH", default="", help="path before every route (default: none)")
+    around.add_argument(
+        "--root-path", metavar="PATH", default="", help="prefix of every route behind a proxy (default: none)"
+    )
     around.add_argument(
         "--cors-origin",
         metavar="ORIGIN",
         action="append",
         default=[],
-        help="site whose scripts may read answers, such as https://example.com, or '*'; repeatable (default: none)",
+        help="origin whose scripts may read responses, such as https://example.com, or '*'; repeatable (default: none)",
     )
 
 

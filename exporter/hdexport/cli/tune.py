@@ -1,7 +1,7 @@
-"""Learn longer positions from long texts without labels, and write the checkpoint as a Hugging Face directory.
+"""Train longer positions on long texts without labels, and write a Hugging Face checkpoint.
 
-Only the rows after the checkpoint's are trained by default: shorter texts keep their answers. What is learnt is kept
-beside the output until it is complete, and the same command continues after a kill. Build a bundle of the result.
+By default only the new rows of the position table are trained, so that outputs for shorter texts stay the same. After
+a kill the same command continues. Then build a bundle of the new checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hdexport.cli.arguments import (
 )
 from hdexport.cli.process import interruption_explained, outlive_readers
 
-SUMMARY = "learn longer positions from long texts without labels"
+SUMMARY = "train longer positions on long texts without labels"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,34 +32,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         type=path_or_url,
-        help="a checkpoint's directory, or organisation/name on the Hugging Face hub",
+        help="directory of a checkpoint, or organisation/name on the Hugging Face Hub",
     )
     parser.add_argument(
         "--texts",
         metavar="PATH",
         type=local_path,
         required=True,
-        help="a .jsonl, .csv, .tsv, .parquet or .txt file (a text per line), or a folder of such files, in which each "
-        ".txt, .md and .rst file is one text; .gz and .zst, too",
+        help="file of texts (.jsonl, .csv, .tsv, .parquet, or .txt with one text per line), or a folder of such "
+        "files, in which each .txt, .md and .rst file is one text; also .gz and .zst",
     )
-    parser.add_argument("--column", metavar="C", help="column that holds the texts (default: text)")
+    parser.add_argument("--text-column", metavar="NAME", help="column of the text (default: text)")
     parser.add_argument(
         "--max-len",
         metavar="TOKENS",
         type=whole_number,
         required=True,
-        help="positions of the new checkpoint",
+        help="number of positions of the new checkpoint",
     )
     parser.add_argument(
         "--chunk-tokens",
         metavar="TOKENS",
         type=whole_number,
-        help="longer texts are cut into chunks (default: three times the checkpoint's positions); time grows faster "
-        "than this, and rows past it learn only what all new rows share",
+        help="maximum tokens of a training chunk (default: three times the checkpoint's positions). Time grows "
+        "faster than linearly; positions beyond it learn only the shift that all new positions share",
     )
-    parser.add_argument("-o", "--output", metavar="DIR", type=local_path, required=True, help="the directory to write")
-    parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
-    parser.add_argument("--restart", action="store_true", help="discard what an unfinished run has kept")
+    parser.add_argument("-o", "--output", metavar="DIR", type=local_path, required=True, help="directory to write")
+    parser.add_argument("--force", action="store_true", help="replace the checkpoint at the output")
+    parser.add_argument("--restart", action="store_true", help="discard the state of an unfinished run")
     add_revision_argument(parser)
     add_trust_arguments(parser)
     add_tokenizer_argument(parser)
@@ -68,39 +68,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--loss",
         choices=["auto", "contrast", "distill", "mlm"],
         default="auto",
-        help="contrast: a sentence that is taken out of a text finds it among all texts; distill: token states are "
-        "those that the checkpoint gives in windows of trained positions; mlm: masked tokens are predicted; auto "
-        "(default): contrast for embeddings, mlm where the checkpoint has that head, else distill",
+        help="contrast: a sentence taken from a text must match the rest of that text; distill: token states match "
+        "those of the checkpoint in windows of trained positions; mlm: masked language modelling; auto (default): "
+        "contrast for embeddings, mlm if the checkpoint has the head, else distill",
     )
     training.add_argument(
         "--train",
         choices=["positions", "all"],
         default="positions",
-        help="positions (default): the rows after the checkpoint's, so that shorter texts keep every bit of their "
-        "answers; all: every weight",
+        help="weights to train: positions (default), the new rows of the position table, which leaves outputs for "
+        "shorter texts unchanged; all",
     )
     training.add_argument(
-        "--minutes", metavar="N", type=float, help="of training (default: 30, unless --steps is given)"
+        "--minutes", metavar="N", type=float, help="training time in minutes (default: 30, unless --steps is given)"
     )
-    training.add_argument("--steps", metavar="N", type=whole_number, help="of the optimizer, at most")
+    training.add_argument(
+        "--steps", metavar="N", type=whole_number, help="maximum number of optimizer steps (default: no limit)"
+    )
     training.add_argument(
         "--batch-tokens",
         metavar="N",
         type=whole_number,
         default=8192,
-        help="about how many tokens a step sees; their gradients are accumulated text by text (default: 8192)",
+        help="approximate tokens per optimizer step; gradients are accumulated text by text (default: 8192)",
     )
     training.add_argument(
-        "--lr", metavar="RATE", type=float, help="the highest learning rate (default: 5e-3 for positions, 2e-5 for all)"
+        "--lr", metavar="RATE", type=float, help="maximum learning rate (default: 5e-3 for positions, 2e-5 for all)"
     )
     training.add_argument(
-        "--seed", metavar="N", type=lambda text: whole_number(text, least=0), default=0, help="(default: 0)"
+        "--seed", metavar="N", type=lambda text: whole_number(text, least=0), default=0, help="random seed (default: 0)"
     )
     training.add_argument(
-        "--gradient-checkpointing", action="store_true", help="take less memory, and about a third more time"
+        "--gradient-checkpointing",
+        action="store_true",
+        help="recompute activations: less memory, about a third more time",
     )
     training.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto (default): a GPU where there is one"
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="device to train on; auto (default): a GPU if there is one",
     )
     positions = parser.add_argument_group("positions and attention")
     add_position_arguments(positions, alpha="0.05 for embeddings, else 0.4, before training")
@@ -127,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
                 output=options.output,
                 max_len=options.max_len,
                 chunk_tokens=options.chunk_tokens,
-                column=options.column,
+                column=options.text_column,
                 loss=None if options.loss == "auto" else Loss(options.loss),
                 train=Trained(options.train),
                 tokenizer=options.tokenizer,

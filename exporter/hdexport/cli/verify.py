@@ -1,7 +1,7 @@
 """Compare a bundle with PyTorch over a grid of lengths, batches and paddings, and record the outcome in it.
 
-It prints a table with a row for each graph, and why cases were skipped; -v lists each case. The exit code is 1 if a
-check failed.
+The command prints a table with one row per graph, and the reasons of skipped cases; -v lists each case. The exit code
+is 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -22,49 +22,48 @@ from hdruntime.errors import InputError, VerificationError
 if TYPE_CHECKING:
     from hdruntime.bundle.reader import Bundle
 
-SUMMARY = "compare a bundle with PyTorch at many lengths"
+SUMMARY = "compare a bundle's outputs with PyTorch's"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="the bundle's directory")
+    parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="directory of a bundle")
     parser.add_argument(
         "--model",
         metavar="MODEL",
         type=path_or_url,
-        help="the checkpoint it was built from (default: the commit on the hub that the bundle names, or the directory "
-        "of the name that it gives, here or beside the bundle)",
+        help="checkpoint that the bundle was built from (default: the commit on the Hub in the manifest, or the "
+        "directory of that name in the current directory or beside the bundle)",
     )
     parser.add_argument(
         "--longest",
         metavar="TOKENS",
         type=whole_number,
-        help="longest input to check (default: 8192; PyTorch takes minutes for more)",
+        help="maximum input length to compare (default: 8192; PyTorch takes minutes for longer inputs)",
     )
     parser.add_argument(
         "--grid",
         choices=["full", "quick"],
         default="full",
-        help="full (default): every length with every batch and padding; quick: about ten cases for each graph",
+        help="cases to compare: full (default), every length with every batch and padding; quick, about ten per graph",
     )
     libraries = " or ".join(entry.library for entry in computing_in(Precision.BFLOAT16))
     parser.add_argument(
         "--precision",
         choices=[*(each for each in PRECISIONS if each != "auto"), "all"],
-        help="what the CPU computes in, each with tolerances of its own (default: float32; bfloat16 if the bundle was "
-        f"built with --bf16 or --fp16 for {libraries}, and the CPU has it; int8 if the bundle has such graphs); all: "
-        "each that runs here",
+        help="precision on the CPU (default: float32; also bfloat16 if the bundle was built with --bf16 or --fp16 "
+        f"and has graphs for {libraries}, and the CPU has bfloat16 units; also int8 if the bundle has int8 graphs); "
+        "all: each that runs here",
     )
     parser.add_argument(
         "--backend",
         choices=backend_names(),
-        help="compare what this backend runs, and nothing else (default: each that runs here; on a GPU engines and the "
-        "graph for CUDA, too)",
+        help="compare only the graphs or engines of this backend (default: all that run here)",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument(
         "--json", action="store_true", help="print the table, each check and each skipped case as one JSON object"
     )
-    output.add_argument("-q", "--quiet", action="store_true", help="print a line for each failed check only")
+    output.add_argument("-q", "--quiet", action="store_true", help="print failed cases only")
     add_trust_arguments(parser)
 
 

@@ -112,11 +112,7 @@ def _found(file: Path, columns: Columns) -> list[InputFile]:
             f"{file} has no known format: its name ends in {file.suffix!r}.",
             hint="Texts are in .jsonl, .csv, .tsv, .parquet, .arrow and .txt files, and each .md and .rst file is one.",
         )
-    try:
-        return find_inputs([file], columns=columns)
-    except InputError as error:
-        # Jobs read several columns, and name the option that each is of.
-        raise InputError(str(error).replace("--text-column", "--column")) from None
+    return find_inputs([file], columns=columns)
 
 
 def _document(source: LocalFile) -> str:
