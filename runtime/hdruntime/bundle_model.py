@@ -1,4 +1,4 @@
-"""Common parts of the classes with the interface of sentence-transformers: a session, a tokenizer and its limit."""
+"""Base of the encoders with the interface of sentence-transformers: loading, devices, lengths, prompts and batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 from hdruntime.arrays import AnyArray
 from hdruntime.backends.precision import Precision
@@ -17,7 +17,9 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, Setting
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.hub import opened_bundle
 from hdruntime.inference.inputs import inputs_of_texts
+from hdruntime.optional import require
 from hdruntime.session import load
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Text, TextTask
@@ -37,7 +39,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def also_named(**names: str) -> Callable[[Method], Method]:
-    """Take arguments by other names of sentence-transformers, too: ``also_named(sentences="inputs")``."""
+    """Accept aliases that sentence-transformers has for parameters: ``also_named(sentences="inputs")``."""
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
@@ -50,37 +52,55 @@ def also_named(**names: str) -> Callable[[Method], Method]:
 
 
 class TorchDevice(str):
-    """The name of a device as PyTorch spells and takes it: ``cpu``, ``cuda:0``; it equals that string."""
+    """The name of a device in PyTorch, such as ``cpu`` or ``cuda:0``, with the attributes of ``torch.device``."""
 
     @property
     def type(self) -> str:
-        """The name without the number."""
+        """Device type: the name without the index."""
         return self.partition(":")[0]
 
     @property
     def index(self) -> int | None:  # type: ignore[override]
-        """The number; None without one."""
+        """Index of the device, or None."""
         number = self.partition(":")[2]
         return int(number) if number.isdecimal() else None
 
 
+class LoadOptions(TypedDict, total=False):
+    """Options of :func:`hdruntime.load` that every encoder accepts."""
+
+    backend: Backend | str
+    threads: int | None
+    precision: Precision | str
+    device: str | None
+    gpu: GpuOptions | None
+
+
+def open_for(bundle: Path | str | Bundle, options: LoadOptions) -> Bundle:
+    """Open a bundle by its path or its name on the Hugging Face Hub, with the files that the options need."""
+    return opened_bundle(bundle, options.get("backend", "auto"), options.get("precision", Precision.AUTO))
+
+
 class BundleModel:
-    """A loaded bundle with a tokenizer; also a context manager. Unpickling loads the bundle again in the new process.
+    """A loaded bundle with the interface of a sentence-transformers model; also a context manager.
+
+    Safe to use from several threads. Unpickling loads the bundle again in the new process.
 
     Args:
-        bundle: the result of :func:`open_bundle`.
+        bundle: path of a bundle, its name on the Hugging Face Hub, or the result of :func:`open_bundle`.
         max_seq_length: see the property; None for its default.
-        backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
+        load_options: ``backend``, ``threads``, ``precision``, ``device`` and ``gpu`` of :func:`hdruntime.load`.
 
     Attributes:
-        prompts: name -> the text before a text; by default the model's own.
-        default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
-        model_card_data: takes the reports of sentence-transformers' evaluators, and keeps nothing of them.
+        prompts: name -> text before every input; by default the model's prompts.
+        default_prompt_name: name of the prompt of inputs without another prompt; None for no prompt.
+        model_card_data: accepts the reports of sentence-transformers' evaluators and discards them.
         training: False.
 
     Raises:
-        BackendError: the backend cannot run here, or not this bundle.
-        InputError: the bundle has no tokenizer, or an option does not fit.
+        BundleError: there is no bundle, or it is damaged or of another format version.
+        BackendError: the backend cannot run here, or cannot run this bundle.
+        InputError: the class does not support the bundle's task, the bundle has no tokenizer, or an option is invalid.
     """
 
     training = False
@@ -95,26 +115,20 @@ class BundleModel:
         bundle: Bundle,
         *,
         max_seq_length: int | MaxSeqLength | None,
-        backend: Backend | str,
-        threads: int | None,
-        precision: Precision | str,
-        device: str | None,
-        gpu: GpuOptions | None,
+        **load_options: Unpack[LoadOptions],
     ) -> None:
         if bundle.manifest.tokenizer is None:
             raise InputError(
-                f"The bundle {bundle.path} has no tokenizer.", hint="Use hdruntime.load, and give it input_ids."
+                f"The bundle {bundle.path} has no tokenizer.", hint="Use hdruntime.load, and pass input_ids."
             )
         self.prompts, self.default_prompt_name = prompts_of(bundle.manifest)
         self.model_card_data = _NoModelCard()
         self._path = bundle.path
-        self._load = functools.partial(
-            load, backend=backend, threads=threads, precision=precision, device=device, gpu=gpu
-        )
+        self._load = functools.partial(load, **load_options)
         self._session = self._load(bundle)
-        asked = TorchDevice(device or "").index
-        self._gpu_number = (gpu or GpuOptions()).device if asked is None else asked
-        # Token vectors are of plain texts in sessions, and of written ones in encoders.
+        index = TorchDevice(load_options.get("device") or "").index
+        self._gpu_number = (load_options.get("gpu") or GpuOptions()).device if index is None else index
+        # Sessions apply this template to sentence embeddings only; encoders apply it to token embeddings, too.
         settings = bundle.manifest.sentence
         self._template = None if settings is None else settings.text_template
         try:
@@ -125,13 +139,13 @@ class BundleModel:
 
     @property
     def max_seq_length(self) -> int:
-        """Tokens to which a text is truncated, special tokens included; the first truncated text causes a warning.
+        """Maximum tokens of a text, special tokens included; longer texts are truncated, the first one with a warning.
 
-        The default is the value of ``hdexport build --max-len``, or else the model's own length. Set it to another
-        number, to ``"model"`` for the model's own length, or to ``"bundle"`` for the longest that the bundle runs.
+        The default is the value of ``hdexport build --max-len``, or without one the model's length. May be set to a
+        number, to ``"model"`` for the model's length, or to ``"bundle"`` for the bundle's maximum.
 
         Raises:
-            InputError: when set to more than the bundle serves, or to so few that no token of a text has room.
+            InputError: the number is more than the bundle's maximum, or leaves no room for a token of a text.
         """
         return self._tokenizer.max_len
 
@@ -141,28 +155,27 @@ class BundleModel:
 
     @property
     def tokenizer(self) -> Any:
-        """The bundle's ``tokenizers.Tokenizer``, which neither cuts nor pads."""
+        """The bundle's ``tokenizers.Tokenizer``, without truncation and padding."""
         return self._tokenizer.whole
 
     @property
     def device(self) -> TorchDevice:
-        """Where the bundle runs: ``cpu`` or ``cuda:0``, a string with PyTorch's ``type`` and ``index``.
+        """Device of the bundle, ``cpu`` or ``cuda:N``: a string with the attributes of ``torch.device``.
 
-        Results are in the CPU's memory all the same, and so are those of a backend's other devices, which are
-        ``cpu`` here.
+        Devices of OpenVINO are ``cpu``. Results are in CPU memory for every device.
         """
         return TorchDevice(f"cuda:{self._gpu_number}" if needs_gpu(self._session.backend) else "cpu")
 
     def to(self, device: object = None, dtype: object = None, non_blocking: bool = False) -> Self:
-        """The encoder itself, where it is on that device already.
+        """Return the encoder, if the device is its device.
 
         Raises:
-            InputError: the device is another, or a type is asked for.
+            InputError: the device is another one, or there is a dtype.
         """
-        asked = device if type(device).__name__ == "dtype" else dtype
-        if asked is not None:
+        dtype = device if type(device).__name__ == "dtype" else dtype
+        if dtype is not None:
             raise InputError(
-                f"dtype is {asked}; the dtype of a bundle is chosen when it is built.",
+                f"dtype is {dtype}; the dtype of a bundle is chosen when it is built.",
                 hint=(
                     "Build with ",
                     Setting("fp16", True, command="build"),
@@ -175,22 +188,22 @@ class BundleModel:
         return self
 
     def cpu(self) -> Self:
-        """As :meth:`to`."""
+        """Call :meth:`to`."""
         return self.to("cpu")
 
     def cuda(self, device: object = None) -> Self:
-        """As :meth:`to`."""
+        """Call :meth:`to`."""
         return self.to("cuda" if device is None else device)
 
     def eval(self) -> Self:
-        """The encoder itself, which never trains."""
+        """Return the encoder, which is always in evaluation mode."""
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """The encoder itself for a ``mode`` of False.
+        """Return the encoder if ``mode`` is False.
 
         Raises:
-            InputError: for True.
+            InputError: ``mode`` is True.
         """
         if mode:
             raise InputError(
@@ -201,15 +214,15 @@ class BundleModel:
 
     @property
     def modalities(self) -> list[str]:
-        """``text`` alone."""
+        """Accepted modalities: ``text``."""
         return ["text"]
 
     def supports(self, modality: object) -> bool:
-        """Whether it is one of `modalities`."""
+        """Whether a modality is one of `modalities`."""
         return modality in self.modalities
 
     def get_backend(self) -> str:
-        """The backend that runs the bundle, by its name in :class:`hdruntime.Backend`."""
+        """Value of the session's :class:`hdruntime.Backend`."""
         return str(self._session.backend)
 
     def get_max_seq_length(self) -> int:
@@ -217,15 +230,15 @@ class BundleModel:
         return self.max_seq_length
 
     def preprocess(self, inputs: Iterable[Any], prompt: str | None = None) -> dict[str, AnyArray]:
-        """The tokens of texts, or of pairs in a `CrossEncoder`, as graphs take them: ``session(**tokens)``.
+        """Tokenize texts, or the pairs of a `CrossEncoder`, for the graphs: ``session(**encoder.preprocess(texts))``.
 
         Args:
-            inputs: any number of them.
-            prompt: the text before every text; None for none.
+            inputs: any number of texts or pairs.
+            prompt: text before every text; None for no prompt.
 
         Returns:
-            ``input_ids``, ``attention_mask`` and what else the bundle has as an input, int64 [inputs, tokens]: cut to
-            `max_seq_length`, and padded on the right. Of no inputs no arrays.
+            name of each input of the graphs -> int64 [inputs, tokens], truncated to `max_seq_length` and padded on the
+            right; an empty dict without inputs.
 
         Raises:
             InputError: an input is not a text.
@@ -237,11 +250,22 @@ class BundleModel:
         return self._arrays(encodings)
 
     def tokenize(self, texts: Iterable[Any], prompt: str | None = None) -> dict[str, AnyArray]:
-        """As :meth:`preprocess`."""
+        """Call :meth:`preprocess`."""
         return self.preprocess(texts, prompt)
 
+    def evaluate(self, evaluator: Callable[..., Any], output_path: str | None = None) -> Any:
+        """Run an evaluator of sentence-transformers.
+
+        Args:
+            evaluator: called with the encoder and the folder.
+            output_path: folder for the evaluator's files, created if missing; None for no files.
+        """
+        if output_path is not None:
+            Path(output_path).mkdir(parents=True, exist_ok=True)
+        return evaluator(self, output_path)
+
     def __getstate__(self) -> dict[str, Any]:
-        """All attributes but the session: another process loads the bundle again, from the directory where it lies."""
+        """All attributes except the session: another process loads the bundle again from its path."""
         return {name: value for name, value in vars(self).items() if name != "_session"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -259,18 +283,18 @@ class BundleModel:
         self.close()
 
     def _texts_and_pairs(self, inputs: object) -> tuple[list[str], list[str] | None]:
-        """The texts that `preprocess` was given, and the second texts of pairs; None where they are no pairs."""
+        """The first texts, and the second texts of pairs or None, of the inputs of `preprocess`."""
         return checked_texts(inputs, name="inputs"), None
 
     def _arrays(self, encodings: Sequence[Encoding]) -> dict[str, AnyArray]:
-        """The inputs of the graphs, padded."""
+        """The padded inputs of the graphs."""
         manifest = self._session.manifest
         return inputs_of_texts(encodings, manifest, memory=manifest.min_memory)
 
     def _tokenizer_for(
         self, tokens: int | MaxSeqLength | None, *, name: str, role: Role | None = None
     ) -> TextTokenizer:
-        """The tokenizer of texts of a role; `name` is the argument or property that sets the length."""
+        """The tokenizer for texts of a role; `name` is the parameter or property with the length."""
         return self._session.tokenizer_of(
             tokens, role=role, name=name, has_pairs=self._has_pairs, template=self._template
         )
@@ -288,10 +312,10 @@ class BundleModel:
         length: str | None = None,
         into: Any = None,
     ) -> Any:
-        """The task's answers to texts, in order.
+        """The task's outputs for texts, in order.
 
-        A bar shows the progress; None: where the encoder's module logs at INFO or DEBUG. `length` is the argument that
-        sets the tokens to which a `tokenizer` of such texts cuts them.
+        `shown` is whether a progress bar is shown; None shows it if the encoder's module logs at INFO or DEBUG.
+        `length` is the parameter with the maximum length of `tokenizer`, for the warning about truncation.
         """
         tokenizer = tokenizer or self._tokenizer
         with _progress(len(texts), self._progress_name, shown=shown, module=type(self).__module__) as advance:
@@ -311,7 +335,7 @@ class BundleModel:
     def _prompt(self, name: str | None, prompt: str | None) -> str:
         return chosen_prompt(self.prompts, self.default_prompt_name, name=name, prompt=prompt)
 
-    def _check_call(self, batch_size: int | None, device: object, pool: object = None) -> None:
+    def _check_call(self, batch_size: int | None, device: object, pool: object) -> None:
         if pool is not None:
             raise InputError(
                 f"pool is of type {type(pool).__name__}; it must be None. One encoder uses all cores.",
@@ -324,29 +348,25 @@ class BundleModel:
         self._check_device(device)
 
     def _check_device(self, device: object) -> None:
-        """Refuse another device than the bundle's; None is any, and a number that of a GPU."""
-        here = self.device
-        asked = TorchDevice(f"cuda:{device}" if isinstance(device, int) else device)
-        if device is None or (asked.type == here.type and asked.index in (None, here.index or 0)):
+        """Reject a device other than the bundle's; None is any device, and a number is the index of a GPU."""
+        own = self.device
+        other = TorchDevice(f"cuda:{device}" if isinstance(device, int) else device)
+        if device is None or (other.type == own.type and other.index in (None, own.index or 0)):
             return
-        there = "cpu" if asked.type == "cpu" else asked if asked.type == "cuda" else None
-        load = f", or load the bundle there: {type(self).__name__}(bundle, device={str(there)!r})" if there else "."
+        name = "cpu" if other.type == "cpu" else other if other.type == "cuda" else None
+        load = f", or load the bundle there: {type(self).__name__}(bundle, device={str(name)!r})" if name else "."
         raise InputError(
-            f"device is {str(device)!r:.60}, and the bundle was loaded on {here} ({self._session.backend}).",
+            f"device is {str(device)!r:.60}, and the bundle was loaded on {own} ({self._session.backend}).",
             hint=f"Leave it out{load}",
         )
 
 
-def evaluate(self: BundleModel, evaluator: Callable[..., Any], output_path: str | None = None) -> Any:
-    """The result of an evaluator of sentence-transformers.
-
-    Args:
-        evaluator: called with the encoder and the folder.
-        output_path: a folder for its files, which is made; None for no files.
-    """
-    if output_path is not None:
-        Path(output_path).mkdir(parents=True, exist_ok=True)
-    return evaluator(self, output_path)
+def conversion(*, to_tensor: bool, to_numpy: bool) -> Callable[[Any], Any]:
+    """How an array is returned: as it is, as a PyTorch tensor, or, with neither option, as a list of tensors."""
+    if to_numpy and not to_tensor:
+        return lambda array: array
+    from_numpy = require("torch").from_numpy
+    return from_numpy if to_tensor else lambda array: list(from_numpy(array))
 
 
 class _NoModelCard:
@@ -354,18 +374,15 @@ class _NoModelCard:
         """Keep nothing."""
 
 
-class TwoSidedModel(BundleModel):
-    """A loaded bundle whose texts are queries and documents, which prompts tell apart."""
+class EmbeddingModel(BundleModel):
+    """A loaded bundle that encodes queries and documents, by default with a prompt for each."""
 
     encode: Callable[..., Any]
     _similarity_fn_name: str
 
     @property
     def similarity_fn_name(self) -> str:
-        """The name of the function that :meth:`similarity` computes.
-
-        It may be set to a member of sentence-transformers' ``SimilarityFunction``.
-        """
+        """Function of :meth:`similarity`; may be set to a member of sentence-transformers' ``SimilarityFunction``."""
         return self._similarity_fn_name
 
     @similarity_fn_name.setter
@@ -381,7 +398,7 @@ class TwoSidedModel(BundleModel):
         *arguments: Any,
         **options: Any,
     ) -> Any:
-        """As :meth:`encode` of queries, with the prompt ``query`` unless another is asked for."""
+        """Encode queries as :meth:`encode` does, by default with the prompt ``query``."""
         return self._encode_side("query", inputs, prompt_name, prompt, *arguments, **options)
 
     @also_named(sentences="inputs")
@@ -393,7 +410,7 @@ class TwoSidedModel(BundleModel):
         *arguments: Any,
         **options: Any,
     ) -> Any:
-        """As :meth:`encode` of documents, with the prompt ``document`` unless another is asked for."""
+        """Encode documents as :meth:`encode` does, by default with the prompt ``document``."""
         return self._encode_side("document", inputs, prompt_name, prompt, *arguments, **options)
 
     def _encode_side(
@@ -413,26 +430,23 @@ class TwoSidedModel(BundleModel):
         batch_size: int | None,
         **options: Any,
     ) -> Any:
-        """The task's answers to texts that are cut to the model's length; `options` are those of `_answers`."""
-        found = [Text(text=text) for text in texts]
+        """The task's outputs for texts, truncated to the model's length; `options` are those of `_answers`."""
         encode_options = EncodeOptions(overflow=Overflow.TRUNCATE, batch_size=batch_size)
-        return self._answers(task, found, encode_options, prompt=self._prompt(prompt_name, prompt), **options)
+        prompt = self._prompt(prompt_name, prompt)
+        return self._answers(task, [Text(text=text) for text in texts], encode_options, prompt=prompt, **options)
 
     def _prompt_of(self, side: str) -> str | None:
-        """Name of the prompt of queries or documents; None for the default."""
+        """Name of the default prompt of queries or documents; None for `default_prompt_name`."""
         return side
 
     def _options_of_side(self, side: str) -> dict[str, Any]:
-        """Options of `encode` for queries or documents beside their prompt."""
+        """Options of `encode` for queries or documents, except the prompt."""
         return {}
 
 
 @contextlib.contextmanager
 def _progress(total: int, description: str, *, shown: bool | None, module: str) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, which advances by the number that its function is given.
-
-    ``shown`` None is for where the module's logger is at INFO or DEBUG.
-    """
+    """A progress bar on stderr; yields the function that advances it. See `BundleModel._answers` for `shown`."""
     level = logging.getLogger(module).getEffectiveLevel()
     if not (level in (logging.INFO, logging.DEBUG) if shown is None else shown):
         yield lambda steps: None

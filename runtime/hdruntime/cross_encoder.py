@@ -1,4 +1,4 @@
-"""A reranker's bundle behind the interface of sentence-transformers: pairs in, scores out, the same numbers by default.
+"""Scores of text pairs from a reranker, with the interface of sentence-transformers and, by default, its numbers.
 
 ::
 
@@ -8,27 +8,23 @@
         scores = encoder.predict([("what is read?", "long documents"), ("who reads?", "nobody")])  # float32 [pairs]
         best = encoder.rank("what is read whole?", ["short texts", "long documents"], top_k=1)
 
-Prompts, the length that pairs are cut to and the activation function are the model's own. Differences from
-``CrossEncoder`` there: only activation functions that are given as such need PyTorch, `CrossEncoder.max_seq_length` can
-be lifted to the bundle's limit, and documents that are longer can be read in chunks.
+Prompts, maximum length and activation function are the model's by default. Differences from
+``sentence_transformers.CrossEncoder``: PyTorch is only needed for tensors and for PyTorch's activation functions,
+`CrossEncoder.max_seq_length` can be raised to the bundle's maximum, and longer documents can be split into chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from hdruntime.arrays import FloatArray
-from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import BundleModel, also_named, evaluate
+from hdruntime.bundle_model import BundleModel, LoadOptions, also_named, conversion, open_for
 from hdruntime.errors import InputError
-from hdruntime.gpu.options import GpuOptions
-from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Text
@@ -45,31 +41,23 @@ from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
 
 ActivationFunction = Activation | str | Callable[[Any], Any]
-"""``sigmoid``, ``softmax``, ``identity``, or a function of tensors [pairs, labels], as ``torch.nn.Sigmoid()``."""
+"""``sigmoid``, ``softmax``, ``identity``, or a function of tensors [pairs, labels] such as ``torch.nn.Sigmoid()``."""
 
 
 class CrossEncoder(BundleModel):
-    """A loaded bundle that scores pairs of texts. Safe to call from several threads; also a context manager.
+    """A loaded bundle of the task text-classification that scores pairs of texts. A prompt precedes the first text.
 
     Args:
-        bundle: as :func:`hdruntime.load` has it; its task is text-classification.
+        bundle, load_options: see :class:`hdruntime.bundle_model.BundleModel`, which has further attributes and the
+            errors.
         max_length: see `max_seq_length`; None for its default.
-        activation_fn: makes scores of logits: ``sigmoid``, ``softmax``, ``identity``, or a function of PyTorch's
-            tensors, as ``torch.nn.Sigmoid()``. None: the model's own, else ``sigmoid`` for one label and ``identity``
-            for several.
-        backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
+        activation_fn: makes scores of logits: ``sigmoid``, ``softmax``, ``identity``, or a function of PyTorch tensors
+            such as ``torch.nn.Sigmoid()``. None for the model's function, or without one ``sigmoid`` for one label and
+            ``identity`` for several.
 
     Attributes:
-        activation_fn: as above.
-        prompts: name -> the text before the first text of a pair; by default the model's own.
-        default_prompt_name: the prompt of pairs for which none is asked for; None for no prompt.
-        num_labels: of the model.
-        model_card_data: takes the reports of sentence-transformers' evaluators, and keeps nothing of them.
-
-    Raises:
-        BundleError: there is no bundle, or it is damaged or of another format.
-        BackendError: the backend cannot run here, or not this bundle.
-        InputError: the bundle's task is another, it has no tokenizer, or an option does not fit.
+        activation_fn: see above.
+        num_labels: number of the model's labels.
     """
 
     _length_argument = "max_length"
@@ -82,33 +70,19 @@ class CrossEncoder(BundleModel):
         *,
         max_length: int | MaxSeqLength | None = None,
         activation_fn: ActivationFunction | None = None,
-        backend: Backend | str = "auto",
-        threads: int | None = None,
-        precision: Precision | str = Precision.AUTO,
-        device: str | None = None,
-        gpu: GpuOptions | None = None,
+        **load_options: Unpack[LoadOptions],
     ) -> None:
-        opened = opened_bundle(bundle, backend, precision)
+        opened = open_for(bundle, load_options)
         check_classifier(opened.manifest)
         if activation_fn is not None:
             _checked_function(activation_fn)
         self._task = TextClassification(opened)
         self.num_labels = len(self._task.labels)
-        own = opened.manifest.sentence
+        settings = opened.manifest.sentence
         by_labels = Activation.SIGMOID if self.num_labels == 1 else Activation.IDENTITY
-        default = Activation(own.activation) if own and own.activation else by_labels
+        default = Activation(settings.activation) if settings and settings.activation else by_labels
         self.activation_fn: ActivationFunction = activation_fn or default
-        super().__init__(
-            opened,
-            max_seq_length=max_length,
-            backend=backend,
-            threads=threads,
-            precision=precision,
-            device=device,
-            gpu=gpu,
-        )
-
-    evaluate = evaluate
+        super().__init__(opened, max_seq_length=max_length, **load_options)
 
     @property
     def max_length(self) -> int:
@@ -139,41 +113,29 @@ class CrossEncoder(BundleModel):
         stride: int = 0,
         split_pooling: SplitPooling | str = SplitPooling.MAX,
     ) -> Any:
-        """The scores of pairs, the same that sentence-transformers gives.
+        """Score pairs of texts; scores equal sentence-transformers'.
 
         Args:
-            inputs: one pair of texts, or any number of them.
-            prompt_name: which of `prompts` goes before every first text; None for the default.
-            prompt: the prompt itself; ``prompt_name`` is then ignored.
-            batch_size: most pairs of a batch. None, the default, is as fast or faster: then the number of tokens
-                decides. The answers are the same.
-            show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
-            activation_fn: as of the class; None for the class' own.
-            apply_softmax: of several labels, make scores that sum to 1 of the activation function's results.
-            convert_to_numpy: False for a list of PyTorch tensors.
-            convert_to_tensor: for one PyTorch tensor, in the CPU's memory.
-            device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
-            pool: None: there are no pools of processes.
-            chunk_size: of a pool, without effect.
-            overflow: for a pair of more than `max_seq_length` tokens: ``truncate`` cuts the end of the longer text;
-                ``split`` cuts the second text into chunks, each of which is read with the whole first text; ``error``
-                refuses it.
-            stride: tokens that a chunk of a split text repeats from the previous chunk.
-            split_pooling: combines the chunks' logits: ``max``, or ``mean``, weighted by tokens.
+            inputs: a pair of texts, or any number of pairs.
+            prompt_name, prompt, batch_size, show_progress_bar, convert_to_numpy, convert_to_tensor, device, pool,
+                chunk_size: see :meth:`SentenceEncoder.encode`.
+            activation_fn: see the class; None for the encoder's function.
+            apply_softmax: apply a softmax over several labels to the results of the activation function.
+            overflow: handling of pairs of more than `max_seq_length` tokens: ``truncate`` truncates the longer text,
+                ``split`` splits the second text into chunks, each scored with the whole first text, ``error`` raises.
+            stride: number of tokens that consecutive chunks share.
+            split_pooling: combines the logits of chunks: ``max``, or ``mean``, weighted by tokens.
 
         Returns:
-            of a model of one label a number for one pair, and [pairs] for several; of others [labels] and
-            [pairs, labels]; float32.
+            float32; for a model of one label a number for a single pair and [pairs] for several, for other models
+            [labels] and [pairs, labels].
 
         Raises:
-            InputError: an input is not a pair of texts, the prompt is unknown, or an argument is invalid.
-            MissingDependencyError: a tensor is needed, and PyTorch is not installed.
-            NonFiniteOutputError: a score is NaN or infinite.
-            BackendError: the backend failed, or the encoder is closed.
+            see :meth:`SentenceEncoder.encode`; InputError also for an input that is not a pair of texts.
         """
         pairs, is_one = _pairs_of(inputs)
         self._check_call(batch_size, device, pool)
-        from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
+        convert = conversion(to_tensor=convert_to_tensor, to_numpy=convert_to_numpy)
         encode_options = EncodeOptions.of(
             overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size
         )
@@ -183,9 +145,7 @@ class CrossEncoder(BundleModel):
         )
         if apply_softmax and scores.ndim > 1 and len(scores):
             scores = softmax(scores)
-        result: Any = scores
-        if from_numpy is not None:
-            result = from_numpy(scores) if convert_to_tensor else list(from_numpy(scores))
+        result = convert(scores)
         return result[0] if is_one else result
 
     @also_named(activation_fct="activation_fn")
@@ -208,24 +168,22 @@ class CrossEncoder(BundleModel):
         stride: int = 0,
         split_pooling: SplitPooling | str = SplitPooling.MAX,
     ) -> list[dict[str, int | float | str]]:
-        """Documents by descending score of each with a query; for models of one label.
+        """Rank documents by their score with a query, highest first; for models of one label.
 
         Args:
-            query: the first text of each pair.
-            documents: the second texts.
-            top_k: most documents that are returned; None for all.
-            return_documents: whether results have the documents' texts.
-            prompt_name, prompt, batch_size, show_progress_bar, activation_fn, device, pool, chunk_size: as of
-                :meth:`predict`.
-            overflow, stride, split_pooling: likewise.
+            query: first text of each pair.
+            documents: second texts.
+            top_k: maximum number of results; None for all documents.
+            return_documents: whether results have the texts of the documents.
+            prompt_name, prompt, batch_size, show_progress_bar, activation_fn, device, pool, chunk_size, overflow,
+                stride, split_pooling: see :meth:`predict`.
 
         Returns:
-            for each document a dict with ``corpus_id``, its place in ``documents``, ``score``, and ``text`` if asked
-            for.
+            a dict per document: ``corpus_id``, its index in ``documents``, ``score``, and, with
+            ``return_documents``, ``text``.
 
         Raises:
-            InputError: the model has several labels, or as :meth:`predict`.
-            MissingDependencyError, NonFiniteOutputError, BackendError: as :meth:`predict`.
+            see :meth:`predict`; InputError also for a model of several labels.
         """
         check_reranker(self._session.manifest)
         self._check_call(batch_size, device, pool)
@@ -261,10 +219,10 @@ class CrossEncoder(BundleModel):
         """float32 [pairs] of one label, else [pairs, labels]; ``options`` are those of `_answers`."""
         function = _checked_function(activation_fn or self.activation_fn)
         texts = [Text(text=first, text_pair=second) for first, second in pairs]
-        found = self._answers(self._task, texts, encode_options, **options)
-        if not found:
+        outputs = self._answers(self._task, texts, encode_options, **options)
+        if not outputs:
             return np.empty(0, np.float32)
-        logits = np.stack(found)
+        logits = np.stack(outputs)
         if isinstance(function, Activation):
             scores = activated(logits, function)
         else:
@@ -279,21 +237,21 @@ def _checked_function(function: ActivationFunction) -> Activation | Callable[[An
     if not callable(function):
         raise InputError(
             f"activation_fn is of type {type(function).__name__}; it must be 'sigmoid', 'softmax', 'identity', or a "
-            "function of PyTorch's tensors."
+            "function of PyTorch tensors."
         )
     return function
 
 
 def _pairs_of(inputs: object) -> tuple[list[tuple[str, str]], bool]:
-    """The pairs that were given, and whether it was one alone, not in a list; anything else is refused."""
-    given = inputs.tolist() if isinstance(inputs, np.ndarray) else inputs
-    found = list(several(given, name="inputs", of="pairs", example="[(query, document)]"))
-    is_one = bool(found) and isinstance(found[0], str)
-    pairs = [found] if is_one else found
-    for place, pair in enumerate(pairs):
+    """The pairs of the inputs, and whether the inputs are a single pair; rejects other types."""
+    inputs = inputs.tolist() if isinstance(inputs, np.ndarray) else inputs
+    items = list(several(inputs, name="inputs", of="pairs", example="[(query, document)]"))
+    is_one = bool(items) and isinstance(items[0], str)
+    pairs = [items] if is_one else items
+    for index, pair in enumerate(pairs):
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise InputError(f"inputs[{place}] is {pair!r:.60}; it must be a pair of strings: (query, document).")
+            raise InputError(f"inputs[{index}] is {pair!r:.60}; it must be a pair of strings: (query, document).")
         for text in pair:
             if not isinstance(text, str):
-                raise InputError(f"inputs[{place}] has a text of type {type(text).__name__}; it must be a string.")
+                raise InputError(f"inputs[{index}] has a text of type {type(text).__name__}; it must be a string.")
     return [tuple(pair) for pair in pairs], is_one

@@ -1,4 +1,4 @@
-"""A bundle of late interaction behind the interface of sentence-transformers: texts in, a vector for each token out.
+"""Late interaction (ColBERT): an embedding per token, with the interface of sentence-transformers.
 
 ::
 
@@ -9,26 +9,21 @@
         documents = encoder.encode_document(["long documents", "short ones"])
         scores = encoder.similarity(queries, documents)  # MaxSim, float32 [queries, documents]
 
-Prompts, lengths, the expansion of queries and the tokens that are left out are the model's own. Differences from
-``MultiVectorEncoder`` there: results are NumPy arrays unless tensors are asked for, which alone need PyTorch, and
-`MultiVectorEncoder.document_length` can be lifted to the bundle's limit.
+Prompts, lengths, query expansion and skipped tokens are the model's. Differences from
+``sentence_transformers.MultiVectorEncoder``: PyTorch is only needed for tensors, and
+`MultiVectorEncoder.document_length` can be raised to the bundle's maximum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from hdruntime.arrays import AnyArray
-from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import TwoSidedModel, evaluate
+from hdruntime.bundle_model import EmbeddingModel, LoadOptions, conversion, open_for
 from hdruntime.errors import InputError
-from hdruntime.gpu.options import GpuOptions
-from hdruntime.hub import opened_bundle
-from hdruntime.optional import require
 from hdruntime.tasks.token_similarity import Side, TokenVectors, settings_of
 from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import normalized
@@ -37,26 +32,17 @@ from hdruntime.text.similarity import maxsim, maxsim_of_pairs
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
 
-class MultiVectorEncoder(TwoSidedModel):
-    """A loaded bundle that gives a vector for each token. Safe to call from several threads; also a context manager.
+class MultiVectorEncoder(EmbeddingModel):
+    """A loaded bundle of the task token-similarity, which embeds each token.
 
     Args:
-        bundle: as :func:`hdruntime.load` has it; its task is token-similarity.
+        bundle, max_seq_length, load_options: see :class:`hdruntime.bundle_model.BundleModel`, which has further
+            attributes and the errors. `max_seq_length` is for texts that are neither queries nor documents.
         query_length, document_length: see the properties; None for their defaults.
-        max_seq_length: the same for texts that are neither; None for its default.
-        backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
 
     Attributes:
-        similarity_fn_name: ``maxsim``, or ``meanmaxsim`` for MaxSim divided by the vectors of the query; by default the
-            model's own.
-        prompts: name -> the text before a text; by default the model's own.
-        default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
-        model_card_data: takes the reports of sentence-transformers' evaluators, and keeps nothing of them.
-
-    Raises:
-        BundleError: there is no bundle, or it is damaged or of another format.
-        BackendError: the backend cannot run here, or not this bundle.
-        InputError: the bundle's task is another, it has no tokenizer, or an option does not fit.
+        similarity_fn_name: ``maxsim``, or ``meanmaxsim`` for MaxSim divided by the number of query embeddings; by
+            default the model's function.
     """
 
     def __init__(
@@ -66,26 +52,14 @@ class MultiVectorEncoder(TwoSidedModel):
         query_length: int | MaxSeqLength | None = None,
         document_length: int | MaxSeqLength | None = None,
         max_seq_length: int | MaxSeqLength | None = None,
-        backend: Backend | str = "auto",
-        threads: int | None = None,
-        precision: Precision | str = Precision.AUTO,
-        device: str | None = None,
-        gpu: GpuOptions | None = None,
+        **load_options: Unpack[LoadOptions],
     ) -> None:
-        opened = opened_bundle(bundle, backend, precision)
+        opened = open_for(bundle, load_options)
         settings = settings_of(opened.manifest)
         self._tasks = {side: TokenVectors(opened.manifest, side) for side in (Side.QUERY, Side.DOCUMENT, None)}
         assert settings.multi_vector is not None, "settings_of checks it"
         self.similarity_fn_name = settings.multi_vector.similarity
-        super().__init__(
-            opened,
-            max_seq_length=max_seq_length,
-            backend=backend,
-            threads=threads,
-            precision=precision,
-            device=device,
-            gpu=gpu,
-        )
+        super().__init__(opened, max_seq_length=max_seq_length, **load_options)
         try:
             self._tokenizers = {
                 Side.QUERY: self._tokenizer_of(Side.QUERY, query_length),
@@ -95,17 +69,15 @@ class MultiVectorEncoder(TwoSidedModel):
             self.close()
             raise
 
-    evaluate = evaluate
-
     @property
     def query_length(self) -> int:
-        """Tokens that a query is cut to, special tokens and prompt included; by default the model's own number.
+        """Maximum tokens of a query, special tokens and prompt included; longer queries are truncated.
 
-        Set it to another number, or to ``"bundle"`` for all that the bundle serves. Short queries are expanded to the
-        model's own number.
+        The default is the model's number, to which short queries are expanded. May be set to a number, or to
+        ``"bundle"`` for the bundle's maximum.
 
         Raises:
-            InputError: when set to more than the bundle serves, or to so few that no token of a text has room.
+            InputError: the number is more than the bundle's maximum, or leaves no room for a token of a text.
         """
         return self._tokenizers[Side.QUERY].max_len
 
@@ -115,12 +87,12 @@ class MultiVectorEncoder(TwoSidedModel):
 
     @property
     def document_length(self) -> int:
-        """Tokens that a document is cut to, special tokens and prompt included; by default as of `max_seq_length`.
+        """Maximum tokens of a document, special tokens and prompt included; the default is that of `max_seq_length`.
 
-        Set it to another number, to ``"model"`` for the model's own, or to ``"bundle"`` for all that the bundle serves.
+        May be set to a number, to ``"model"`` for the model's number, or to ``"bundle"`` for the bundle's maximum.
 
         Raises:
-            InputError: as of `query_length`.
+            InputError: see `query_length`.
         """
         return self._tokenizers[Side.DOCUMENT].max_len
 
@@ -132,7 +104,7 @@ class MultiVectorEncoder(TwoSidedModel):
         return self._tokenizer_for(tokens, name=f"{side.value}_length", role=side.value)
 
     def get_embedding_dimension(self) -> int:
-        """Dimensions of a vector."""
+        """Number of dimensions of an embedding."""
         return self._tasks[None].dimensions
 
     def encode(
@@ -151,38 +123,35 @@ class MultiVectorEncoder(TwoSidedModel):
         token_pooling: None = None,
         task: Side | str | None = None,
     ) -> Any:
-        """The vectors of each text's tokens, the same that sentence-transformers gives.
+        """Encode texts as one embedding per token, equal to sentence-transformers'.
 
         Args:
-            inputs: one text, or any number of them; an empty string is a text, too.
-            prompt_name, prompt, batch_size, show_progress_bar, device, pool, chunk_size: as of
+            inputs: a text, or any number of texts, which may be empty.
+            prompt_name, prompt, batch_size, show_progress_bar, device, pool, chunk_size: see
                 :meth:`SentenceEncoder.encode`.
-            output_value: ``token_embeddings``.
-            convert_to_numpy: False for PyTorch tensors.
-            normalize_embeddings: bring each vector to length 1, for models that do not.
-            token_pooling: None: vectors are not pooled.
+            output_value: must be ``token_embeddings``.
+            convert_to_numpy: False returns PyTorch tensors.
+            normalize_embeddings: scale each embedding to length 1, for models that do not.
+            token_pooling: must be None.
             task: ``query``, ``document``, or None for texts that are neither.
 
         Returns:
-            float32 [tokens, dimensions] of one text, a list of such arrays of several, in the order given. Tokens that
-            the model leaves out have none, so that a text of those alone has [0, dimensions].
+            float32 [tokens, dimensions] for a single text, a list of such arrays for several, in input order. Tokens
+            that the model skips have no embedding; a text of such tokens has [0, dimensions].
 
         Raises:
-            InputError: an input is not a text, the prompt is unknown, or an argument is invalid.
-            MissingDependencyError: a tensor is asked for, and PyTorch is not installed.
-            NonFiniteOutputError: a vector is NaN or infinite.
-            BackendError: the backend failed, or the encoder is closed.
+            see :meth:`SentenceEncoder.encode`.
         """
         side = None if task is None else checked_choice(Side, task, option="task")
         if output_value != "token_embeddings":
-            raise InputError(f"output_value is {output_value!r}; it must be 'token_embeddings'.")
+            raise InputError(parameter="output_value", value=output_value, accepted="'token_embeddings'")
         self._check_call(batch_size, device, pool)
         if token_pooling is not None:
             raise InputError(
                 f"token_pooling is of type {type(token_pooling).__name__}; it must be None.",
-                hint="Bundles pool no tokens: call it with what encode returns.",
+                hint="Call the function with the result of encode.",
             )
-        from_numpy = None if convert_to_numpy else require("torch").from_numpy
+        convert = conversion(to_tensor=not convert_to_numpy, to_numpy=True)
         texts = checked_texts(inputs, name="inputs", may_be_one=True)
         vectors = self._encoded(
             self._tasks[side],
@@ -196,25 +165,19 @@ class MultiVectorEncoder(TwoSidedModel):
             length=None if side is None else f"{side.value}_length",
         )
         if normalize_embeddings:
-            vectors = [normalized(each) for each in vectors]
-        found: list[Any] = vectors if from_numpy is None else [from_numpy(each) for each in vectors]
-        return found[0] if isinstance(inputs, str) else found
+            vectors = map(normalized, vectors)
+        embeddings = list(map(convert, vectors))
+        return embeddings[0] if isinstance(inputs, str) else embeddings
 
     def preprocess(
         self, inputs: Iterable[Any], prompt: str | None = None, task: Side | str | None = None
     ) -> dict[str, AnyArray]:
-        """The tokens of texts, as graphs take them: ``session(**tokens)``.
+        """Tokenize texts, see `SentenceEncoder.preprocess`; queries are expanded.
 
         Args:
             inputs: any number of texts.
-            prompt: the text before every text; None for none.
-            task: as of :meth:`encode`; queries are expanded.
-
-        Returns:
-            as `SentenceEncoder.preprocess`.
-
-        Raises:
-            InputError: an input is not a text.
+            prompt: text before every text; None for no prompt.
+            task: see :meth:`encode`.
         """
         side = None if task is None else checked_choice(Side, task, option="task")
         texts, _ = self._texts_and_pairs(inputs)
@@ -227,29 +190,29 @@ class MultiVectorEncoder(TwoSidedModel):
     def tokenize(
         self, texts: Iterable[Any], prompt: str | None = None, task: Side | str | None = None
     ) -> dict[str, AnyArray]:
-        """As :meth:`preprocess`."""
+        """Call :meth:`preprocess`."""
         return self.preprocess(texts, prompt, task)
 
     def similarity(self, embeddings1: object, embeddings2: object) -> Any:
-        """MaxSim of each query with each document; see :func:`hdruntime.text.similarity.maxsim`.
+        """MaxSim of each query with each document.
 
         Args:
-            embeddings1: of queries, [n], each [query tokens, dimensions], or of one query; arrays or PyTorch tensors.
-            embeddings2: of documents, [m], each [document tokens, dimensions], or of one document.
+            embeddings1: [n] queries, each [query tokens, dimensions], or a single one; arrays or PyTorch tensors.
+            embeddings2: [m] documents, each [document tokens, dimensions], or a single one.
 
         Returns:
-            float32 [n, m]; a tensor if one was given.
+            float32 [n, m]; a tensor if an argument is a tensor.
         """
         return maxsim(embeddings1, embeddings2, mean=self._is_mean())
 
     def similarity_pairwise(self, embeddings1: object, embeddings2: object) -> Any:
-        """MaxSim of each query with the document at the same place.
+        """MaxSim of each query with the document of the same index.
 
         Args:
-            embeddings1, embeddings2: as of :meth:`similarity`, as many of one as of the other.
+            embeddings1, embeddings2: see :meth:`similarity`; equal in number.
 
         Returns:
-            float32 [n]; a tensor if one was given.
+            float32 [n]; a tensor if an argument is a tensor.
         """
         return maxsim_of_pairs(embeddings1, embeddings2, mean=self._is_mean())
 
@@ -258,5 +221,6 @@ class MultiVectorEncoder(TwoSidedModel):
 
     def _is_mean(self) -> bool:
         if self.similarity_fn_name not in ("maxsim", "meanmaxsim"):
-            raise InputError(f"similarity_fn_name is {self.similarity_fn_name!r}; it must be 'maxsim' or 'meanmaxsim'.")
+            name = self.similarity_fn_name
+            raise InputError(parameter="similarity_fn_name", value=name, accepted="'maxsim' or 'meanmaxsim'")
         return self.similarity_fn_name == "meanmaxsim"

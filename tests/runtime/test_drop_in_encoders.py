@@ -197,8 +197,8 @@ WHERE_IT_IS_NOT: list[tuple[Callable[[Any], Any], str]] = [
     (lambda ours: ours.cuda(1), r"device is '1', and .*\n.*\(bundle, device='cuda:1'\)"),
     (lambda ours: ours.to(torch.device("cuda:1")), r"\(bundle, device='cuda:1'\)"),
     (lambda ours: ours.to("mps"), r"device is 'mps', and the bundle was loaded on cpu .*\nLeave it out\.$"),
-    (lambda ours: ours.to(torch.float16), r"dtype is torch\.float16; a bundle's dtype .*\nBuild with --fp16"),
-    (lambda ours: ours.to("cpu", torch.bfloat16), r"dtype is torch\.bfloat16; a bundle"),
+    (lambda ours: ours.to(torch.float16), r"dtype is torch\.float16; the dtype of a bundle .*\nBuild with fp16=True"),
+    (lambda ours: ours.to("cpu", torch.bfloat16), r"dtype is torch\.bfloat16; the dtype of a bundle"),
     (lambda ours: ours.train(), r"cannot be trained\.\nTrain the checkpoint .* hdexport build"),
 ]
 
@@ -282,6 +282,11 @@ def test_evaluators_get_the_encoder_and_a_folder(both: Callable[[str], Both], tm
     expected, found = (each.evaluate(evaluator, str(folder)) for each, folder in zip(both(name), folders, strict=True))
     assert found == pytest.approx(expected, abs=1e-4)
     assert [each.name for each in folders[1].iterdir()] == [each.name for each in folders[0].iterdir()] != []
+
+
+def test_evaluators_of_sparse_tensors_are_rejected(both: Callable[[str], Both]) -> None:
+    with pytest.raises(InputError, match=r"need sparse tensors; .*\nConvert the vectors"):
+        both("SparseEncoder")[1].evaluate(lambda model, folder: {})
 
 
 def test_tokens_that_sparse_vectors_share_are_those_of_the_library(both: Callable[[str], Both]) -> None:

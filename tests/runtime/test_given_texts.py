@@ -39,7 +39,7 @@ OTHERS = [
         r"is of type DataFrame, which has keys or columns; .*\nChoose the part that holds them",
     ),
     (set(TEXTS), r"is of type set, which has no order; .*\nSort it"),
-    (b"read", r"is of type bytes; .* Decode it"),
+    (b"read", r"is of type bytes; .*\nDecode it"),
     (None, "is of type NoneType; it must be a list of strings"),
     (np.array("read"), "is of type ndarray; it must be a list of strings"),
     (pd.Series(["read", None], dtype=object), r"\[1\] is None, of type NoneType; it must be a string"),

@@ -96,7 +96,7 @@ def test_lists_of_texts_are_taken_as_everywhere(embeddings: LangChainEmbeddings)
 
 NO_LISTS: list[tuple[Any, str]] = [
     ("read", r"texts is one string; it must be a list of strings: \[text\]"),
-    (b"read", "texts is of type bytes; .* Decode it"),
+    (b"read", r"texts is of type bytes; .*\nDecode it"),
     (None, "texts is of type NoneType; it must be a list of strings"),
     ({"read": 1}, "texts is of type dict, which has keys or columns"),
     ({"read"}, "texts is of type set, which has no order"),

@@ -122,7 +122,11 @@ def test_what_does_not_fit_is_refused(encoder: SentenceEncoder) -> None:
     ("bundle", "options", "message"),
     [
         ({"task": "text-classification"}, {}, "gives no embeddings"),
-        ({}, {"pooling": "median"}, "pooling is 'median'; it must be 'cls', 'max', 'mean', 'mean_sqrt_len_tokens', "),
+        (
+            {},
+            {"pooling": "median"},
+            "pooling is 'median'; it must be one of 'cls', 'max', 'mean', 'mean_sqrt_len_tokens', ",
+        ),
     ],
 )
 def test_a_bundle_that_cannot_encode_is_refused(

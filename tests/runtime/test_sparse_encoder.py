@@ -260,7 +260,7 @@ def test_a_split_text_has_the_largest_weights_of_its_chunks(bundle: Path) -> Non
 
 def test_other_bundles_give_no_sparse_vectors(new_bundle: Callable[..., Path]) -> None:
     other = new_bundle(task="sentence-similarity")
-    with pytest.raises(InputError, match="task is sentence-similarity, which gives no sparse vectors"):
+    with pytest.raises(InputError, match="task is sentence-similarity, which has no sparse vectors"):
         SparseEncoder(other)
     with (
         hdruntime.load(other, "onnxruntime") as session,
