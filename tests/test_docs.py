@@ -114,7 +114,7 @@ def has_kernels(architecture: int) -> bool:
 
 
 def test_the_page_names_every_extra() -> None:
-    named = set(",".join(re.findall(r"hdexport\[([\w,]+)\]", page("docs/install.md"))).split(","))
+    named = set(",".join(re.findall(r"\.\[([\w,]+)\]", page("docs/install.md"))).split(","))
     assert named == set(PROJECT["optional-dependencies"]) - {"dev", "docs"}
 
 
