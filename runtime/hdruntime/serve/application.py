@@ -16,21 +16,30 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendError, InputError, NonFiniteOutputError, write
+from hdruntime.errors import (
+    BackendError,
+    HdexportError,
+    InputError,
+    Message,
+    NonFiniteOutputError,
+    Setting,
+    joined,
+    write,
+)
 from hdruntime.optional import require
 from hdruntime.serve.admission import OverloadedError, RequestTooLargeError
 from hdruntime.serve.fair_queue import client_of
+from hdruntime.serve.interface import Answers, Route, ServedModel
+from hdruntime.serve.interfaces import interfaces, served_task
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import TextQueue
+from hdruntime.serve.request_body import LARGE_BYTES, Content, RequestBody, read_body, read_large_body, too_many_texts
 from hdruntime.serve.request_keys import request_key
 from hdruntime.serve.running import RunningRequests, seconds_left
-from hdruntime.serve.tei import TeiInterface
 from hdruntime.session import Session
 from hdruntime.tasks.encode_options import EncodeOptions
-from hdruntime.tasks.of_bundle import served_task
-from hdruntime.tasks.requests import LARGE_BYTES, Body, Content, read_body, read_large_body, too_many_texts
-from hdruntime.tasks.task import Answered, Pairs, Route, Text, TextTask
+from hdruntime.tasks.task import Pairs, Text, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow, TextTokenizer
@@ -63,6 +72,10 @@ _BODY_SECONDS = 2.0
 """How long a server that is stopped waits for the rest of a request's body."""
 
 
+_STATUS_OF_ERROR: Mapping[type[HdexportError], int] = {OverloadedError: 429, RequestTooLargeError: 413, InputError: 400}
+"""Statuses of errors of which a request is the cause; the first class that an error belongs to counts."""
+
+
 class _RequestError(Exception):
     def __init__(self, status: int, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -91,7 +104,7 @@ def application(
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.cors import CORSMiddleware
-    from starlette.routing import Route
+    from starlette.routing import Route as StarletteRoute
 
     server = _Server(bundle, session, options, is_stopping)
 
@@ -103,10 +116,10 @@ def application(
         finally:
             server.close()
 
-    # Those of the task first: routes are tried in turn.
+    # The routes of interfaces first, since routes are tried in turn.
     routes = [
-        Route(path, _Endpoint(server.counted(path, answer)), methods=[method])
-        for method, path, answer in reversed(server.routes())
+        StarletteRoute(path, _Endpoint(server.counted(path, handler)), methods=[method])
+        for method, path, handler in reversed(server.routes())
     ]
     errors: dict[Any, Any] = {404: server.unknown, 405: server.unknown}
     middleware = []
@@ -158,17 +171,23 @@ class _Server:
         self._inferences: dict[tuple[TextTask, Overflow, str], TextInference] = {}
         self._running: asyncio.Task[None] | None = None
         self._requests = RunningRequests(options.timeout_s, self._reason_to_stop)
-        most_tokens = options.queue_tokens()
-        self._tei = TeiInterface(self._task, options, session, most_tokens=most_tokens)
+        max_queue_tokens = options.queue_tokens()
         self._has_ended = False
         self.tokenizer = session.tokenizer.bounded(options.max_text_characters)
+        self._model = ServedModel(
+            task=self._task,
+            session=session,
+            options=options,
+            max_queue_tokens=max_queue_tokens,
+            tokenizer=self.tokenizer,
+        )
         self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(self.tokenizer.limited)
         self._probing: asyncio.Task[None] | None = None
         # Whether a text ran since the last failure, and why the last one failed.
         self._has_worked, self._broken = False, ""
         self.queue = TextQueue(
             batch_tokens=session.batch_tokens,
-            most_tokens=most_tokens,
+            most_tokens=max_queue_tokens,
             max_wait_s=options.max_wait_ms / 1000,
             on_batch=lambda texts, tokens: self.metrics.batch(texts, tokens),
         )
@@ -192,56 +211,54 @@ class _Server:
         self.queue.close()
 
     def routes(self) -> list[tuple[str, str, Handler]]:
-        """Method, path and answer of the routes that fit the bundle's task."""
-        always: list[tuple[str, str, Handler]] = [
+        """Method, path and handler of the routes for the bundle's task."""
+        of_server: list[tuple[str, str, Handler]] = [
             ("GET", "/health", self._health),
             ("GET", "/ready", self._ready),
             ("GET", "/metrics", self._metrics),
-            ("GET", "/v1/models", self._models),
-            ("GET", "/info", self._info),
         ]
-        routes = [*self._tei.routes(), *self._task.routes()]
-        return [*always, *(("POST", route.path, self._answer_of(route)) for route in routes)]
+        of_interfaces = [
+            ("GET" if route.body is None else "POST", route.path, self._handler(route))
+            for interface in interfaces()
+            for route in interface(self._model).routes()
+        ]
+        return [*of_server, *of_interfaces]
 
-    def _answer_of(self, route: Route) -> Handler:
-        async def answer(request: Request) -> Response:
-            call = _Call(self, request)
-            content = await route.answer(call, await self._body(request, route.body))
-            if not call.truncated:
+    def _handler(self, route: Route) -> Handler:
+        async def handle(request: Request) -> Response:
+            serve_request = _ServeRequest(self, request)
+            body = None if route.body is None else await self._body(request, route.body)
+            content = await route.handler(serve_request, body)
+            if not serve_request.truncated:
                 return self._json(content)
-            self.metrics.truncated(route.path, len(call.truncated))
-            return self._json(content, headers={_TRUNCATED: _ranges(call.truncated)})
+            self.metrics.truncated(route.path, len(serve_request.truncated))
+            return self._json(content, headers={_TRUNCATED: _ranges(serve_request.truncated)})
 
-        return answer
+        return handle
 
-    def counted(self, path: str, answer: Handler) -> Handler:
-        """The route's answer, counted, or its error in OpenAI's form."""
+    def counted(self, path: str, handler: Handler) -> Handler:
+        """The route's response, counted, or its error as OpenAI writes it."""
 
         async def checked(request: Request) -> Response:
             began, status = time.monotonic(), _GONE
             try:
                 self._check_key(request, path)
-                response = await self._requests.answered(request, answer)
+                response = await self._requests.answered(request, handler)
                 status = response.status_code
                 return response
             except _RequestError as error:
                 status = error.status
                 return self._error(error.status, str(error), retry_after=error.retry_after)
-            except OverloadedError as error:
-                status = 429
-                return self._error(status, str(error), retry_after=error.retry_after)
-            except RequestTooLargeError as error:
-                status = 413
-                return self._error(status, str(error))
-            except InputError as error:
-                status = 400
-                return self._error(status, str(error))
+            except (OverloadedError, InputError) as error:
+                status = next(code for kind, code in _STATUS_OF_ERROR.items() if isinstance(error, kind))
+                retry_after = error.retry_after if isinstance(error, OverloadedError) else None
+                return self._error(status, error.message(request_key), retry_after=retry_after)
             except NonFiniteOutputError as error:
-                # The texts' fault or the device's: whether other texts get answers is tried.
+                # The texts or the device cause it: the server tries whether other texts get answers.
                 status, self._has_worked = 422, False
                 logger.error("%s: %s", path, error)
                 self._probe()
-                return self._error(status, str(error).partition("\n")[0])
+                return self._error(status, write(error.problem, request_key))
             except asyncio.CancelledError:
                 status = 503
                 return self._error(status, "The server ends before it has the answer.", retry_after=1)
@@ -296,7 +313,7 @@ class _Server:
         try:
             _ = self._session.batch_tokens
         except BackendError as error:
-            return str(error).partition("\n")[0]
+            return write(error.problem, request_key)
         if self._has_ended or (self._running is not None and self._running.done()):
             return "The queue of texts has ended; start the server again."
         return ""
@@ -330,93 +347,76 @@ class _Server:
 
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
 
-    async def _models(self, request: Request) -> Response:
-        manifest = self._manifest
-        model = {"id": manifest.name, "object": "model", "created": 0, "owned_by": "hdexport", "task": manifest.task}
-        return self._json({"object": "list", "data": [model | {"max_model_len": self._session.max_seq_length}]})
-
-    async def _info(self, request: Request) -> Response:
-        return self._json(self._tei.info(self.tokenizer))
-
-    async def answered(
+    async def answers(
         self,
-        call: _Call,
-        body: Body,
+        request: _ServeRequest,
+        body: RequestBody,
         texts: Sequence[Text],
         *,
         task: TextTask | None = None,
         overflow: Overflow | None = None,
         stride: int = 0,
         prompt_name: str | None = None,
-        most_of_each: tuple[int | None, int | None] = (None, None),
-    ) -> Answered:
-        """See `Call.answered`."""
-        task, tokenizer = task or self._task, None
-        overflow = body.overflow if overflow is None else overflow
+        max_tokens_each: tuple[int | None, int | None] = (None, None),
+    ) -> Answers:
+        """See `ServeRequest.answers`."""
         self.check_number(len(texts))
         self._check_fault()
-        if task is self._task:
-            tokenizer = self._cutting(body, overflow, most_of_each, is_pair=texts[0].text_pair is not None)
-        has_prompt = task.prompts and texts[0].input_ids is None
+        overflow = body.overflow if overflow is None else overflow
+        has_prompt = (task or self._task).prompts and texts[0].input_ids is None
         prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None) if has_prompt else ""
-        key = (task, overflow, prompt)
-        inference = self._inferences.get(key) if tokenizer is None else None
-        if inference is None:
-            encode_options = EncodeOptions.of(overflow=overflow, stride=stride)
-            inference = TextInference(
-                self._session, task, encode_options, prompt=prompt, tokenizer=tokenizer or self.tokenizer
-            )
-        if tokenizer is None:
-            self._inferences[key] = inference
+        tokenizer = None
+        if task is None:
+            is_pair = texts[0].text_pair is not None
+            tokenizer = self._request_tokenizer(body, overflow, max_tokens_each, is_pair=is_pair)
+        inference = self._inference(task or self._task, overflow, stride, prompt, tokenizer)
         # Begun here: an application in which this one is mounted runs no lifespan of it.
         if self._running is None:
             self._running = asyncio.create_task(self.queue.run())
             self._running.add_done_callback(_log_fault)
-        client = call.request.client
+        client = request.request.client
         items = await self.queue.answer(
             inference,
-            task,
+            task or self._task,
             texts,
             client="" if client is None else client_of(client.host),
-            within_s=seconds_left(call.request),
+            within_s=seconds_left(request.request),
         )
-        for number, item in enumerate(items):
-            if isinstance(item.error, InputError):
-                # Without the hint, most of which is for whoever built the bundle.
-                said = write(item.error.problem, request_key)
-                is_text = item.text.input_ids is None
-                if (overflow is Overflow.ERROR or not is_text) and item.error.names("overflow"):
-                    words = '"end" or "split"' if is_text else '"end"'
-                    said += f" Longer texts: send truncate: {words}."
-                raise InputError(f"input[{number}]: {said}")
-            if item.error is not None and not isinstance(item.error, NonFiniteOutputError):
-                raise item.error
-        _raise_non_finite(items)
-        call.truncated.update(
-            number
-            for number, item in enumerate(items)
-            if item.encoding is not None and item.encoding.whole.is_truncated
-        )
-        tokens = sum(len(item.encoding.whole) for item in items if item.encoding is not None)
-        return Answered([item.answer for item in items], tokens)
+        _raise_errors(items, overflow)
+        encodings = [item.encoding.whole for item in items if item.encoding is not None]
+        request.truncated.update(number for number, encoding in enumerate(encodings) if encoding.is_truncated)
+        return Answers([item.answer for item in items], sum(map(len, encodings)))
 
-    def _cutting(
-        self, body: Body, overflow: Overflow, most_of_each: tuple[int | None, int | None], *, is_pair: bool
+    def _inference(
+        self, task: TextTask, overflow: Overflow, stride: int, prompt: str, tokenizer: TextTokenizer | None
+    ) -> TextInference:
+        """What runs the texts of a request; kept for other requests unless the request has a tokenizer of its own."""
+        key = (task, overflow, prompt)
+        if tokenizer is None and key in self._inferences:
+            return self._inferences[key]
+        options = EncodeOptions.of(overflow=overflow, stride=stride)
+        inference = TextInference(self._session, task, options, prompt=prompt, tokenizer=tokenizer or self.tokenizer)
+        if tokenizer is None:
+            self._inferences[key] = inference
+        return inference
+
+    def _request_tokenizer(
+        self, body: RequestBody, overflow: Overflow, max_tokens_each: tuple[int | None, int | None], *, is_pair: bool
     ) -> TextTokenizer | None:
-        """The tokenizer with a request's own limits; None if it has none."""
-        most = body.most_tokens(self.tokenizer, is_pair=is_pair)
-        each = [
-            None if limit is None or (limit >= most and overflow is Overflow.TRUNCATE) else limit
-            for limit in most_of_each
+        """The tokenizer with a request's own limits, or None if the request has no limits."""
+        max_tokens = body.max_tokens(self.tokenizer, is_pair=is_pair)
+        limits = [
+            None if limit is None or (limit >= max_tokens and overflow is Overflow.TRUNCATE) else limit
+            for limit in max_tokens_each
         ]
-        if any(limit is not None and limit < 1 for limit in each):
-            raise InputError("max_tokens_per_doc and max_tokens_per_query are 1 or more, or 0 for no limit.")
-        if most == self.tokenizer.max_len and each == [None, None]:
+        if any(limit is not None and limit < 1 for limit in limits):
+            raise InputError("max_tokens_per_doc and max_tokens_per_query must be 1 or more, or 0 for no limit.")
+        if max_tokens == self.tokenizer.max_len and limits == [None, None]:
             return None
-        return self._limited(most, text=each[0], pair=each[1])
+        return self._limited(max_tokens, text=limits[0], pair=limits[1])
 
     def check_number(self, texts: int) -> None:
-        """See `Call.check_number`."""
+        """See `ServeRequest.check_number`."""
         if not 1 <= texts <= self._options.max_texts:
             raise too_many_texts(texts, self._options.max_texts)
 
@@ -453,7 +453,7 @@ class _Server:
             # As a text of so many characters, see `Text.characters`.
             max_ids = max(options.max_text_characters // 4, self.tokenizer.max_len)
             body = await asyncio.to_thread(read_large_body, content, kind, max_texts=options.max_texts, max_ids=max_ids)
-        if isinstance(body, Body) and options.truncate is not None and not body.says_overflow:
+        if isinstance(body, RequestBody) and options.truncate is not None and not body.says_overflow:
             body.truncate = options.truncate
         return body
 
@@ -478,23 +478,38 @@ class _Server:
         return self._json({"error": error}, status, headers)
 
 
-class _Call:
-    """See `Call`."""
+class _ServeRequest:
+    """See `ServeRequest`."""
 
     def __init__(self, server: _Server, request: Request) -> None:
         self.tokenizer, self.check_number = server.tokenizer, server.check_number
         self.request, self.truncated = request, set[int]()
-        self.answered = functools.partial(server.answered, self)
+        self.answers = functools.partial(server.answers, self)
 
 
-def _raise_non_finite(items: Sequence[TextItem]) -> None:
-    """Raise for texts whose outputs are not finite, all of them named by their numbers."""
-    failed = {number: item.error for number, item in enumerate(items) if isinstance(item.error, NonFiniteOutputError)}
+def _raise_errors(items: Sequence[TextItem], overflow: Overflow) -> None:
+    """Raise the error of the first text that does not fit, or of all texts whose outputs are not finite."""
+    for number, item in enumerate(items):
+        if isinstance(item.error, InputError):
+            hint = _too_long_hint(item, overflow) if item.error.names("overflow") else ""
+            raise InputError(f"input[{number}]: ", *joined(item.error.problem), hint=hint)
+        if item.error is not None and not isinstance(item.error, NonFiniteOutputError):
+            raise item.error
+    failed = [(number, item.error) for number, item in enumerate(items) if item.error is not None]
     if failed:
-        said = str(next(iter(failed.values()))).partition("\n")[0]
-        names = ", ".join(f"input[{number}]" for number in failed)
-        others = f" Send the others without {'it' if len(failed) == 1 else 'them'}." if len(items) > len(failed) else ""
-        raise NonFiniteOutputError(f"{names}: {said}{others}")
+        names = ", ".join(f"input[{number}]" for number, _ in failed)
+        rest = f" Send the others without {'it' if len(failed) == 1 else 'them'}." if len(items) > len(failed) else ""
+        raise NonFiniteOutputError(f"{names}: ", *joined(failed[0][1].problem), rest)
+
+
+def _too_long_hint(item: TextItem, overflow: Overflow) -> Message:
+    """What a client can do about a text of too many tokens; ids cannot be split."""
+    truncate = ("Truncate it: send ", Setting("overflow", Overflow.TRUNCATE))
+    if item.text.input_ids is not None:
+        return (*truncate, ".")
+    if overflow is Overflow.ERROR:
+        return (*truncate, ", or run it in chunks: send ", Setting("overflow", Overflow.SPLIT), ".")
+    return ""
 
 
 def _ranges(numbers: Collection[int]) -> str:

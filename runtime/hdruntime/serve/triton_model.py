@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import HdexportError, InputError
+from hdruntime.errors import HdexportError, InputError, write
+from hdruntime.serve.interfaces import served_task
+from hdruntime.serve.request_body import OVERFLOWS
+from hdruntime.serve.request_keys import request_key
 from hdruntime.session import load
+from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.encode_options import EncodeOptions
-from hdruntime.tasks.of_bundle import served_task
-from hdruntime.tasks.requests import OVERFLOWS
-from hdruntime.tasks.task import RowTensor, Text
+from hdruntime.tasks.task import Pairs, Text, TextTask
+from hdruntime.tasks.text_classification import TextClassification, classification
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import Overflow
@@ -28,15 +31,38 @@ BUNDLE_FOLDER = "bundle"
 _PARAMETERS = ("truncate", "prompt_name")
 
 
+class RowTensor(NamedTuple):
+    """The output tensor of a Triton model.
+
+    Attributes:
+        name: name of the tensor.
+        size: number of floats for each text.
+        pairs: whether the texts of the input are pairs.
+    """
+
+    name: str
+    size: int
+    pairs: Pairs
+
+
 def tensors_of(bundle: Bundle) -> RowTensor:
-    """The tensor of a bundle's model; a bundle whose answers are not so many numbers for each text is refused."""
-    found = served_task(bundle).row_tensor()
-    if found is None:
-        raise InputError(
-            f"The bundle's task is {bundle.manifest.task}, whose answers differ in length; Triton batches equal ones.",
-            hint=f"Serve it with: hdexport serve {shlex.quote(str(bundle.path))}",
-        )
-    return found
+    """The tensor of a bundle's model; a bundle whose answers differ in length is refused."""
+    task = served_task(bundle)
+    if isinstance(task, Embedding):
+        return RowTensor("embedding", task.dimensions, Pairs.REFUSED)
+    if isinstance(task, TextClassification):
+        return RowTensor("scores", len(task.labels), task.pairs)
+    raise InputError(
+        f"The bundle's task is {bundle.manifest.task}, whose answers differ in length; Triton batches equal ones.",
+        hint=f"Serve it with: hdexport serve {shlex.quote(str(bundle.path))}",
+    )
+
+
+def _row(task: TextTask, answer: Any) -> Any:
+    """The floats of an answer: [size]."""
+    if isinstance(task, TextClassification):
+        return list(classification(answer, task.labels, activation=task.activation).scores.values())
+    return answer
 
 
 class _Request(NamedTuple):
@@ -49,7 +75,7 @@ class _Request(NamedTuple):
     def error(self) -> str | None:
         for number, item in enumerate(self.items):
             if item.error is not None:
-                return f"TEXT[{number}]: {str(item.error).partition(chr(10))[0]}"
+                return f"TEXT[{number}]: {write(item.error.problem, request_key)}"
         return None
 
 
@@ -116,7 +142,9 @@ class TritonPythonModel:
             found = [Text(text=text, text_pair=pair) for text, pair in zip(texts, seconds, strict=True)]
             inference = self._inference(overflow, prompt)
             return _Request(inference, inference.encode(found))
-        except (HdexportError, UnicodeDecodeError) as error:
+        except HdexportError as error:
+            return error.message(request_key)
+        except UnicodeDecodeError as error:
             return str(error)
 
     @staticmethod
@@ -135,6 +163,6 @@ class TritonPythonModel:
         error = request if isinstance(request, str) else request.error
         if isinstance(request, str) or error is not None:
             return triton.InferenceResponse(output_tensors=[], error=triton.TritonError(error))
-        answers = [self._task.numbers(item.answer) for item in request.items]
+        answers = [_row(self._task, item.answer) for item in request.items]
         rows = np.array(answers, np.float32).reshape(len(answers), self._tensor.size)
         return triton.InferenceResponse([triton.Tensor(self._tensor.name, rows)])

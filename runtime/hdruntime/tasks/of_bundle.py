@@ -54,20 +54,6 @@ def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokeni
     return task
 
 
-def served_task(bundle: Bundle) -> TextTask:
-    """The task of a bundle as a server runs it; bundles without a tokenizer or of tasks without routes are refused."""
-    if bundle.manifest.tokenizer is None:
-        raise InputError(f"The bundle {bundle.path} has no tokenizer.", hint="Serve one that reads texts.")
-    kind = class_of(bundle.manifest.task)
-    if kind.routes is TextTask.routes:
-        raise InputError(
-            f"The bundle's task is {kind.name}, which is not served.",
-            hint="Serve embeddings, sparse vectors, or text-classification; or call hdruntime.load in a server "
-            "of yours.",
-        )
-    return kind.of_job(bundle, TaskOptions())
-
-
 def check_pairs(task: TextTask, *, has_pair: bool, has_ids: bool, pair_option: str = "--text-pair-column") -> None:
     """Refuse columns that do not fit the task: whether rows have a second text, and whether they are ids.
 

@@ -14,7 +14,7 @@ from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import SparseSimilarityFormat
 from hdruntime.errors import InputError
-from hdruntime.tasks.task import Call, Encoder, Outputs, Route, TaskOptions, Text, TextsBody, TextTask, Values
+from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.splitting import SUM, SplitPooling
 from hdruntime.text.tokenization import Encoding
 
@@ -84,19 +84,6 @@ class SparseVectors(TextTask, SparseSimilarityFormat):
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> SparseVector:
         return sparse_vector(outputs[_OUTPUT], max_active_dims=self._limit)
-
-    def routes(self) -> Sequence[Route]:
-        return (Route("/embed_sparse", TextsBody, self._embed_sparse),)
-
-    async def _embed_sparse(self, call: Call, body: TextsBody) -> object:
-        found = await call.answered(body, body.texts(), prompt_name=body.prompt_name)
-        return [
-            [
-                {"index": index, "value": value}
-                for index, value in zip(vector.indices.tolist(), vector.values.tolist(), strict=True)
-            ]
-            for vector in found.answers
-        ]
 
 
 TASK = SparseVectors

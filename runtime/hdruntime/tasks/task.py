@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -13,7 +13,6 @@ from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import TaskFormat
-from hdruntime.tasks.requests import Body
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import Spans
 from hdruntime.text.entities import Aggregation
@@ -102,81 +101,6 @@ class Encoder(NamedTuple):
     library: str
     texts: str
     call: str | None
-
-
-class Answered(NamedTuple):
-    """The answers to the texts of a request, in order, and the tokens of all of them."""
-
-    answers: list[Any]
-    tokens: int
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """The tokens, as OpenAI reports them."""
-        return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
-
-
-class TextsBody(Body, kw_only=True):
-    """The body of text-embeddings-inference's routes of texts."""
-
-    inputs: str | list[str]
-    prompt_name: str | None = None
-
-    def texts(self) -> list[Text]:
-        """The inputs as texts of a task."""
-        return [Text(text=text) for text in ([self.inputs] if isinstance(self.inputs, str) else self.inputs)]
-
-
-class Call(Protocol):
-    """A request to a server, as a route of a task sees it.
-
-    Attributes:
-        tokenizer: the bundle's.
-        truncated: numbers of the inputs that were truncated, of which the client is told.
-    """
-
-    tokenizer: TextTokenizer
-    truncated: set[int]
-
-    def check_number(self, texts: int) -> None:
-        """Refuse more texts than a request may have, or none."""
-
-    async def answered(
-        self,
-        body: Body,
-        texts: Sequence[Text],
-        *,
-        task: TextTask | None = None,
-        overflow: Overflow | None = None,
-        stride: int = 0,
-        prompt_name: str | None = None,
-        most_of_each: tuple[int | None, int | None] = (None, None),
-    ) -> Answered:
-        """The answers of the bundle's task to texts, whose treatment the body's keys say.
-
-        Args:
-            task: another of the same bundle, which reads texts whole.
-            overflow: in place of the body's.
-            stride: tokens that a chunk of a split text repeats.
-            prompt_name: of the prompt before every text; None for the model's default.
-            most_of_each: tokens that each text is cut to, and each second text of a pair; None for any number.
-        """
-
-
-class Route(NamedTuple):
-    """A path of a server: the body of its POST requests, and the function that makes the JSON of the answer."""
-
-    path: str
-    body: type[msgspec.Struct]
-    answer: Callable[[Call, Any], Awaitable[object]]
-
-
-class RowTensor(NamedTuple):
-    """The tensor of a Triton model's answers: its name, how many floats a text has, and whether texts are pairs."""
-
-    name: str
-    size: int
-    pairs: Pairs
 
 
 class TextTask(TaskFormat):
@@ -281,18 +205,6 @@ class TextTask(TaskFormat):
     def rows(self, answer: Any) -> list[Values]:
         """The values of each row that a job writes of an answer."""
         return [self.values(answer)]
-
-    def routes(self) -> Sequence[Route]:
-        """The routes of a server, beside those that every server has; a task without any is not served."""
-        return ()
-
-    def row_tensor(self) -> RowTensor | None:
-        """The tensor of Triton's models; None where answers differ in length."""
-        return None
-
-    def numbers(self, answer: Any) -> FloatArray | Sequence[float]:
-        """The floats of an answer's row in that tensor."""
-        return answer
 
     def encode(
         self,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import numpy as np
 
 from hdruntime.arrays import FloatArray
@@ -14,8 +13,7 @@ from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.bundle.task_formats import TextClassificationFormat
 from hdruntime.errors import InputError
 from hdruntime.tasks.encode_options import EncodeOptions
-from hdruntime.tasks.requests import Body
-from hdruntime.tasks.task import Call, Encoder, Outputs, Pairs, Route, RowTensor, TaskOptions, Text, TextTask, Values
+from hdruntime.tasks.task import Encoder, Outputs, Pairs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.checks import checked_texts
 from hdruntime.text.logits import Activation, activated, labels_of, shortest
 from hdruntime.text.splitting import SplitPooling
@@ -31,39 +29,6 @@ class Classification(NamedTuple):
     label: str
     score: float
     scores: dict[str, float]
-
-
-class PredictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of Hugging Face's Inference API for text classification."""
-
-    top_k: int | None = None
-    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
-
-
-class PredictBody(Body, kw_only=True):
-    """``POST /predict`` of text-embeddings-inference: a text, or a list of texts and pairs; `parameters` ask for the
-    answer of Hugging Face's Inference API, a list of classes for each text even if there is one text."""
-
-    inputs: Any
-    raw_scores: bool = False
-    parameters: PredictParameters | None = None
-
-
-class RerankBody(Body, kw_only=True):
-    """``POST /rerank``: Cohere's, Jina's and Voyage's `documents`, or `texts` of text-embeddings-inference."""
-
-    overflow_by_default: ClassVar[Overflow] = Overflow.TRUNCATE
-
-    query: str
-    documents: list[str | dict[str, Any]] | None = None
-    texts: list[str] | None = None
-    top_n: int | None = None
-    return_documents: bool = False
-    return_text: bool = False
-    raw_scores: bool = False
-    use_activation: bool | None = None
-    max_tokens_per_doc: int | None = None
-    max_tokens_per_query: int | None = None
 
 
 class TextClassification(TextTask, TextClassificationFormat):
@@ -114,74 +79,10 @@ class TextClassification(TextTask, TextClassificationFormat):
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> FloatArray:
         return outputs["logits"]
 
-    def row_tensor(self) -> RowTensor:
-        return RowTensor("scores", len(self.labels), self.pairs)
-
-    def numbers(self, answer: FloatArray) -> list[float]:
-        return list(classification(answer, self.labels, activation=self.activation).scores.values())
-
     def scores(self, logits: Sequence[FloatArray]) -> FloatArray:
         """The scores of pairs, float32 [pairs], by a model of one label."""
         scores: FloatArray = activated(_columns(logits), self.activation)[:, 0]
         return scores
-
-    def routes(self) -> Sequence[Route]:
-        ranks = [Route(path, RerankBody, self._rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")]
-        return [Route("/predict", PredictBody, self._predict), *(ranks if len(self.labels) == 1 else [])]
-
-    async def _predict(self, call: Call, body: PredictBody) -> object:
-        texts = _texts_or_pairs(body.inputs)
-        if self.pairs is Pairs.REQUIRED and any(text.text_pair is None for text in texts):
-            raise InputError('The model compares two texts. Give pairs of them: {"inputs": [["...", "..."]]}.')
-        parameters = body.parameters or PredictParameters()
-        if parameters.top_k is not None and parameters.top_k < 1:
-            raise InputError(f"top_k is {parameters.top_k}; it must be 1 or more.")
-        activation = self._served_activation(body.raw_scores, parameters.function_to_apply)
-        found = []
-        for answer in (await call.answered(body, texts)).answers:
-            scores = map(shortest, activated(answer, activation))
-            labels = sorted(zip(self.labels, scores, strict=True), key=lambda pair: -pair[1])[: parameters.top_k]
-            found.append([{"label": label, "score": score} for label, score in labels])
-        return found[0] if isinstance(body.inputs, str) and body.parameters is None else found
-
-    def _served_activation(self, raw_scores: bool, function: str | None = None) -> Activation:
-        """The activation of a request's scores. One score is its logit's sigmoid, whatever the checkpoint's activation:
-        clients of all these interfaces expect 0 to 1."""
-        if raw_scores or function == "none":
-            return Activation.IDENTITY
-        if function is not None:
-            return Activation(function)
-        return Activation.SIGMOID if len(self.labels) == 1 else self.activation
-
-    async def _rerank(self, call: Call, body: RerankBody) -> object:
-        if body.texts is not None and body.documents is not None:
-            raise InputError("texts and documents are both there.", hint="Send the list as one of them.")
-        documents = [_document(each) for each in (body.texts if body.documents is None else body.documents) or ()]
-        if not documents:
-            raise InputError("There are no documents.", hint="Give a list of them: documents (or texts).")
-        if body.top_n is not None and body.top_n < 1:
-            raise InputError(f"top_n is {body.top_n}; it must be 1 or more.")
-        pairs = [Text(text=body.query, text_pair=document) for document in documents]
-        most_of_each = (body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
-        found = await call.answered(body, pairs, most_of_each=most_of_each)
-        is_own = body.use_activation and not body.raw_scores
-        raw_scores = body.raw_scores or body.use_activation is False
-        activation = self.activation if is_own else self._served_activation(raw_scores)
-        scores = activated(_columns(found.answers), activation)[:, 0]
-        order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
-        if body.documents is None:
-            kept = {index: {"text": documents[index]} if body.return_text else {} for index in order}
-            return [{"index": index, "score": float(scores[index]), **kept[index]} for index in order]
-        results = [
-            {"index": index, "relevance_score": float(scores[index])}
-            | ({"document": {"text": documents[index]}} if body.return_documents else {})
-            for index in order
-        ]
-        answer = {"id": "", "model": self.manifest.name, "usage": found.usage, "meta": {}}
-        if body.truncation is not None:
-            # Voyage's key, which its client always sends, and that client reads the results there.
-            return answer | {"object": "list", "data": results}
-        return answer | {"results": results}
 
 
 TASK = TextClassification
@@ -264,29 +165,6 @@ def _check_query(query: str, tokenizer: TextTokenizer, encode_options: EncodeOpt
 def _columns(logits: Sequence[FloatArray]) -> FloatArray:
     """float32 [pairs, 1], also of no pair."""
     return np.array(logits, np.float32).reshape(len(logits), 1)
-
-
-def _document(given: str | dict[str, Any]) -> str:
-    text = given if isinstance(given, str) else given.get("text")
-    if not isinstance(text, str):
-        raise InputError('A document is a text, or an object with one: {"text": "..."}. Send one of these.')
-    return text
-
-
-def _texts_or_pairs(given: object) -> list[Text]:
-    """The texts of ``/predict``. A list of two texts is two texts, as a list of three is three: a pair is a list in the
-    list. text-embeddings-inference takes it for a pair, and thus answers a batch of two texts with one answer."""
-    if isinstance(given, str):
-        return [Text(text=given)]
-    if isinstance(given, list):
-        listed = [[each] if isinstance(each, str) else each for each in given]
-        if all(
-            isinstance(each, list) and len(each) in (1, 2) and all(isinstance(t, str) for t in each) for each in listed
-        ):
-            return [Text(text=each[0], text_pair=each[1] if len(each) > 1 else None) for each in listed]
-    raise InputError(
-        'inputs is neither a text nor a list of texts and pairs of texts: ["...", ["...", "..."]]. Send one of these.'
-    )
 
 
 def _activation_of(bundle: Bundle) -> Activation:

@@ -1,7 +1,7 @@
 """Bodies of requests, as OpenAI, Cohere, Jina, Voyage, text-embeddings-inference, vLLM and infinity have them.
 
-A key has a field here or in a body of a task, or another name of one, or changes no answer; any other key would change
-the answer that its author expects, so it is refused. docs/serve.md has a table of the keys.
+A key is a field here or of an interface's body, or another name of such a field, or changes no answer. Any other key is
+refused, since its sender expects something of it. docs/serve.md has a table of the keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
 Content = TypeVar("Content", bound=msgspec.Struct)
@@ -63,7 +63,7 @@ OVERFLOWS: dict[Truncate | bool, Overflow] = {
 """The session's word for a request's."""
 
 
-class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The keys of every body, which say what happens to texts of too many tokens: at most one of them is given."""
 
     overflow_by_default: ClassVar[Overflow] = Overflow.ERROR
@@ -80,26 +80,26 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def overflow(self) -> Overflow:
         """What happens to texts of too many tokens; keys that contradict each other are refused."""
-        is_cut = None if self.truncate_prompt_tokens is None else True
-        given = {OVERFLOWS[each] for each in (self.truncate, self.truncation, is_cut) if each is not None}
-        if len(given) > 1:
+        truncates = None if self.truncate_prompt_tokens is None else True
+        choices = {OVERFLOWS[key] for key in (self.truncate, self.truncation, truncates) if key is not None}
+        if len(choices) > 1:
             raise InputError(
                 "truncate, truncation and truncate_prompt_tokens contradict each other.", hint="Give one of them."
             )
-        return given.pop() if given else self.overflow_by_default
+        return choices.pop() if choices else self.overflow_by_default
 
-    def most_tokens(self, tokenizer: TextTokenizer, *, is_pair: bool) -> int:
-        """Most tokens of a text or a pair; vLLM's -1 stands for the tokenizer's number."""
-        asked = self.truncate_prompt_tokens
-        if asked is None or asked == -1:
+    def max_tokens(self, tokenizer: TextTokenizer, *, is_pair: bool) -> int:
+        """Maximum tokens of a text or a pair; vLLM's -1 stands for the tokenizer's number."""
+        tokens = self.truncate_prompt_tokens
+        if tokens is None or tokens == -1:
             return tokenizer.max_len
-        special = tokenizer.whole.num_special_tokens_to_add(is_pair)
-        if asked <= special:
+        special_tokens = tokenizer.whole.num_special_tokens_to_add(is_pair)
+        if tokens <= special_tokens:
             raise InputError(
-                f"truncate_prompt_tokens is {asked}, of which the special tokens are {special}.",
-                hint=f"Give {special + 1} or more, or -1 for as many as fit.",
+                f"truncate_prompt_tokens is {tokens}, and the special tokens alone are {special_tokens}.",
+                hint=f"Give {special_tokens + 1} or more, or -1 for as many as fit.",
             )
-        return min(asked, tokenizer.max_len)
+        return min(tokens, tokenizer.max_len)
 
 
 def read_body(content: bytes | bytearray, kind: type[Content]) -> Content:
@@ -108,7 +108,7 @@ def read_body(content: bytes | bytearray, kind: type[Content]) -> Content:
 
 
 def read_large_body(content: bytes | bytearray, kind: type[Content], *, max_texts: int, max_ids: int) -> Content:
-    """The same for many megabytes, without a long hold of Python's lock, which would stop all other threads.
+    """A request's body of many megabytes, read without a long hold of Python's lock, which would stop other threads.
 
     A list that is too long is refused by its length, before its values are read.
 
@@ -126,7 +126,7 @@ def read_large_body(content: bytes | bytearray, kind: type[Content], *, max_text
 
 def too_many_texts(texts: int | str, max_texts: int) -> InputError:
     """The error of a request with more texts than it may have, or none."""
-    return InputError(f"There are {texts} texts in the request; 1 to {max_texts} fit. Send several requests.")
+    return InputError(f"There are {texts} texts in the request; 1 to {max_texts} fit.", hint="Send several requests.")
 
 
 def _read(kind: type[Content], values: Callable[[], dict[str, Any]]) -> Content:
@@ -134,21 +134,22 @@ def _read(kind: type[Content], values: Callable[[], dict[str, Any]]) -> Content:
     try:
         body: dict[str, Any] = {}
         for key, value in values().items():
-            is_idle = key in WITHOUT_EFFECT and key not in keys
-            if value is None or (is_idle and value in (WITHOUT_EFFECT[key] or (value,))):
+            has_no_effect = key in WITHOUT_EFFECT and key not in keys
+            if value is None or (has_no_effect and value in (WITHOUT_EFFECT[key] or (value,))):
                 continue
-            if is_idle:
+            if has_no_effect:
                 fits = " or ".join(msgspec.json.encode(each).decode() for each in WITHOUT_EFFECT[key] or ())
                 raise InputError(f"{key} has a value that is not supported.", hint=f"Send {fits}, or no {key}.")
             name = OTHER_NAMES.get(key, key)
             name = name if name in keys else key
             if name in body and body[name] != value:
                 raise InputError(f"{key} and another name of it contradict each other.", hint="Give one of them.")
+            if name not in keys:
+                raise InputError(f"The body has the unknown field `{key}`.", hint=f"The route has {', '.join(keys)}.")
             body[name] = value
         return msgspec.convert(body, kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        remedy = f" The route has {', '.join(keys)}." if "unknown field" in str(error) else ""
-        raise InputError(f"The body is not valid: {error}.{remedy}") from None
+        raise InputError(f"The body is not valid: {error}.") from None
 
 
 _LIST_OF_IDS = re.compile(rb"\s*\[\s*[-0-9]")
@@ -179,9 +180,10 @@ def _value(key: str, raw: bytes, *, max_texts: int, max_ids: int) -> Any:
 
 def _check_ids(raw: bytes, name: str, max_ids: int) -> None:
     if (ids := raw.count(b",") + 1) > max_ids:
+        larger = Setting("max_text_characters", command="serve")
         raise InputError(
-            f"{name}: The text has {ids} ids; at most {max_ids} can be read at once. Send the text in parts, or start "
-            "the server with a larger --max-text-characters."
+            f"{name}: The text has {ids} ids; at most {max_ids} can be read at once.",
+            hint=("Send the text in parts, or start the server with a larger ", larger, "."),
         )
 
 

@@ -1,0 +1,145 @@
+"""OpenAI's API: ``POST /v1/embeddings``, with keys of Jina, Voyage, vLLM and infinity, and ``GET /v1/models``."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from hdruntime.errors import InputError, joined
+from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
+from hdruntime.serve.request_body import RequestBody
+from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
+from hdruntime.tasks.task import Text, TextTask
+from hdruntime.text.chunking import overlap_of
+from hdruntime.text.embeddings import normalized
+from hdruntime.text.tokenization import Overflow
+
+_MANY_IDS = 2**14
+"""Ids of a request that are checked in another thread than the event loop's: fewer take a millisecond."""
+
+
+_IDS_HINT = (
+    "Send texts, or ids of the bundle's tokenizer with special tokens. LangChain's OpenAIEmbeddings sends OpenAI's "
+    "ids, and with check_embedding_ctx_length=False texts."
+)
+
+
+class EmbeddingsBody(RequestBody, kw_only=True):
+    """``POST /v1/embeddings``."""
+
+    input: Any
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    normalize: bool = False
+    prompt_name: str | None = None
+    late_chunking: bool = False
+
+
+class OpenAIInterface(Interface):
+    """OpenAI's API."""
+
+    def __init__(self, model: ServedModel) -> None:
+        super().__init__(model)
+        self._chunks: ChunkEmbeddings | None = None
+
+    @classmethod
+    def answers_task(cls, task: TextTask) -> bool:
+        return isinstance(task, Embedding)
+
+    def routes(self) -> Sequence[Route]:
+        models = Route("/v1/models", None, self._models)
+        if not self.answers_task(self.model.task):
+            return [models]
+        return [models, Route("/v1/embeddings", EmbeddingsBody, self._embeddings)]
+
+    async def _models(self, request: ServeRequest, body: None) -> object:
+        manifest = self.model.session.manifest
+        model = {"id": manifest.name, "object": "model", "created": 0, "owned_by": "hdexport", "task": manifest.task}
+        return {"object": "list", "data": [model | {"max_model_len": self.model.session.max_seq_length}]}
+
+    async def _embeddings(self, request: ServeRequest, body: EmbeddingsBody) -> object:
+        task = self.model.task
+        assert isinstance(task, Embedding), "the route is there for embeddings alone"
+        # Ids are checked one by one, and a request may have millions.
+        has_many = _count_ids(body.input) > _MANY_IDS
+        texts = await asyncio.to_thread(_texts_or_ids, request, body) if has_many else _texts_or_ids(request, body)
+        if body.late_chunking:
+            if body.truncate_prompt_tokens is not None:
+                raise InputError("late_chunking reads texts in full.", hint="Leave out truncate_prompt_tokens.")
+            answers = await self._chunk_answers(request, [text.text for text in texts], body)
+            vectors = answers.answers[0].vectors
+        else:
+            answers = await request.answers(body, texts, prompt_name=body.prompt_name)
+            vectors = np.array(answers.answers)
+        vectors = task.truncated(vectors, body.dimensions)
+        vectors = normalized(vectors) if body.normalize else vectors
+        rows: list[Any] = (
+            vectors.tolist()
+            if body.encoding_format == "float"
+            else [base64.b64encode(vector.tobytes()).decode() for vector in vectors.astype("<f4")]
+        )
+        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
+        return {"object": "list", "data": data, "model": task.manifest.name, "usage": answers.usage}
+
+    async def _chunk_answers(self, request: ServeRequest, chunks: list[str], body: EmbeddingsBody) -> Answers:
+        """The answer to the inputs as chunks of one text, with a space between two chunks."""
+        if any(not isinstance(chunk, str) or not chunk for chunk in chunks):
+            raise InputError("late_chunking reads texts that are not empty.", hint="Give the chunks of one document.")
+        self._chunks = self._chunks or ChunkEmbeddings(self.model.session.manifest, None)
+        ends = np.cumsum([len(chunk) + 1 for chunk in chunks]).tolist()
+        spans = [(end - 1 - len(chunk), end - 1) for chunk, end in zip(chunks, ends, strict=True)]
+        text = Text(text=" ".join(chunks), spans=spans)
+        stride = overlap_of(None, request.tokenizer.max_len)
+        return await request.answers(
+            body, [text], task=self._chunks, overflow=Overflow.SPLIT, stride=stride, prompt_name=body.prompt_name
+        )
+
+
+INTERFACE = OpenAIInterface
+
+
+def _count_ids(value: object) -> int:
+    """An upper bound of the ids of an ``input``."""
+    if not isinstance(value, list) or not value or isinstance(value[0], str):
+        return 0
+    return len(value) + sum(len(item) for item in value if isinstance(item, list))
+
+
+def _texts_or_ids(request: ServeRequest, body: EmbeddingsBody) -> list[Text]:
+    """OpenAI's ``input``: a text, texts, ids, or lists of ids."""
+    value = body.input
+    if isinstance(value, str):
+        return [Text(text=value)]
+    if isinstance(value, list) and value:
+        items: list[Any] = [value] if _is_ids(value) else value
+        # First: a body has room for millions. The chunks of one text are counted here, too.
+        request.check_number(len(items))
+        if all(isinstance(item, str) for item in items):
+            return [Text(text=item) for item in items]
+        if all(_is_ids(item) for item in items):
+            return _texts_of_ids(request, body, items)
+    raise InputError("input is neither a text, nor a list of texts, of ids, or of lists of ids.")
+
+
+def _texts_of_ids(request: ServeRequest, body: EmbeddingsBody, items: list[list[int]]) -> list[Text]:
+    """Texts as ids of the bundle's tokenizer; LangChain's class sends OpenAI's ids unless it is told not to."""
+    tokenizer = request.tokenizer
+    max_tokens = body.max_tokens(tokenizer, is_pair=False) if body.overflow is Overflow.TRUNCATE else None
+    texts = []
+    for number, ids in enumerate(items):
+        try:
+            checked = tokenizer.checked_ids(ids, most=max_tokens)
+        except InputError as error:
+            raise InputError(f"input[{number}]: ", *joined(error.problem), hint=_IDS_HINT) from None
+        if len(checked) < len(ids):
+            request.truncated.add(number)
+        texts.append(Text(input_ids=checked))
+    return texts
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
