@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
-import logging
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 from hdruntime.errors import MissingDependencyError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-logger = logging.getLogger(__name__)
-
-_TASKS_GROUP = "hdexport.tasks"
-"""Group of entry points: name of a task -> its class, a `hdruntime.tasks.task.TextTask`."""
 
 INSTALL_ONNXRUNTIME_CUDA = (
     "pip install 'hdexport[gpu]' && pip uninstall -y onnxruntime && "
@@ -85,29 +74,6 @@ def installed_version(distribution: str) -> str | None:
     try:
         return version(distribution)
     except PackageNotFoundError:
-        return None
-
-
-def entry_points_of(group: str) -> dict[str, EntryPoint]:
-    """The entry points that packages register in a group, by name; none of them is imported."""
-    from importlib.metadata import entry_points
-
-    return {point.name: point for point in sorted(entry_points(group=group), key=lambda point: point.name)}
-
-
-@functools.cache
-def registered_tasks() -> dict[str, EntryPoint]:
-    """Where other packages have the classes of their tasks, by the tasks' names."""
-    return entry_points_of(_TASKS_GROUP)
-
-
-def made_by(point: EntryPoint, what: str) -> Any | None:
-    """What the class of another package makes; None, with a warning, if its code fails: others do not need it."""
-    try:
-        return point.load()()
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        logger.warning("The %s %s (%s) cannot be loaded and is ignored: %s", what, point.name, point.value, reason)
         return None
 
 

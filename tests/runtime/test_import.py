@@ -37,7 +37,7 @@ import hdruntime
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.task_formats import format_of
 hdruntime.open_bundle({str(make_bundle(tmp_path / "bundle"))!r})
-print(*{{format_of(task).name for task in Task}}, *sys.modules)
+print(*{{task for task in Task if format_of(task)}}, *sys.modules)
 """
     loaded = set(run(code).split())
     assert {*Task} <= loaded

@@ -106,9 +106,9 @@ def test_long_texts_are_refused_cut_or_split_and_chunks_see_each_other(embedder:
     refused = client.post("/v1/embeddings", json={"input": ["a", long]})
     assert refused.status_code == 400
     assert "input[1]: The text has" in refused.json()["error"]["message"]
-    assert 'send truncate: "end" or "split"' in refused.json()["error"]["message"]
+    assert 'send "truncate": "end", or run it in chunks: send "truncate": "split"' in refused.json()["error"]["message"]
     first, last = session.tokenizer.special_ids
-    for inside, remedy in (([5] * session.max_len, 'send truncate: "end".'), ([10**6], None)):
+    for inside, remedy in (([5] * session.max_len, 'send "truncate": "end".'), ([10**6], None)):
         given = first + inside + last
         said = client.post("/v1/embeddings", json={"input": given}).json()["error"]["message"]
         assert remedy in said if remedy else "truncate" not in said, "each remedy works, and none is for other errors"

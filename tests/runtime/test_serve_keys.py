@@ -22,10 +22,9 @@ from fakes.recording_runner import RecordingRunner, answer
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.serve import ServeOptions, application
+from hdruntime.serve import request_body as requests
+from hdruntime.serve.interfaces import openai, rerank, tei
 from hdruntime.session import Session
-from hdruntime.tasks import embedding as embedding_task
-from hdruntime.tasks import requests, text_classification
-from hdruntime.tasks.task import TextsBody
 from support.serving import answers_of
 from support.tiny_bundle import make_bundle
 
@@ -34,11 +33,11 @@ WORDS = {"long": 4, "documents": 5, "are": 6, "read": 7, "whole": 8}
 LONG = "long documents are read whole " * 5
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 ROUTES = {
-    "/v1/embeddings": embedding_task.EmbeddingsBody,
-    "/embed": embedding_task.EmbedBody,
-    "/embed_sparse": TextsBody,
-    "/rerank": text_classification.RerankBody,
-    "/predict": text_classification.PredictBody,
+    "/v1/embeddings": openai.EmbeddingsBody,
+    "/embed": tei.EmbedBody,
+    "/embed_sparse": tei.TextsBody,
+    "/rerank": rerank.RerankBody,
+    "/predict": tei.PredictBody,
 }
 Ask = Callable[..., tuple[int, Any]]
 
@@ -213,7 +212,7 @@ def test_keys_that_contradict_each_other_are_refused(embedding: Ask, reranking: 
     for body, message in (
         ({"input": "read", "truncate_prompt_tokens": 2}, "Give 3 or more, or -1"),
         ({"input": "read", "truncate_prompt_tokens": -2}, "Give 3 or more, or -1"),
-        ({"input": "read", "late_chunking": True, "truncate_prompt_tokens": 5}, "late_chunking reads whole texts"),
+        ({"input": "read", "late_chunking": True, "truncate_prompt_tokens": 5}, "late_chunking reads texts in full"),
     ):
         status, said = embedding("/v1/embeddings", body)
         assert (status, message in said["error"]["message"]) == (400, True), said
@@ -395,12 +394,14 @@ def test_a_servers_default_for_long_texts_holds_where_a_request_says_nothing(tmp
         options.check()
         return answers_of(application(bundle, Session(bundle, RecordingRunner()), options), *requests)
 
-    openai, tei = ("/v1/embeddings", {"input": texts}), ("/embed", {"inputs": texts, "normalize": False})
+    by_route = ("/v1/embeddings", {"input": texts}), ("/embed", {"inputs": texts, "normalize": False})
     for default in (None, "error"):
-        assert [found.status_code for found in served(default, openai, tei, ("/", tei[1]))] == [400] * 3
-    of_requests = {key: served(None, ("/v1/embeddings", openai[1] | {"truncate": key}))[0] for key in ("end", "split")}
+        assert [found.status_code for found in served(default, *by_route, ("/", by_route[1][1]))] == [400] * 3
+    of_requests = {
+        key: served(None, ("/v1/embeddings", {"input": texts, "truncate": key}))[0] for key in ("end", "split")
+    }
     for default, expected in of_requests.items():
-        by_openai, by_tei = served(default, openai, tei)
+        by_openai, by_tei = served(default, *by_route)
         assert by_openai.json() == expected.json()
         np.testing.assert_allclose(by_tei.json(), vectors_of((200, expected.json())), rtol=1e-6)
         told = "1,3" if default == "end" else None
@@ -417,7 +418,7 @@ def test_a_servers_default_for_long_texts_holds_where_a_request_says_nothing(tmp
     assert refused.status_code == 400
     (of_long_ids,) = served("split", ("/v1/embeddings", {"input": ids}))
     assert of_long_ids.status_code == 400
-    assert of_long_ids.json()["error"]["message"].endswith('send truncate: "end".'), "ids cannot be split"
+    assert of_long_ids.json()["error"]["message"].endswith('send "truncate": "end".'), "ids cannot be split"
     assert 'hdexport_truncated_texts_total{route="/v1/embeddings"} 1.0' in metrics.text
 
 
@@ -545,7 +546,7 @@ def test_ids_of_a_large_body_are_read_and_checked_beside_the_event_loop(
         monkeypatch.setattr(module, name, call)
 
     noted(sys.modules["hdruntime.serve.application"], "read_large_body")
-    noted(embedding_task, "_texts_or_ids")
+    noted(openai, "_texts_or_ids")
     bundle, ids = open_bundle(make_bundle(tmp_path / "bundle")), [CLS, *[5] * 60_000, SEP]
     app = application(bundle, Session(bundle, RecordingRunner()), ServeOptions(truncate="end"))
     body = {"input": [ids] * 3}

@@ -14,7 +14,6 @@ from hdruntime.bundle.checked_json import Count, LargeCount, Length, Name, Sha25
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TextTemplate
 from hdruntime.bundle.verification import VerificationRecord
 from hdruntime.constants import KERNELS_FOLDER
-from hdruntime.optional import registered_tasks
 
 _ARCHITECTURE_OF_KERNEL = re.compile(rf"^{KERNELS_FOLDER}/.*-sm(\d+)-\w+\.cubin$")
 
@@ -41,10 +40,7 @@ class Backend(StrEnum):
 
 
 class Task(StrEnum):
-    """The task of a bundle, by the name in Hugging Face optimum, where it has one.
-
-    The tasks of other packages are members, too, which `Task(name)` finds; they are not among those that are listed.
-    """
+    """The task of a bundle, by its name in Hugging Face optimum if it has one."""
 
     FEATURE_EXTRACTION = "feature-extraction"
     SENTENCE_SIMILARITY = "sentence-similarity"
@@ -58,14 +54,6 @@ class Task(StrEnum):
     QUESTION_ANSWERING = "question-answering"
     TEXT_SCORING = "text-scoring"
     """The log-probability of each token after the tokens before it."""
-
-    @classmethod
-    def _missing_(cls, value: object) -> Task | None:
-        if not isinstance(value, str) or value not in registered_tasks():
-            return None
-        member = str.__new__(cls, value)
-        member._name_ = member._value_ = value
-        return member
 
 
 class Scheme(StrEnum):

@@ -74,10 +74,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
         raise BundleCorruptError(f"The manifest is not valid JSON: {error}.", hint=_COPY_AGAIN) from None
     except UnknownChoiceError as error:
         # A later version may have added the choice without a new format.
-        elsewhere = (
-            "\nIf its task is of another package: install that." if str(error).startswith("manifest.task ") else ""
-        )
-        raise BundleCorruptError(f"{error}.", hint=f"{_COPY_AGAIN}\n{_IF_NEWER}{elsewhere}") from None
+        raise BundleCorruptError(f"{error}.", hint=f"{_COPY_AGAIN}\n{_IF_NEWER}") from None
     except JsonMismatchError as error:
         raise BundleCorruptError(f"{error}.", hint=_COPY_AGAIN) from None
     return manifest

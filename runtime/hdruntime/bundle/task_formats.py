@@ -1,115 +1,69 @@
-"""What the bundles of each task contain, which a manifest is checked against."""
+"""The outputs and settings that the manifest of a task's bundles must have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.sentence_settings import Kind
-from hdruntime.errors import BundleError
-from hdruntime.optional import registered_tasks
 
 
+@dataclass(frozen=True, kw_only=True)
 class TaskFormat:
-    """The content of a task's bundles; every task's class, a `hdruntime.tasks.task.TextTask`, is one, too.
-
-    A built-in task has a subclass here, of which its class is made: reading a manifest must not load what runs it.
+    """The content of a task's bundles. `hdruntime.tasks` has what runs them, which is not needed to read a manifest.
 
     Attributes:
-        name: in the manifest.
-        output_axes: name of each output that a graph needs -> its axes. All outputs are float32; a graph may have
-            others beside these, which are inputs of the next call. An axis ``hidden_size`` is the manifest's.
-        settings_kind: of its settings of sentence-transformers.
-        needs_settings: whether nothing can be made of its outputs without them.
-        instead_of_embeddings: advice to who asks for a vector for each text, where it has none.
+        output_axes: name of each output that a graph needs -> its axes. All outputs are float32. A graph may have other
+            outputs, which are inputs of the next call. The axis ``hidden_size`` has the manifest's size.
+        settings_kind: kind of the settings of sentence-transformers.
+        needs_settings: whether the outputs are of no use without these settings.
+        instead_of_embeddings: hint for a caller that asks for one embedding per text, where the task has none.
+        problems: contradictions in a manifest that has the outputs; each begins with a key of the manifest.
     """
 
-    name: ClassVar[str]
-    output_axes: ClassVar[Mapping[str, tuple[str, ...]]]
-    settings_kind: ClassVar[Kind] = "encoder"
-    needs_settings: ClassVar[bool] = False
-    instead_of_embeddings: ClassVar[str] = (
-        "Build it again with --task feature-extraction or --task sentence-similarity."
-    )
-
-    @classmethod
-    def problems(cls, manifest: Manifest) -> Iterator[str]:
-        """Contradictions in a manifest that has the outputs, which the facts above do not show; begin with a key."""
-        yield from ()
+    output_axes: Mapping[str, tuple[str, ...]]
+    settings_kind: Kind = "encoder"
+    needs_settings: bool = False
+    instead_of_embeddings: str = "Build it again with --task feature-extraction or --task sentence-similarity."
+    problems: Callable[[Manifest], Iterator[str]] = lambda manifest: iter(())
 
 
-class FeatureExtractionFormat(TaskFormat):
-    name = Task.FEATURE_EXTRACTION
-    output_axes: ClassVar = {"last_hidden_state": ("batch", "tokens", "hidden_size")}
+def _sparse_problems(manifest: Manifest) -> Iterator[str]:
+    size = next(spec.shape[-1] for spec in manifest.outputs if spec.name == "sparse_embedding")
+    if size != manifest.vocab_size:
+        yield f"outputs: float32 [batch, {size}] is not of the vocab_size {manifest.vocab_size}"
 
 
-class SentenceSimilarityFormat(TaskFormat):
-    name = Task.SENTENCE_SIMILARITY
-    output_axes: ClassVar = {
-        "last_hidden_state": ("batch", "tokens", "width"),
-        "sentence_embedding": ("batch", "embedding_size"),
-    }
+_FORMATS: Mapping[Task, TaskFormat] = {
+    Task.FEATURE_EXTRACTION: TaskFormat(output_axes={"last_hidden_state": ("batch", "tokens", "hidden_size")}),
+    Task.SENTENCE_SIMILARITY: TaskFormat(
+        output_axes={
+            "last_hidden_state": ("batch", "tokens", "width"),
+            "sentence_embedding": ("batch", "embedding_size"),
+        }
+    ),
+    Task.SPARSE_SIMILARITY: TaskFormat(
+        output_axes={"sparse_embedding": ("batch", "vocab_size")},
+        settings_kind="sparse-encoder",
+        problems=_sparse_problems,
+    ),
+    Task.TOKEN_SIMILARITY: TaskFormat(
+        output_axes={"token_embeddings": ("batch", "tokens", "embedding_size")},
+        settings_kind="multi-vector-encoder",
+        needs_settings=True,
+        instead_of_embeddings="A text has an embedding for each token: hdruntime.MultiVectorEncoder returns them.",
+    ),
+    Task.FILL_MASK: TaskFormat(output_axes={"logits": ("batch", "tokens", "vocab_size")}),
+    Task.TEXT_CLASSIFICATION: TaskFormat(output_axes={"logits": ("batch", "labels")}, settings_kind="cross-encoder"),
+    Task.TOKEN_CLASSIFICATION: TaskFormat(output_axes={"logits": ("batch", "tokens", "labels")}),
+    Task.QUESTION_ANSWERING: TaskFormat(
+        output_axes={"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")}
+    ),
+    Task.TEXT_SCORING: TaskFormat(output_axes={"log_probabilities": ("batch", "tokens")}),
+}
 
 
-class SparseSimilarityFormat(TaskFormat):
-    name = Task.SPARSE_SIMILARITY
-    output_axes: ClassVar = {"sparse_embedding": ("batch", "vocab_size")}
-    settings_kind = "sparse-encoder"
-
-    @classmethod
-    def problems(cls, manifest: Manifest) -> Iterator[str]:
-        output = next(spec for spec in manifest.outputs if spec.name in cls.output_axes)
-        if output.shape[-1] != manifest.vocab_size:
-            yield f"outputs: float32 [batch, {output.shape[-1]}] is not of the vocab_size {manifest.vocab_size}"
-
-
-class TokenSimilarityFormat(TaskFormat):
-    name = Task.TOKEN_SIMILARITY
-    output_axes: ClassVar = {"token_embeddings": ("batch", "tokens", "embedding_size")}
-    settings_kind = "multi-vector-encoder"
-    needs_settings = True
-    instead_of_embeddings = "A text has a vector for each token: hdruntime.MultiVectorEncoder gives them."
-
-
-class FillMaskFormat(TaskFormat):
-    name = Task.FILL_MASK
-    output_axes: ClassVar = {"logits": ("batch", "tokens", "vocab_size")}
-
-
-class TextClassificationFormat(TaskFormat):
-    name = Task.TEXT_CLASSIFICATION
-    output_axes: ClassVar = {"logits": ("batch", "labels")}
-    settings_kind = "cross-encoder"
-
-
-class TokenClassificationFormat(TaskFormat):
-    name = Task.TOKEN_CLASSIFICATION
-    output_axes: ClassVar = {"logits": ("batch", "tokens", "labels")}
-
-
-class QuestionAnsweringFormat(TaskFormat):
-    name = Task.QUESTION_ANSWERING
-    output_axes: ClassVar = {"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")}
-
-
-class TextScoringFormat(TaskFormat):
-    name = Task.TEXT_SCORING
-    output_axes: ClassVar = {"log_probabilities": ("batch", "tokens")}
-
-
-_FORMATS = {kind.name: kind for kind in TaskFormat.__subclasses__()}
-
-
-def format_of(task: Task) -> type[TaskFormat]:
-    """The format of a task: one of those above, or the class that another package registers."""
-    if task in _FORMATS:
-        return _FORMATS[task]
-    point = registered_tasks()[task]
-    try:
-        return point.load()
-    except Exception as error:
-        raise BundleError(
-            f"The task {task} ({point.value}) cannot be loaded: {type(error).__name__}: {error}.",
-            hint="Update the package that it comes from, or install it again.",
-        ) from error
+def format_of(task: Task) -> TaskFormat:
+    """The format of a task's bundles."""
+    return _FORMATS[task]

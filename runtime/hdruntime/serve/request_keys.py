@@ -1,4 +1,4 @@
-"""How the server writes the parameters of an error: as keys of the request."""
+"""How the server writes the parameters of an error: as keys of the request, or as flags of ``hdexport serve``."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Mapping
 from enum import Enum
 
 from hdruntime.errors import Setting
+from hdruntime.text.tokenization import Overflow
 
-_VALUES: Mapping[tuple[str, str], str] = {
-    ("overflow", "truncate"): "end",
-    ("overflow", "split"): "split",
-    ("overflow", "error"): "error",
-}
-"""Values of ``truncate`` in a request, by those of `overflow`."""
+_TRUNCATE: Mapping[object, str] = {Overflow.TRUNCATE: "end", Overflow.SPLIT: "split", Overflow.ERROR: "error"}
+"""Values of ``truncate`` in a request, by values of `overflow`."""
 
 _KEYS = {"overflow": "truncate", "normalize_embeddings": "normalize"}
 """Keys of a request that are not named as their parameter is."""
 
+_LOAD_PARAMETERS = ("backend", "device", "max_seq_length", "precision", "threads")
+"""Parameters of `hdruntime.load`, which no request has: the operator sets them."""
+
 
 def request_key(setting: Setting) -> str:
-    """A setting as a request's JSON has it: ``"truncate": "end"``. What only the operator sets keeps its flag."""
+    """A setting as a request's JSON has it: ``"truncate": "end"``, or the operator's flag: ``--max-seq-length 512``."""
     value = setting.value.value if isinstance(setting.value, Enum) else setting.value
-    if setting.command:
+    if setting.command or setting.name in _LOAD_PARAMETERS:
         return f"--{setting.name.replace('_', '-')}" + ("" if value in (None, True) else f" {value}")
     key = json.dumps(_KEYS.get(setting.name, setting.name))
     if value is None:
         return key
-    return f"{key}: {json.dumps(_VALUES.get((setting.name, str(value)), value))}"
+    return f"{key}: {json.dumps(_TRUNCATE.get(value, value) if setting.name == 'overflow' else value)}"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hdruntime.bundle.manifest import Manifest
-from hdruntime.bundle.task_formats import FeatureExtractionFormat
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.task import Encoder
 
 
-class FeatureExtraction(Embedding, FeatureExtractionFormat):
+class FeatureExtraction(Embedding):
     """The vector of a text, the mean of its tokens' vectors unless another pooling is asked for."""
 
+    name = Task.FEATURE_EXTRACTION
     encoder = Encoder("SentenceEncoder", "SentenceTransformer", "texts", None)
 
     @classmethod

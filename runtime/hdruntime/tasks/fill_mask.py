@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hdruntime.arrays import FloatArray
+from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import FillMaskFormat
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.logits import shortest, softmax
@@ -30,9 +30,10 @@ class Filling(NamedTuple):
     score: float
 
 
-class MaskFillings(TextTask, FillMaskFormat):
+class MaskFillings(TextTask):
     """The best tokens for each mask of a text; a bundle whose tokenizer has no mask is refused."""
 
+    name = Task.FILL_MASK
     reads_offsets = False
     # Logits for the whole vocabulary at every token of a long text would fill the memory.
     splits = streams = False

@@ -7,18 +7,15 @@ from typing import cast
 
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import format_of
 from hdruntime.errors import InputError
 from hdruntime.tasks.embedding import ChunkEmbeddings, column_of_spans
 from hdruntime.tasks.task import Pairs, TaskOptions, TextTask
 
 
 def class_of(task: Task) -> type[TextTask]:
-    """The class of a task: `TASK` of the file of this folder with its name, or what another package registers."""
-    if task in list(Task):
-        module = importlib.import_module(f"hdruntime.tasks.{task.replace('-', '_')}")
-        return cast(type[TextTask], module.TASK)
-    return cast(type[TextTask], format_of(task))
+    """The class of a task: `TASK` of the file of this folder that is named as the task is."""
+    module = importlib.import_module(f"hdruntime.tasks.{task.replace('-', '_')}")
+    return cast(type[TextTask], module.TASK)
 
 
 def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokenized: bool = False) -> TextTask:

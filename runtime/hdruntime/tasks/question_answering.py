@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import QuestionAnsweringFormat
 from hdruntime.tasks.task import Outputs, Pairs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.answers import Answer, AnswerOptions, best_answers
 from hdruntime.text.splitting import ChunkPooling, SplitEncoding
@@ -16,9 +15,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class QuestionAnswers(TextTask, QuestionAnsweringFormat):
+class QuestionAnswers(TextTask):
     """The best answers to a question, best first; of a job one, in columns, or a list of several."""
 
+    name = Task.QUESTION_ANSWERING
     job_options: ClassVar = {"answers": "--top-k and --handle-impossible-answer are"}
     needs_text = True
     pairs = Pairs.REQUIRED

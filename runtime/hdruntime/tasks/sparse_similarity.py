@@ -12,7 +12,6 @@ import numpy.typing as npt
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import SparseSimilarityFormat
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.splitting import SUM, SplitPooling
@@ -50,9 +49,10 @@ class SparseVector:
         return whole
 
 
-class SparseVectors(TextTask, SparseSimilarityFormat):
+class SparseVectors(TextTask):
     """The sparse vector of a text, with `max_active_dims` values or, for None, as many as the model keeps."""
 
+    name = Task.SPARSE_SIMILARITY
     reads_offsets = False
     encoder = Encoder("SparseEncoder", "SparseEncoder", "texts", "encode(texts)")
     job_options: ClassVar = {"max_active_dims": "--max-active-dims is"}

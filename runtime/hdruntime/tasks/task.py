@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import msgspec
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import TaskFormat
+from hdruntime.bundle.task_formats import format_of
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import Spans
 from hdruntime.text.entities import Aggregation
@@ -103,7 +103,7 @@ class Encoder(NamedTuple):
     call: str | None
 
 
-class TextTask(TaskFormat):
+class TextTask:
     """A task with a bundle: all that sessions, encoders, jobs and servers ask of it. Each task has a subclass.
 
     Attributes:
@@ -126,6 +126,7 @@ class TextTask(TaskFormat):
         texts, columns: for tasks on pairs, the two texts, and examples of their columns.
     """
 
+    name: ClassVar[Task]
     encoder: ClassVar[Encoder | None] = None
     job_options: ClassVar[Mapping[str, str]] = {}
     needs_text: ClassVar[bool] = False
@@ -148,7 +149,7 @@ class TextTask(TaskFormat):
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         if not hasattr(self, "outputs"):
-            self.outputs = tuple(self.output_axes)
+            self.outputs = tuple(format_of(manifest.task).output_axes)
 
     @classmethod
     def of_job(cls, bundle: Bundle, options: TaskOptions) -> TextTask:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle, read_config
-from hdruntime.bundle.task_formats import TextClassificationFormat
 from hdruntime.errors import InputError
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Encoder, Outputs, Pairs, TaskOptions, Text, TextTask, Values
@@ -31,7 +30,7 @@ class Classification(NamedTuple):
     scores: dict[str, float]
 
 
-class TextClassification(TextTask, TextClassificationFormat):
+class TextClassification(TextTask):
     """The logits of a text or a pair, float32 [labels]; a job writes their class and scores.
 
     Attributes:
@@ -39,6 +38,7 @@ class TextClassification(TextTask, TextClassificationFormat):
         activation: how scores come from logits.
     """
 
+    name = Task.TEXT_CLASSIFICATION
     reads_offsets = False
     encoder = Encoder("CrossEncoder", "CrossEncoder", "pairs", 'predict([("query", "document")])')
     prompts = True

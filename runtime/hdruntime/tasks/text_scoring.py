@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.task_formats import TextScoringFormat
+from hdruntime.bundle.manifest import Task
 from hdruntime.tasks.task import Outputs, Text, TextTask, Values
 from hdruntime.text.logits import shortest
 from hdruntime.text.tokenization import Encoding
@@ -27,9 +27,10 @@ class TextScore(NamedTuple):
     log_probabilities: list[float]
 
 
-class TextScores(TextTask, TextScoringFormat):
+class TextScores(TextTask):
     """The log-probability of a text and of each token."""
 
+    name = Task.TEXT_SCORING
     reads_offsets = False
     # The first token of a chunk that is run by itself would have no score.
     splits = False

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle.task_formats import TokenClassificationFormat
 from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.entities import Aggregation, Entity, entities
 from hdruntime.text.logits import labels_of
@@ -17,9 +16,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Entities(TextTask, TokenClassificationFormat):
+class Entities(TextTask):
     """The entities of a text, in order; `tokenizer` is the bundle's ``tokenizers.Tokenizer``."""
 
+    name = Task.TOKEN_CLASSIFICATION
     job_options: ClassVar = {"aggregation": "--aggregation is"}
     needs_text = True
 

@@ -12,7 +12,6 @@ from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.bundle.task_formats import TokenSimilarityFormat
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.lengths import Role, model_length
@@ -64,7 +63,7 @@ class TextSide:
         )
 
 
-class TokenVectors(TextTask, TokenSimilarityFormat):
+class TokenVectors(TextTask):
     """The vectors of a text's tokens, float32 [vectors, dimensions].
 
     Args:
@@ -75,6 +74,7 @@ class TokenVectors(TextTask, TokenSimilarityFormat):
         dimensions: of a vector.
     """
 
+    name = Task.TOKEN_SIMILARITY
     reads_offsets = False
     encoder = Encoder("MultiVectorEncoder", "MultiVectorEncoder", "documents", "encode_document(texts)")
     streams = False

@@ -1,64 +1,88 @@
-"""A task from a folder of its own runs in sessions, jobs and servers; no file of the product knows it.
+"""A task and its interface are a file each: a task that only this test has runs in sessions, jobs and servers.
 
-The folder `toy_task` is what somebody else's package would be: code, and an entry point of the group hdexport.tasks. It
-is CONTRIBUTING's recipe for a task.
+The toy stands in for text-scoring, since the names of tasks are a closed enumeration. It is CONTRIBUTING's recipe for a
+task: `LoudestToken` is its file in `hdruntime.tasks`, and `toy_interface.py` its file in `hdruntime.serve.interfaces`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-import httpx2
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import hdruntime
+from hdruntime.bundle import task_formats
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.task_formats import TaskFormat
 from hdruntime.errors import BundleCorruptError, InputError
-from hdruntime.optional import registered_tasks
-from hdruntime.serve import ServeOptions, application
-from hdruntime.serve.triton_model import tensors_of
+from hdruntime.serve import ServeOptions, application, interfaces
+from hdruntime.tasks import text_scoring
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.of_bundle import task_of_bundle
-from hdruntime.tasks.task import Text
+from hdruntime.tasks.task import Outputs, Text, TextTask, Values
 from hdruntime.tasks.text_inference import answers_of
-from hdruntime.text.tokenization import Overflow
-from support.commands import run_here, run_installed
+from hdruntime.text.tokenization import Encoding, Overflow
+from support.commands import run_here
 from support.every_key import write_manifest_values
-from support.installed import package_installed
+from support.serving import answers_of as responses
 from support.tiny_bundle import TABLE, WORDS, make_bundle
-from support.tiny_models import save_tiny_model
 
-FOLDER = Path(__file__).with_name("toy_task")
+INTERFACES = Path(__file__).with_name("toy_interfaces")
 TEXTS = ["long documents are read", "whole", "read long documents " * 9]
 
 
-@pytest.fixture
-def toy_installed() -> Iterator[None]:
-    with package_installed(FOLDER, registered_tasks):
-        yield
+class Loudest(NamedTuple):
+    """Characters ``start`` to ``end`` of the text, end exclusive, and the largest number of that token."""
+
+    start: int
+    end: int
+    loudness: float
+
+
+class LoudestToken(TextTask):
+    """The token of a text whose states have the largest number."""
+
+    name = Task.TEXT_SCORING
+    needs_text = True
+
+    def fields(self) -> tuple[pa.Field, ...]:
+        return tuple(pa.schema({"start": pa.int32(), "end": pa.int32(), "loudness": pa.float32()}))
+
+    def values(self, answer: Loudest) -> Values:
+        return answer._asdict()
+
+    def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> Loudest:
+        """The token is a token of the text, and no special token."""
+        of_text = [index for index, sequence in enumerate(encoding.sequence_ids) if sequence == 0]
+        loudness = outputs["last_hidden_state"][of_text].max(axis=1)
+        best = int(np.argmax(loudness))
+        return Loudest(*encoding.offsets[of_text[best]], float(loudness[best]))
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
-    """The tiny bundle, whose manifest names the toy."""
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tiny bundle with the toy as its task."""
+    form = TaskFormat(output_axes={"last_hidden_state": ("batch", "tokens", "hidden_size")})
+    monkeypatch.setitem(task_formats._FORMATS, Task.TEXT_SCORING, form)  # type: ignore[arg-type]
+    monkeypatch.setattr(text_scoring, "TASK", LoudestToken)
+    monkeypatch.setattr(interfaces, "__path__", [*interfaces.__path__, str(INTERFACES)])
     path = make_bundle(tmp_path / "bundle")
-    changed(path, task="loudest-token")
+    change(path, task="text-scoring")
     return path
 
 
-def changed(bundle: Path, **values: object) -> None:
+def change(bundle: Path, **values: object) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     write_manifest_values(bundle, manifest | values)
 
 
 def expected(text: str) -> tuple[int, int, float]:
-    """By the tiny model: each token's vector plus the mean of the row's, special tokens among them."""
+    """By the tiny model: each token's vector plus the mean of the row's vectors, special tokens included."""
     words = text.split()
     vectors = TABLE[[WORDS.index(word) for word in ("[CLS]", *words, "[SEP]")]].astype(np.float64)
     loudness = (vectors + vectors.mean(0))[1:-1].max(1)
@@ -67,21 +91,18 @@ def expected(text: str) -> tuple[int, int, float]:
     return start, start + len(words[best]), float(loudness[best])
 
 
-@pytest.mark.usefixtures("toy_installed")
 def test_a_session_answers_texts_of_any_length(bundle: Path) -> None:
     with hdruntime.load(bundle, "onnxruntime", threads=1) as session:
         task = task_of_bundle(open_bundle(bundle))
-        found = answers_of(
-            session, task, [Text(text=text) for text in TEXTS], EncodeOptions.of(overflow=Overflow.SPLIT)
-        )
-        for each, wanted in zip(found[:2], map(expected, TEXTS), strict=False):
-            assert (each.start, each.end, pytest.approx(each.loudness, rel=1e-5)) == wanted
-        assert TEXTS[2][found[2].start : found[2].end] in WORDS, "of the chunks of a long text"
+        texts, options = [Text(text=text) for text in TEXTS], EncodeOptions.of(overflow=Overflow.SPLIT)
+        answers = answers_of(session, task, texts, options)
+        for answer, wanted in zip(answers[:2], map(expected, TEXTS), strict=False):
+            assert (answer.start, answer.end, pytest.approx(answer.loudness, rel=1e-5)) == wanted
+        assert TEXTS[2][answers[2].start : answers[2].end] in WORDS, "of the chunks of a long text"
         with pytest.raises(InputError, match="entities is for token-classification, and the bundle's task is"):
             session.entities(TEXTS)
 
 
-@pytest.mark.usefixtures("toy_installed")
 def test_a_job_writes_its_columns(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:2]) + "\n")
     done = run_here("run", bundle, tmp_path / "texts.txt", "-o", tmp_path / "out.jsonl", "--threads", 1)
@@ -90,62 +111,31 @@ def test_a_job_writes_its_columns(bundle: Path, tmp_path: Path) -> None:
     assert [list(row) for row in rows] == [["id", "start", "end", "loudness", "tokens", "error"]] * 2
     for row, text in zip(rows, TEXTS, strict=False):
         assert (row["start"], row["end"], pytest.approx(row["loudness"], rel=1e-5)) == expected(text)
-    refused = run_here("run", bundle, tmp_path / "texts.txt", "-o", tmp_path / "other.jsonl", "--aggregation", "simple")
-    assert "--aggregation is for token-classification, and the bundle's task is loudest-token." in refused.stderr
 
 
-@pytest.mark.usefixtures("toy_installed")
-def test_a_server_has_its_route_and_triton_its_tensor(bundle: Path) -> None:
-    assert tensors_of(open_bundle(bundle))[:2] == ("loudest", 3)
+def test_a_server_has_the_route_of_its_interface(bundle: Path) -> None:
     with hdruntime.load(bundle, "onnxruntime", threads=1) as session:
         app = application(open_bundle(bundle), session, ServeOptions())
-
-        async def asked(path: str, body: object) -> Any:
-            async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server") as client:
-                found = await client.post(path, json=body)
-                return found.json()
-
-        async def all_asked() -> list[Any]:
-            return [
-                await asked("/loudest", {"inputs": TEXTS[:2]}),
-                await asked("/loudest", {"inputs": "a", "dimensions": 1}),
-                await asked("/embed", {"inputs": "a"}),
-            ]
-
-        answers, unknown_key, unknown_route = asyncio.run(all_asked())
-    for each, text in zip(answers, TEXTS, strict=False):
-        assert (each["start"], each["end"], pytest.approx(each["loudness"], rel=1e-5)) == expected(text)
-    assert "unknown field `dimensions`" in unknown_key["error"]["message"]
-    assert "POST /loudest" in unknown_route["error"]["message"]
+        answers, unknown_key, unknown_route = responses(
+            app,
+            ("/loudest", {"inputs": TEXTS[:2]}),
+            ("/loudest", {"inputs": "a", "dimensions": 1}),
+            ("/embed", {"inputs": "a"}),
+        )
+    for answer, text in zip(answers.json(), TEXTS, strict=False):
+        assert (answer["start"], answer["end"], pytest.approx(answer["loudness"], rel=1e-5)) == expected(text)
+    assert "unknown field `dimensions`" in unknown_key.json()["error"]["message"]
+    assert "POST /loudest" in unknown_route.json()["error"]["message"]
 
 
-@pytest.mark.usefixtures("toy_installed")
-def test_inspect_shows_it_and_what_a_bundle_lacks(bundle: Path) -> None:
-    """And so does the installed command, which finds the package by itself."""
-    lines = run_installed("inspect", bundle).stdout.splitlines()
-    assert "task           loudest-token" in lines
-    assert "loudest        of 4 numbers for each token" in lines
+def test_a_bundle_without_its_outputs_is_refused(bundle: Path) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
-    changed(bundle, outputs=[manifest["outputs"][0] | {"name": "states"}])
-    with pytest.raises(BundleCorruptError, match="outputs has no last_hidden_state, which loudest-token needs"):
-        open_bundle(bundle)
-    changed(bundle, hidden_size=1, outputs=[manifest["outputs"][0] | {"shape": ["batch", "tokens", 1]}])
-    with pytest.raises(BundleCorruptError, match="hidden_size is 1, among which none is the largest"):
+    change(bundle, outputs=[manifest["outputs"][0] | {"name": "states"}])
+    with pytest.raises(BundleCorruptError, match="outputs has no last_hidden_state, which text-scoring needs"):
         open_bundle(bundle)
 
 
-@pytest.mark.usefixtures("toy_installed")
-def test_what_pytorch_computes_for_it_is_not_known_here(bundle: Path, tmp_path: Path) -> None:
-    save_tiny_model(tmp_path / "model", "bert", Task.FEATURE_EXTRACTION)
-    refused = run_here("verify", bundle, "--model", tmp_path / "model")
-    assert refused.returncode == 1
-    assert "The task loudest-token is another package's" in refused.stderr
-
-
-def test_without_its_package_the_task_is_unknown(bundle: Path) -> None:
-    done = run_here("inspect", bundle)
-    assert done.returncode == 1
-    assert "manifest.task should be one of 'feature-extraction', 'sentence-similarity'" in done.stderr
-    assert 'not "loudest-token"' in done.stderr
-    assert "If its task is of another package: install that." in done.stderr
-    assert "loudest-token" not in list(Task)
+def test_another_tasks_name_is_unknown(bundle: Path) -> None:
+    change(bundle, task="loudest-token")
+    with pytest.raises(BundleCorruptError, match=r"manifest.task should be one of 'feature-extraction'.*loudest-token"):
+        open_bundle(bundle)
