@@ -21,7 +21,7 @@ from hdexport.bench.measure.calls import latency_of, time_runs, warm_up
 from hdexport.checkpoint.checkpoint import sample_path
 from hdexport.support.memory import GpuMemoryWatch
 from hdexport.verify.comparison import compare
-from hdruntime.backends.choice import why_unavailable
+from hdruntime.backends.choice import unavailable_reason
 from hdruntime.backends.registry import backend_named, this_machine
 from hdruntime.bundle.manifest import Backend, Task
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -90,9 +90,9 @@ def run_onnxruntime(job: Job) -> None:
 
     backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
     with _bundle(job, variant=None, is_windowed=False) as bundle:
-        refusal = why_unavailable(bundle, backend)
-        if refusal is not None:
-            raise SkippedError(refusal.partition("\n")[0])
+        unavailable = unavailable_reason(bundle, backend)
+        if unavailable is not None:
+            raise SkippedError(unavailable.reason)
         about = {"case": "onnxruntime", "provider": backend, "model": bundle.manifest.name}
         with hdruntime.load(bundle, backend=backend) as session:
             _run_lengths(job, bundle, session, about)
@@ -117,9 +117,9 @@ def run_model(job: Job, model: str) -> None:
 
     backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
     bundle = _model_bundle(job, model)
-    refusal = why_unavailable(bundle, backend)
-    if refusal is not None:
-        raise SkippedError(refusal.partition("\n")[0])
+    unavailable = unavailable_reason(bundle, backend)
+    if unavailable is not None:
+        raise SkippedError(unavailable.reason)
     about = {"case": "onnxruntime", "provider": backend, "model": model}
     batch = _batches(job)
     with hdruntime.load(bundle, backend=backend) as session:
@@ -145,9 +145,9 @@ def compare_kernels(job: Job, model: str, *, peer: str | None = None) -> None:
 
     backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
     bundle = _model_bundle(job, model)
-    refusal = why_unavailable(bundle, backend)
-    if refusal is not None:
-        raise SkippedError(refusal.partition("\n")[0])
+    unavailable = unavailable_reason(bundle, backend)
+    if unavailable is not None:
+        raise SkippedError(unavailable.reason)
     if not job.rehearsal:
         _check_kernels_serve(bundle)
     without = Bundle(bundle.path, dataclasses.replace(bundle.manifest, kernel_nodes=()))
@@ -184,9 +184,9 @@ def time_answers(job: Job, model: str, *, is_windowed: bool = False) -> None:
     backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
     bundle = _model_bundle(job, model, task=Task.SENTENCE_SIMILARITY, is_windowed=is_windowed)
     model += ", windows" * is_windowed
-    refusal = why_unavailable(bundle, backend)
-    if refusal is not None:
-        raise SkippedError(refusal.partition("\n")[0])
+    unavailable = unavailable_reason(bundle, backend)
+    if unavailable is not None:
+        raise SkippedError(unavailable.reason)
     if not job.rehearsal:
         _check_kernels_serve(bundle)
     batch, checked = _batches(job), _REHEARSED_TOKENS if job.rehearsal else _CHECKED_TOKENS

@@ -87,7 +87,7 @@ class BatchSession:
 
     @property
     def backend_reason(self) -> str:
-        """Why `backend` runs the bundle: ``asked for``, or why ``auto`` took it."""
+        """Why `backend` runs the bundle, in sentences: the backend was requested, or why ``auto`` chose the backend."""
         return self._backend_reason
 
     @property

@@ -18,7 +18,7 @@ import pytest
 from hdexport.cli import run as run_command
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.gpu.driver import gpus, why_no_gpu
+from hdruntime.gpu.driver import gpus, no_gpu_reason
 from hdruntime.jobs import VectorOptions, plan_job
 from hdruntime.jobs.input_files import RowFormat
 from hdruntime.optional import is_installed
@@ -67,8 +67,8 @@ def test_a_job_writes_a_row_a_row_and_sums_up(
     done = installed("run", bundle, rows, "-o", output, "--progress", "none")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("3 rows, 0 failed, 15 tokens in ")
-    why = ".*" if gpus() else re.escape(f"{why_no_gpu(())}; the bundle has no graph for OpenVINO")
-    assert re.search(rf" tokens/s\): {output}\nBackend: onnxruntime\w* \({why}\)\n$", done.stdout)
+    reason = ".*" if gpus() else re.escape(f"in float32. {no_gpu_reason(())} The bundle has no graph for OpenVINO.")
+    assert re.search(rf" tokens/s\): {output}\nBackend: onnxruntime\w* {reason}\n$", done.stdout)
     assert "Backend" not in run(bundle, rows, "-o", output, "--force", "--backend", "onnxruntime").stdout
     assert [row["tokens"] for row in lines_of(output)] == [8, 2, 5]
     assert list(lines_of(output)[0]) == ["id", "embedding", "tokens", "error"]
@@ -94,7 +94,7 @@ def test_what_a_backend_does_not_compute_in_or_on_is_refused(
         assert message in done.stderr
     same = run(bundle, rows, "-o", tmp_path / "out.jsonl", "--precision", "float32", "--progress", "none")
     assert same.returncode == 0
-    assert "Backend: onnxruntime (float32 is a precision of CPUs; " in same.stdout
+    assert "Backend: onnxruntime in float32. The precision float32 is for CPUs. " in same.stdout
 
 
 def test_options_of_other_tasks_are_refused(run: Command, bundle: Path, rows: Path, tmp_path: Path) -> None:

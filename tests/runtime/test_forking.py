@@ -169,11 +169,11 @@ loads_openvino()
 """
 
 WITHOUT_OPENVINO = """\
-BackendUnavailableError: openvino with PATH cannot run here: this process was forked from one that has run OpenVINO, \
-whose threads a fork does not copy.
+BackendUnavailableError: openvino cannot run PATH on this machine. This process was forked from a process that ran \
+OpenVINO, and a fork has no copy of OpenVINO's threads.
 Use the backend onnxruntime, or do not fork: multiprocessing.get_context("spawn"). True
-onnxruntime device cpu; this process was forked from one that has run OpenVINO, whose threads a fork does not copy True
-onnxruntime asked for True
+onnxruntime This process was forked from a process that ran OpenVINO, and a fork has no copy of OpenVINO's threads. True
+onnxruntime The backend was requested. True
 """
 
 

@@ -139,5 +139,5 @@ def test_the_names_of_pytorchs_devices_choose_where_a_bundle_runs(bundle_path: P
 
 @pytest.mark.skipif(bool(hdruntime.gpu.driver.gpus()), reason="there is an NVIDIA GPU here")
 def test_a_gpu_that_is_asked_for_and_missing_is_no_cpu(bundle_path: Path) -> None:
-    with pytest.raises(BackendUnavailableError, match=r"cannot run on the device cuda: .*\n.*Leave out the device"):
+    with pytest.raises(BackendUnavailableError, match=r"cannot run on the device cuda. .*\n.*Leave out the device"):
         SentenceEncoder(bundle_path, device="cuda")

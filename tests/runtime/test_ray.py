@@ -399,7 +399,7 @@ def test_the_examples_of_the_documentation_run_and_leave_the_cluster(
         assert "\n100 of 300 rows failed" in f"\n{done.stderr}"
         assert done.stdout.startswith("300 rows, 100 failed, ")
         assert done.stdout.splitlines()[1:] == [
-            "Backend: onnxruntime (Ray gave the workers no GPU; the bundle has no graph for OpenVINO)"
+            "Backend: onnxruntime in float32. Ray gave the workers no GPU. The bundle has no graph for OpenVINO."
         ]
         assert pq.read_table(tmp_path / "vectors.parquet").equals(expected)
         (tmp_path / "vectors.parquet").unlink()

@@ -63,7 +63,7 @@ def test_a_backend_of_no_name_is_refused_as_that_and_asks_for_no_gpu(
     context = SimpleNamespace(get_assigned_resources=lambda: {"CPU": 1.0})
     ray = SimpleNamespace(get_runtime_context=lambda: context)
     monkeypatch.setattr("hdruntime.ray.worker.require", lambda name: ray)
-    with pytest.raises(InputError, match="Unknown backend 'onnx'"):
+    with pytest.raises(InputError, match="backend is 'onnx'"):
         session_in_worker(bundle_path, backend="onnx", threads=None)
     assert places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend="onnx", threads=None).gpus == 0
 

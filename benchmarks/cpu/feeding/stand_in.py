@@ -20,7 +20,7 @@ import numpy as np
 import hdruntime
 import hdruntime.backends
 from hdruntime.backends import Runner
-from hdruntime.backends.entry import Asked, BackendEntry, Refusal
+from hdruntime.backends.entry import BackendEntry, LoadOptions, UnavailableReason
 from hdruntime.backends.registry import backends
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError
@@ -84,14 +84,14 @@ class StandInBackend(BackendEntry):
     pace: ClassVar[Pace] = Pace()
     opened: ClassVar[list[StandInRunner]] = []
 
-    def open(self, bundle: Bundle, asked: Asked) -> Runner:
+    def open(self, bundle: Bundle, options: LoadOptions) -> Runner:
         """No file is read."""
         runner = StandInRunner(bundle, self.pace)
         self.opened.append(runner)
         return runner
 
-    def against(self, bundle: Bundle, asked: Asked) -> Refusal | None:
-        """Nothing speaks against it, but ``auto`` does not take it."""
+    def unavailable_reason(self, bundle: Bundle, options: LoadOptions) -> UnavailableReason | None:
+        """None: it runs every bundle, but ``auto`` does not take it."""
         return None
 
     def is_built_into(self, bundle: Bundle) -> bool:

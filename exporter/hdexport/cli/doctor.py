@@ -10,22 +10,21 @@ SUMMARY = "show what is installed here, and how to install what is missing"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; the exit code is 1 when something installed is broken."""
-    from hdexport.doctor import FindingStatus, diagnose
+    from hdexport.doctor import DiagnosticStatus, diagnose
 
-    findings = diagnose()
-    healthy = all(finding.status is not FindingStatus.BROKEN for finding in findings)
+    results = diagnose()
+    healthy = all(result.status is not DiagnosticStatus.BROKEN for result in results)
     if options.json:
-        found = [dataclasses.asdict(finding) for finding in findings]
-        print(json.dumps({"healthy": healthy, "findings": found}, indent=2))
+        print(json.dumps({"healthy": healthy, "results": [dataclasses.asdict(result) for result in results]}, indent=2))
     else:
-        width = max(len(finding.part) for finding in findings)
-        for finding in findings:
-            print(f"{finding.status.value:<8} {finding.part:<{width}}  {finding.detail}")
-            if finding.fix is not None:
-                print(f"{'':<8} {'':<{width}}  fix: {finding.fix}")
+        width = max(len(result.component) for result in results)
+        for result in results:
+            print(f"{result.status:<8} {result.component:<{width}}  {result.detail}")
+            if result.fix is not None:
+                print(f"{'':<8} {'':<{width}}  fix: {result.fix}")
     return 0 if healthy else 1

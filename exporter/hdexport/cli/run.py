@@ -20,17 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import add_max_seq_length_argument, add_precision_argument, path_or_url, whole_number
+from hdexport.cli.flags import flag
 from hdexport.cli.process import READER_GONE, exit_code, outlive_readers
 from hdruntime.backends.registry import backend_names, backends
-from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError
+from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError, joined
 
 if TYPE_CHECKING:
     from hdexport.cli.job_report import JobReport
-    from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
     from hdruntime.jobs import Job, JobOptions
     from hdruntime.jobs.progress import JobProgress
     from hdruntime.jobs.shards import JobPool
+    from hdruntime.ray.worker import Loaded
     from hdruntime.session import Session
 
 SUMMARY = "run a bundle over files of texts"
@@ -305,7 +306,7 @@ def run(options: argparse.Namespace) -> int:
                 report.done_already(done)
                 job.destination.upload()
         except KeyboardInterrupt as stop:
-            report.ended("stopped", f"stopped{_kept(job) or ': nothing was kept'}")
+            report.ended("stopped", f"stopped\n{kept}" if (kept := _kept(job)) else "stopped: nothing was kept")
             return exit_code(stop)
         except BrokenPipeError:
             if job.output != STDOUT:
@@ -315,9 +316,10 @@ def run(options: argparse.Namespace) -> int:
         except HdexportError as error:
             # Where the same command does not continue the kept rows, the error says how to go on.
             continues = not isinstance(error, InputChangedError | DamagedJobError)
-            explained = type(error)(f"{error}{_kept(job) if continues else ''}")
-            report.ended("failed", str(explained))
-            raise explained from error
+            if continues and (kept := _kept(job)):
+                error.hint = joined(error.hint, "\n" if error.hint else "", kept)
+            report.ended("failed", error.message(flag))
+            raise
         has_column = not (options.skip_failed or job.destination.format.is_matrix)
         report.ended("done", _failures(done, has_column=has_column))
     padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
@@ -411,10 +413,10 @@ def _pool(
         with RayPool(bundle.path, job, backend=options.backend, threads=options.threads, address=address) as pool:
             report.loaded(has_gpu=False)
             assert pool.loaded is not None
-            yield pool, _chosen(options, pool.loaded.backend, pool.loaded.backend_reason)
+            yield pool, _backend_line(options, pool.loaded)
         return
     with _session(bundle, options, report) if session is None else contextlib.nullcontext(session) as loaded:
-        chosen = _chosen(options, loaded.backend, loaded.backend_reason)
+        chosen = _backend_line(options, loaded)
         yield LocalPool(loaded, job.task, options=job.options), chosen
 
 
@@ -435,14 +437,18 @@ def _session(bundle: Bundle, options: argparse.Namespace, report: JobReport) -> 
         yield session
 
 
-def _chosen(options: argparse.Namespace, backend: Backend, reason: str) -> str:
-    return f"\nBackend: {backend} ({reason})" if options.backend == "auto" else ""
+def _backend_line(options: argparse.Namespace, loaded: Session | Loaded) -> str:
+    """A line that says which backend ``auto`` chose, in which precision, and why; empty for a requested backend."""
+    if options.backend != "auto":
+        return ""
+    precision = "" if loaded.precision == "auto" else f" in {loaded.precision}"
+    return f"\nBackend: {loaded.backend}{precision}. {loaded.backend_reason}"
 
 
 def _kept(job: Job) -> str:
     again = "the same command without --restart" if job.options.restart else "the same command"
     kept = job.destination.kept()
-    return f"\n{kept}: {again} continues after them." if kept else ""
+    return f"{kept}: {again} continues after them." if kept else ""
 
 
 def _failures(done: JobProgress, *, has_column: bool) -> str | None:

@@ -136,7 +136,7 @@ def _reason(skip: Skip) -> str:
         SkipCause.MEMORY: f"outputs and attention scores take {_gib(skip.needed)}, limit {_gib(skip.limit)}",
         SkipCause.ENGINE_PROFILE: f"the engine's profiles end at {skip.limit} tokens",
         SkipCause.NO_GPU: f"needs an NVIDIA GPU: hdexport verify BUNDLE --backend {skip.backend}",
-        SkipCause.BACKEND: f"{skip.backend} cannot run it here: {skip.detail}",
+        SkipCause.BACKEND: f"{skip.backend} cannot run it on this machine. {skip.detail}",
         SkipCause.PRECISION: "computes in another precision than --precision",
         SkipCause.NO_KERNEL: f"{skip.detail}",
         SkipCause.NOT_INSTALLED: f"not installed: {skip.detail}",

@@ -14,13 +14,14 @@ import hdruntime
 from hdexport.graph.targets.registry import target_of, targets
 from hdexport.graph.targets.target import Changes, Target
 from hdruntime.arrays import FloatArray, IntArray
-from hdruntime.backends.choice import why_unavailable
-from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
+from hdruntime.backends.choice import unavailable_reason
+from hdruntime.backends.entry import UnavailableReason
+from hdruntime.backends.precision import BUILD_OPTIONS, Precision
 from hdruntime.backends.registry import backends, computing_in, needs_gpu
 from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.verification import Skip, SkipCause
-from hdruntime.errors import BackendError, BackendUnavailableError, BundleError, HdexportError, InputError
+from hdruntime.errors import BackendError, BackendUnavailableError, BundleError, HdexportError, InputError, Setting
 from hdruntime.gpu.driver import gpus
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def graph_sets(
     that is not run."""
     is_half = manifest.dtype != Precision.FLOAT32.value
     if asked is None:
-        asked = {Precision.FLOAT32, *OPTION_OF_GRAPHS, *([Precision.BFLOAT16] if is_half else [])}
+        asked = {Precision.FLOAT32, *BUILD_OPTIONS, *([Precision.BFLOAT16] if is_half else [])}
     found = []
     for target, graphs in _together(manifest.graphs):
         if backend not in (None, target.backend):
@@ -127,10 +128,10 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]
             files.append((graph.file, graph, None, readers))
     for built in bundle.manifest.engines:
         files.append((built.file, None, built, [entry.name for entry in on_gpu if entry.variant == built.variant]))
-    found: list[GraphSet] = []
-    reasons: list[str | None] = []
+    runnable: list[GraphSet] = []
+    reasons: dict[Backend, UnavailableReason] = {}
     for name, lowered, engine, readers in files:
-        ways = [
+        candidates = [
             GraphSet(
                 backend=reader,
                 graphs=() if lowered is None else (lowered,),
@@ -140,22 +141,28 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]
             for reader in readers
             if asked in (None, reader)
         ]
-        refusals = {way: why_unavailable(way.alone(bundle), way.backend) for way in ways}
-        runs = next((way for way, refusal in refusals.items() if refusal is None), None)
+        of_file = {each: unavailable_reason(each.alone(bundle), each.backend) for each in candidates}
+        runs = next((each for each, reason in of_file.items() if reason is None), None)
         if runs is not None:
-            found.append(runs)
-        elif refusals:
-            reasons += refusals.values()
-            backend = ways[0].backend
+            runnable.append(runs)
+            continue
+        for each, reason in of_file.items():
+            assert reason is not None
+            reasons.setdefault(each.backend, reason)
+            if each is not candidates[0]:
+                continue
             if gpus():
-                detail = str(next(iter(refusals.values()))).splitlines()[0]
-                skip(Skip(cause=SkipCause.BACKEND, graph=name, backend=backend, detail=detail))
+                skip(Skip(cause=SkipCause.BACKEND, graph=name, backend=each.backend, detail=reason.reason))
             else:
-                skip(Skip(cause=SkipCause.NO_GPU, graph=name, backend=backend))
-    if asked is not None and not found:
-        nothing = f"{bundle.path} has nothing for {asked}.\nLeave out --backend to verify what it has."
-        raise BackendUnavailableError((reasons and reasons[0]) or nothing)
-    return found
+                skip(Skip(cause=SkipCause.NO_GPU, graph=name, backend=each.backend))
+    if asked is not None and not runnable:
+        if asked in reasons:
+            raise reasons[asked].error(asked, bundle)
+        raise BackendUnavailableError(
+            f"{bundle.path} has nothing for {asked}.",
+            hint=("Leave out ", Setting("backend"), " to verify the graphs and engines that the bundle has."),
+        )
+    return runnable
 
 
 def check_precision(bundle: Bundle, precision: Precision) -> None:
@@ -163,14 +170,14 @@ def check_precision(bundle: Bundle, precision: Precision) -> None:
     able = [target for target, graphs in _together(bundle.manifest.graphs) if precision in target.precisions(graphs[0])]
     if able:
         able[0].require()
-        reasons = [why_unavailable(bundle, target.backend, precision=precision) for target in able]
-        if reasons and all(reasons):
-            raise BackendUnavailableError(str(reasons[0]))
+        reasons = [unavailable_reason(bundle, target.backend, precision=precision) for target in able]
+        if reasons[0] is not None and all(reasons):
+            raise reasons[0].error(able[0].backend, bundle)
         return
-    option = OPTION_OF_GRAPHS.get(precision, f"--target {computing_in(precision)[0].target}")
+    option = BUILD_OPTIONS.get(precision, Setting("target", computing_in(precision)[0].target, command="build"))
     raise InputError(
-        f"The bundle {bundle.path} has no graph that computes in {precision.value} on a CPU.",
-        hint=f"Build it again with {option}, or leave out --precision.",
+        f"The bundle {bundle.path} has no graph that computes in {precision} on a CPU.",
+        hint=("Build it again with ", option, ", or leave out ", Setting("precision"), "."),
     )
 
 

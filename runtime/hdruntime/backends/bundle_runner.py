@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from hdruntime.arrays import Inputs, IntArray, Outputs
-from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
+from hdruntime.backends.precision import BUILD_OPTIONS, Precision
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, OutOfMemoryError
+from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, OutOfMemoryError, Setting
 
 
 class BundleRunner(abc.ABC):
@@ -58,22 +58,24 @@ class BundleRunner(abc.ABC):
         """
 
 
-def failed(library: str, said: object, batch: int, tokens: int) -> BackendError:
-    """The error for a batch that a library cannot compute."""
+def failed(library: str, message: object, batch: int, tokens: int) -> BackendError:
+    """The error for a batch that a library cannot compute; `message` is the library's."""
     return BackendError(
-        f"{library} failed on a batch of {batch} x {tokens} tokens: {said}",
+        f"{library} failed on a batch of {batch} x {tokens} tokens: {message}",
         hint="Compare the bundle with its checkpoint (hdexport verify BUNDLE), or choose another backend.",
     )
 
 
-def out_of_memory(library: str, said: object, batch: int, tokens: int) -> OutOfMemoryError:
-    """The error for a batch that a library got no memory for."""
-    advice = (
-        "Use smaller batches: hdexport run --batch-tokens, in Python batch_tokens."
-        if batch > 1
-        else "Free memory, or cut the text into shorter ones."
+def out_of_memory(library: str, message: object, batch: int, tokens: int) -> OutOfMemoryError:
+    """The error for a batch that is too large for the free memory; `message` is the library's."""
+    return OutOfMemoryError(
+        f"{library} got no memory for a batch of {batch} x {tokens} tokens: {message}",
+        hint=(
+            ("Use smaller batches: lower ", Setting("batch_tokens"), ".")
+            if batch > 1
+            else "Free memory, or split the text into shorter texts."
+        ),
     )
-    return OutOfMemoryError(f"{library} got no memory for a batch of {batch} x {tokens} tokens: {said}", hint=advice)
 
 
 class HostStates:
@@ -137,14 +139,14 @@ def chosen_graph(
             return by_lowering[lowering]
     if precision.has_graphs:
         raise BackendUnavailableError(
-            f"The bundle {bundle.path} has no graph in {precision} that {where} can run.",
-            hint=f"Build it again with {OPTION_OF_GRAPHS[precision]}, or leave out the precision.",
+            f"The bundle has no graph in {precision} that {where} can run.",
+            hint=("Build it again with ", BUILD_OPTIONS[precision], ", or leave out the precision."),
         )
     raise BundleCorruptError(f"The bundle {bundle.path} has no ONNX graph that {where} can run.", hint="Rebuild it.")
 
 
 def _of_precision(bundle: Bundle, precision: Precision) -> list[GraphFile]:
-    others = set(OPTION_OF_GRAPHS)
+    others = set(BUILD_OPTIONS)
     return [
         graph
         for graph in bundle.manifest.graphs

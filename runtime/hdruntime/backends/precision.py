@@ -1,28 +1,31 @@
-"""Precisions of a session on a CPU, and the precisions that have graphs of their own."""
+"""Precisions of a session on a CPU, and the precisions that have separate graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
 
+from hdruntime.errors import Setting
+
 
 class Precision(StrEnum):
-    """The numbers of a session's products and additions; inputs and outputs are of the manifest's types always."""
+    """The precision of matmuls and additions; inputs and outputs always have the types of the manifest."""
 
     AUTO = "auto"
-    """``bfloat16`` where the CPU computes in it, the bundle is of half precision and the backend has it, else
-    ``float32``. On a GPU, a session computes in the precision that its graph or engine was built in."""
+    """``bfloat16`` where the CPU and the backend compute in bfloat16 and the bundle is float16 or bfloat16, else
+    ``float32``. On a GPU, the precision that the graph or engine was built in."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-    """bfloat16, where a backend has it; sums, normalisation and softmax stay in float32 where the backend says so."""
+    """bfloat16, where the backend supports it; a backend may keep sums, normalization and softmax in float32."""
     INT8 = "int8"
-    """Products with weights in 8 bits, by graphs of its own: ``hdexport build --int8``."""
+    """Matmuls with int8 weights, in separate graphs: ``hdexport build --int8``."""
 
     @property
     def has_graphs(self) -> bool:
-        """Whether graphs of its own compute in it, whose dtype is its name; any other graph computes in the others."""
-        return self in OPTION_OF_GRAPHS
+        """Whether separate graphs, whose dtype is the precision, compute in the precision; other graphs compute in the
+        other precisions."""
+        return self in BUILD_OPTIONS
 
 
-OPTION_OF_GRAPHS: Mapping[Precision, str] = {Precision.INT8: "--int8"}
-"""Precision with graphs of its own -> option of ``hdexport build`` that adds them."""
+BUILD_OPTIONS: Mapping[Precision, Setting] = {Precision.INT8: Setting("int8", command="build")}
+"""Precision with separate graphs -> option of ``hdexport build`` that adds the graphs."""

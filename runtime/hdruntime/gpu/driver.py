@@ -72,19 +72,19 @@ def listed_gpus() -> tuple[str, ...]:
     return tuple(names)
 
 
-def why_no_gpu(listed: Sequence[str]) -> str:
-    """Why CUDA offers this process no GPU, as far as can be told from what `listed_gpus` found."""
+def no_gpu_reason(listed: Sequence[str]) -> str:
+    """Why CUDA offers this process no GPU, as sentences; `listed` are the GPUs of `listed_gpus`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}"
+    variable = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
     cuda = _load(_CUDA_LIBRARY)
     if cuda is not None and cuda.cuInit(0) == _NOT_INITIALIZED:
         return (
-            "this process was forked from one that has used CUDA, which does not start in a fork: "
-            'multiprocessing.get_context("spawn") starts processes that have it'
+            "This process was forked from a process that has used CUDA, and CUDA does not start in a fork. "
+            'Start processes by multiprocessing.get_context("spawn").'
         )
     if not listed:
-        return f"CUDA sees no GPU here{hidden}"
-    return f"CUDA does not see the GPU that the NVIDIA driver lists ({', '.join(listed)}){hidden}"
+        return f"CUDA finds no GPU{variable}."
+    return f"CUDA does not find the GPU that the NVIDIA driver lists, {', '.join(listed)}{variable}."
 
 
 def _gpu(cuda: Any, index: int) -> Gpu:

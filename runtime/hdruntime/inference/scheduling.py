@@ -183,7 +183,7 @@ class Scheduler:
         runner, self._runner = self._runner, None
         if runner is not None:
             keep_for_ever(runner)
-            # Others run in no fork of a process that ran them: see `threads_are_lost` and `why_no_gpu`.
+            # Others run in no fork of a process that ran them: see `threads_are_lost` and `no_gpu_reason`.
             by = "" if runner.backend is Backend.ONNXRUNTIME else f" with the backend {Backend.ONNXRUNTIME.value}"
             self._no_runner = (
                 f"This session was loaded in another process ({os.getppid()}), and this one is a fork of it; a fork "

@@ -64,8 +64,7 @@ def session_in_worker(
         session = load(bundle, backend, threads=threads, precision=precision)
         return session, bundle, session.backend_reason
     session = load(bundle, threads=threads, precision=precision, device="cpu")
-    why = session.backend_reason.removeprefix("device cpu; ")
-    return session, bundle, f"Ray gave the workers no GPU; {why}"
+    return session, bundle, f"Ray gave the workers no GPU. {session.backend_reason}"
 
 
 class Loaded(NamedTuple):
@@ -73,6 +72,7 @@ class Loaded(NamedTuple):
 
     node: str
     backend: Backend
+    precision: Precision
     backend_reason: str
     shard_characters: int
 
@@ -91,6 +91,7 @@ class JobWorker:
         return Loaded(
             node=str(require("ray").util.get_node_ip_address()),
             backend=session.backend,
+            precision=session.precision,
             backend_reason=reason,
             shard_characters=self._pool.shard_characters,
         )

@@ -90,7 +90,7 @@ def test_auto_takes_it_and_its_answers_are_onnx_runtimes(bundle: Path) -> None:
             with hdruntime.load(bundle, backend, device=device) as session:
                 assert session.backend == "toy"
                 found = session(input_ids=ids, attention_mask=mask)["last_hidden_state"]
-        with pytest.raises(hdruntime.InputError, match=r"valid are auto, .*, toy, "):
+        with pytest.raises(hdruntime.InputError, match=r"it must be one of auto, .*, toy, "):
             hdruntime.load(bundle, "toys")
     with hdruntime.load(bundle, "onnxruntime") as session:
         expected = session(input_ids=ids, attention_mask=mask)["last_hidden_state"]
@@ -104,7 +104,7 @@ def test_a_job_runs_by_it(bundle: Path, tmp_path: Path) -> None:
         done = command("run", bundle, tmp_path / "texts.txt", "-o", output, "--backend", backend)
         assert done.returncode == 0, done.stderr
         assert len(output.read_text().splitlines()) == 2
-    assert "Backend: toy (" in done.stdout
+    assert "Backend: toy in float32. " in done.stdout
     refused = command("run", bundle, tmp_path / "texts.txt", "-o", output, "--backend", "toy", has_toy=False)
     assert refused.returncode == 1
     assert "invalid choice: 'toy'" in refused.stderr
@@ -112,9 +112,9 @@ def test_a_job_runs_by_it(bundle: Path, tmp_path: Path) -> None:
 
 def test_inspect_and_doctor_show_it(bundle: Path) -> None:
     lines = command("inspect", bundle).stdout.splitlines()
-    found = json.loads(command("doctor", "--json").stdout)["findings"]
+    found = json.loads(command("doctor", "--json").stdout)["results"]
     assert any(line.split() == ["toy.onnx", "toy", "float32"] for line in lines)
-    (line,) = [finding for finding in found if finding["part"] == "The toy"]
+    (line,) = [finding for finding in found if finding["component"] == "The toy"]
     assert (line["status"], line["detail"]) == ("ok", onnx.__version__)
 
 
@@ -159,5 +159,5 @@ def test_without_the_toy_the_others_run_and_it_is_said_what_is_not_checked(
     done = command("verify", other, "--grid", "quick", has_toy=False)
     assert done.returncode == 0, done.stderr
     assert "SKIP  toy.onnx: not installed: the package that wrote lowering toy" in done.stdout
-    with pytest.raises(hdruntime.InputError, match="Unknown backend 'toy'"):
+    with pytest.raises(hdruntime.InputError, match="backend is 'toy'"):
         hdruntime.load(bundle, "toy")

@@ -107,7 +107,7 @@ def test_without_a_choice_all_that_runs_here_is_compared(with_engine, verified) 
 
 
 def test_a_backend_that_cannot_run_is_refused(with_engine, verified) -> None:
-    with pytest.raises(BackendUnavailableError, match="no ONNX Runtime that was built with CUDA is installed here"):
+    with pytest.raises(BackendUnavailableError, match="No ONNX Runtime that was built with CUDA is installed"):
         verified(with_engine(), Backend.ONNXRUNTIME_CUDA)
     with pytest.raises(BackendUnavailableError, match="has nothing for tensorrt_rtx"):
         verified(with_engine(), Backend.TENSORRT_RTX)

@@ -19,8 +19,8 @@ from hdruntime.backends.registry import backend_named
 from hdruntime.backends.tensorrt.backend import RTX_ARCHITECTURES, RTX_ON_REQUEST
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import BackendUnavailableError
-from hdruntime.gpu.driver import Gpu, why_no_gpu
+from hdruntime.errors import BackendUnavailableError, write
+from hdruntime.gpu.driver import Gpu, no_gpu_reason
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 from support.comparators import named_case
 
@@ -68,10 +68,10 @@ def test_a_gpu_that_only_the_driver_sees_is_named(
     with caplog.at_level(logging.INFO, logger="hdruntime"):
         _, runner, reason = open_runner(open_bundle(bundle_path), "auto", threads=None, machine=machine)
     assert runner.backend is Backend.ONNXRUNTIME
-    why_not, _, why = reason.partition("; ")
-    assert (why_not, why) == (why_no_gpu(("NVIDIA H200",)), "the bundle has no graph for OpenVINO")
-    assert why_not.startswith("CUDA does not see the GPU that the NVIDIA driver lists (NVIDIA H200)")
-    assert why_not.endswith("with CUDA_VISIBLE_DEVICES=''") == (hidden is not None)
+    no_gpu = no_gpu_reason(("NVIDIA H200",))
+    assert reason == f"{no_gpu} The bundle has no graph for OpenVINO."
+    assert no_gpu.startswith("CUDA does not find the GPU that the NVIDIA driver lists, NVIDIA H200")
+    assert no_gpu.endswith(" (CUDA_VISIBLE_DEVICES='').") == (hidden is not None)
     assert [record.levelno for record in caplog.records if reason in record.message][-1] == level
 
 
@@ -127,10 +127,11 @@ def test_following_the_advice_leads_to_a_backend_that_runs(bundle_path: Path, en
                     machine = ThisMachine(gpu=gpu, driver="580.65.06", versions=dict.fromkeys(chosen, version))
                     seen = []
                     backend = asked
-                    while (refusal := choice.why_unavailable(bundle, backend, machine=machine)) is not None:
-                        assert refusal not in seen, seen
-                        seen.append(refusal)
-                        ways = dict(re.findall(r"^  (\w+): (.+)$", refusal, re.MULTILINE))
+                    while (reason := choice.unavailable_reason(bundle, backend, machine=machine)) is not None:
+                        assert reason not in seen, seen
+                        seen.append(reason)
+                        hint = write(reason.hint)
+                        ways = dict(re.findall(r"^  (\w+): (.+)$", hint, re.MULTILINE))
                         if ways:
                             assert not builds_for(backend, architecture)
                             name, advice = next(iter(ways.items()))
@@ -138,7 +139,7 @@ def test_following_the_advice_leads_to_a_backend_that_runs(bundle_path: Path, en
                             if advice == "runs here":
                                 continue
                         else:
-                            advice = re.search(r": ((?:pip|hdexport) .*)$", refusal, re.MULTILINE)[1]  # type: ignore[index]
+                            advice = re.search(r": ((?:pip|hdexport) .*)$", hint, re.MULTILINE)[1]  # type: ignore[index]
                         bundle, machine = follow(advice, bundle, machine)
                     assert len(seen) <= 4
 

@@ -27,7 +27,7 @@ from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.manifest_json import manifest_from_json
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError
-from hdruntime.gpu.driver import Gpu, why_no_gpu
+from hdruntime.gpu.driver import Gpu, no_gpu_reason
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
 NOWHERE = ThisMachine(gpu=None, driver=None, versions={Backend.TENSORRT_RTX: "1.7.1.116"})
@@ -98,28 +98,30 @@ def warnings(log: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("backend", "machine", "message"),
     [
-        ("tensorrt_rtx", NOWHERE, r".*CUDA sees no GPU here(.|\n)*Use the backend onnxruntime"),
+        ("tensorrt_rtx", NOWHERE, r".*CUDA finds no GPU\.(.|\n)*Use the backend onnxruntime"),
         (
             "tensorrt_rtx",
             ADA,
-            r".*it is for GPUs of sm86, and this one \(NVIDIA L4\) is sm89\.\n"
+            r".*The engine was built for GPUs of sm86; this GPU \(NVIDIA L4\) is sm89\.\n"
             "Rebuild .*: hdexport rebuild .* --target tensorrt-rtx",
         ),
-        ("tensorrt_rtx", BARE, r".*is not installed here(.|\n)*Install it with: .*hdexport\[rtx\]"),
-        ("tensorrt", ADA, "the bundle has no tensorrt engine"),
-        ("onnxruntime_cuda", ADA, f"no ONNX Runtime that was built with CUDA is installed here.\n{INSTALL_CUDA}"),
+        ("tensorrt_rtx", BARE, r".*is not installed\.(.|\n)*Install it with: .*hdexport\[rtx\]"),
+        ("tensorrt", ADA, r"The bundle has no tensorrt engine\."),
+        ("onnxruntime_cuda", ADA, f"No ONNX Runtime that was built with CUDA is installed.\n{INSTALL_CUDA}"),
     ],
 )
 def test_a_backend_that_cannot_run_is_refused_with_reason_and_remedy(
     bundle_path: Path, log: pytest.LogCaptureFixture, backend: str, machine: ThisMachine, message: str
 ) -> None:
     bundle = add_engine(bundle_path, architectures=("sm86",))
-    with pytest.raises(BackendUnavailableError, match=f"cannot run here: {message}") as raised:
+    with pytest.raises(BackendUnavailableError, match=f"cannot run .* on this machine. {message}") as raised:
         opened(bundle, backend, machine=machine)
-    assert str(raised.value) == choice.why_unavailable(bundle, Backend(backend), machine=machine)
-    assert choice.why_unavailable(bundle, Backend.ONNXRUNTIME_CUDA, machine=WITH_CUDA) is None
+    reason = choice.unavailable_reason(bundle, Backend(backend), machine=machine)
+    assert str(raised.value) == str(reason.error(backend, bundle))
+    assert str(raised.value).endswith(str(reason))
+    assert choice.unavailable_reason(bundle, Backend.ONNXRUNTIME_CUDA, machine=WITH_CUDA) is None
     assert opened(bundle, machine=machine).backend is Backend.ONNXRUNTIME
-    assert "auto: not tensorrt_rtx: " in log.text
+    assert "auto: not tensorrt_rtx. " in log.text
 
 
 @pytest.mark.usefixtures("loads")
@@ -168,10 +170,10 @@ def test_an_engine_that_fits_comes_before_onnx_runtime_but_has_no_memory_limit(
     bundle = add_engine(bundle_path, architectures=("sm89",))
     assert opened(bundle, machine=WITH_CUDA).backend is Backend.TENSORRT_RTX
     limit = hdruntime.GpuOptions(memory_limit_bytes=2**30)
-    with pytest.raises(BackendUnavailableError, match=r"holds no memory_limit_bytes(.|\n)*backend onnxruntime_cuda"):
+    with pytest.raises(BackendUnavailableError, match=r"takes no memory_limit_bytes(.|\n)*backend onnxruntime_cuda"):
         opened(bundle, "tensorrt_rtx", machine=WITH_CUDA, gpu=limit)
     assert opened(bundle, machine=WITH_CUDA, gpu=limit).backend is Backend.ONNXRUNTIME_CUDA
-    assert "tensorrt_rtx holds no memory_limit_bytes" in log.text
+    assert "tensorrt_rtx takes no memory_limit_bytes" in log.text
 
 
 @pytest.mark.parametrize("has_engine", [True, False])
@@ -184,7 +186,7 @@ def test_an_unused_gpu_causes_a_warning_with_the_command(
     assert "chose onnxruntime, on the CPU, although there is a GPU (NVIDIA L4)" in message
     assert f"  onnxruntime_cuda: {INSTALL_ONNXRUNTIME_CUDA}" in message
     assert (f"  tensorrt_rtx: hdexport rebuild {bundle_path} --target tensorrt-rtx" in message) is has_engine
-    assert ("tensorrt_rtx cannot run here: it is for GPUs of sm86, and this one" in message) is has_engine
+    assert ("tensorrt_rtx cannot run here. The engine was built for GPUs of sm86; this GPU" in message) is has_engine
 
 
 def test_without_a_gpu_the_cpu_is_taken_without_a_warning(bundle_path: Path, log: pytest.LogCaptureFixture) -> None:
@@ -192,7 +194,7 @@ def test_without_a_gpu_the_cpu_is_taken_without_a_warning(bundle_path: Path, log
         _, runner, reason = open_runner(bundle, "auto", threads=None, machine=NOWHERE)
         assert (runner.backend, reason) == (
             Backend.ONNXRUNTIME,
-            why_no_gpu(()) + "; the bundle has no graph for OpenVINO",
+            no_gpu_reason(()) + " The bundle has no graph for OpenVINO.",
         )
     assert not warnings(log)
 
@@ -212,7 +214,7 @@ def test_onnx_runtime_that_should_find_the_gpu_and_does_not_causes_a_warning(
 
 def test_an_unknown_backend_lists_the_valid_ones(bundle_path: Path) -> None:
     valid = "auto, tensorrt, tensorrt_rtx, tensorrt_lean, onnxruntime_cuda, openvino, onnxruntime"
-    with pytest.raises(InputError, match=f"'cuda'; valid are {valid}"):
+    with pytest.raises(InputError, match=f"backend is 'cuda'; it must be one of {valid}"):
         hdruntime.load(bundle_path, "cuda")
 
 
@@ -242,9 +244,7 @@ def test_an_engine_is_rebuilt_on_request(
     rebuilt, runner, _ = open_runner(bundle, backend, threads=None, rebuild=True, machine=ADA)
     assert runner.backend is Backend.TENSORRT_RTX
     assert rebuilt.manifest.engines[0].architectures == ("sm89",)
-    assert rebuilds == [
-        [sys.executable, "-c", rebuilding._REBUILD, "rebuild", str(bundle_path), "--target", "tensorrt-rtx"]
-    ]
+    assert rebuilds == [[sys.executable, "-m", "hdexport", "rebuild", str(bundle_path), "--target", "tensorrt-rtx"]]
     opened(rebuilt, backend, rebuild=True)
     assert len(rebuilds) == 1, "an engine that runs is not rebuilt"
 
@@ -272,14 +272,18 @@ def test_without_a_gpu_nothing_is_rebuilt(bundle_path: Path, rebuilds: list[list
 def test_a_rebuild_that_is_not_possible_here_names_the_commands(
     bundle_path: Path, machine: ThisMachine, backend: str, why: str
 ) -> None:
-    message = rf"cannot be rebuilt here: {why}.\nTo use the GPU:\n  tensorrt: pip install 'hdexport.tensorrt.'"
+    message = (
+        rf"cannot be rebuilt on this machine. {why}.\nTo use the GPU:\n  tensorrt: pip install 'hdexport.tensorrt.'"
+    )
     with pytest.raises(BackendUnavailableError, match=message):
         opened(open_bundle(bundle_path), backend, machine=machine, rebuild=True)
 
 
 def test_a_rebuild_that_does_not_help_is_an_error(bundle_path: Path, rebuilds: list[list[str]]) -> None:
     blackwell = dataclasses.replace(ADA, gpu=dataclasses.replace(ADA.gpu, architecture="sm120"))
-    with pytest.raises(BackendUnavailableError, match=r"was rebuilt .*: it is for GPUs of sm89, and this one .* sm120"):
+    with pytest.raises(
+        BackendUnavailableError, match=r"was rebuilt .* The engine was built for GPUs of sm89; .* sm120"
+    ):
         opened(open_bundle(bundle_path), rebuild=True, machine=blackwell)
 
 

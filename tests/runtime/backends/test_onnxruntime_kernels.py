@@ -327,7 +327,7 @@ def _in_a_fork(stand_in: Path, bundle: Path) -> list[str]:
 def test_a_fork_has_neither_the_session_nor_the_gpu(windowed: Path, stand_in: Path, interpreter: Interpreter) -> None:
     refused, no_gpu, by_cpu, parent = interpreter.run(_in_a_fork, stand_in, windowed)
     assert "This session was loaded in another process" in refused
-    assert "this process was forked from one that has used CUDA, which does not start in a fork" in no_gpu
+    assert "This process was forked from a process that has used CUDA, and CUDA does not start in a fork." in no_gpu
     assert (by_cpu, parent) == ("(1, 17, 64)", "parent: (1, 17, 64)")
 
 

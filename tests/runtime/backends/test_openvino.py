@@ -19,7 +19,7 @@ import pytest
 import hdruntime
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends import choice, entry
-from hdruntime.backends.entry import Asked
+from hdruntime.backends.entry import LoadOptions
 from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING, backend, devices, runner
 from hdruntime.backends.openvino.devices import OpenVinoDevice
 from hdruntime.backends.openvino.runner import OpenVinoRunner
@@ -231,9 +231,9 @@ def test_a_cpu_without_bfloat16_refuses_it_and_computes_in_float32(half_bundle: 
 
 
 def test_a_precision_without_its_graph_is_refused(bundle: Bundle) -> None:
-    with pytest.raises(BackendUnavailableError, match=r"no graph for OpenVINO in int8.\nBuild it again with --int8"):
+    with pytest.raises(BackendUnavailableError, match=r"no graph for OpenVINO in int8.\nBuild it again with int8"):
         hdruntime.load(bundle, "openvino", precision="int8")
-    with pytest.raises(BackendUnavailableError, match=r"no graph in int8 that ONNX Runtime .*\n.*--int8"):
+    with pytest.raises(BackendUnavailableError, match=r"no graph in int8 that ONNX Runtime .*\n.*with int8"):
         hdruntime.load(bundle, "onnxruntime", precision="int8")
     with pytest.raises(BackendUnavailableError, match=r"ONNX Runtime does not compute in bfloat16.*\n.*openvino"):
         hdruntime.load(bundle, "onnxruntime", precision="bfloat16")
@@ -254,7 +254,7 @@ def test_the_graph_in_int8_is_the_one_of_that_dtype(bundle: Bundle, tmp_path: Pa
 
 def chosen_on_cpu(bundle: Bundle, precision: hdruntime.Precision = hdruntime.Precision.AUTO) -> tuple[str, str]:
     """The choice of ``auto`` on the CPU, and why."""
-    takes, why = backend.OpenVinoBackend().preference(bundle, Asked(precision=precision))
+    takes, why = backend.OpenVinoBackend().preference(bundle, LoadOptions(precision=precision))
     return "openvino" if takes else "onnxruntime", why
 
 
@@ -298,13 +298,13 @@ def test_auto_takes_openvino_on_the_cpu_where_the_bundle_has_its_graph(
 ) -> None:
     monkeypatch.setattr(backend.platform, "machine", lambda: "x86_64")
     has_flags(monkeypatch, tmp_path, "avx2 avx512_bf16 avx512_vnni")
-    found = ("openvino", "OpenVINO is installed, and the bundle has its graph")
+    found = ("openvino", "OpenVINO is installed, and the bundle has a graph for it.")
     assert chosen_on_cpu(half_bundle) == chosen_on_cpu(attending(bundle)) == found
-    of_dense = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with DenseAttention")
+    of_dense = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with DenseAttention.")
     assert chosen_on_cpu(bundle) == of_dense
     assert chosen_on_cpu(half_bundle, hdruntime.Precision.FLOAT32) == of_dense
     of_none = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, operators={}))
-    without = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with standard operators")
+    without = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with standard operators.")
     assert chosen_on_cpu(of_none) == without
     for operator in ("BlockSparseAttention", "ChunkAttention"):
         assert chosen_on_cpu(attending(half_bundle, operator)) == found
@@ -312,13 +312,13 @@ def test_auto_takes_openvino_on_the_cpu_where_the_bundle_has_its_graph(
     with hdruntime.load(attending(bundle), precision="float32", threads=1) as session:
         assert (session.backend, session.backend_reason) == (
             hdruntime.Backend.OPENVINO,
-            "float32 is a precision of CPUs; OpenVINO is installed, and the bundle has its graph",
+            "The precision float32 is for CPUs. OpenVINO is installed, and the bundle has a graph for it.",
         )
     monkeypatch.setattr(backend.platform, "machine", lambda: "AMD64")
-    of_hashes = ("onnxruntime", "OpenVINO was not measured to be faster with LSHAttention")
+    of_hashes = ("onnxruntime", "OpenVINO was not measured to be faster with LSHAttention.")
     assert chosen_on_cpu(attending(bundle, "LSHAttention")) == of_hashes
     monkeypatch.setattr(backend.platform, "machine", lambda: "riscv64")
-    elsewhere = ("onnxruntime", "OpenVINO was not compared with ONNX Runtime on riscv64")
+    elsewhere = ("onnxruntime", "OpenVINO was not compared with ONNX Runtime on riscv64.")
     assert chosen_on_cpu(bundle) == elsewhere
 
 
@@ -331,7 +331,7 @@ def test_a_graph_that_openvino_does_not_load_leaves_auto_onnx_runtime(
     monkeypatch.setattr("hdruntime.backends.openvino.runner.OpenVinoRunner", fail)
     with hdruntime.load(attending(bundle), precision="float32", threads=1) as session:
         assert session.backend is hdruntime.Backend.ONNXRUNTIME
-        assert session.backend_reason.endswith("OpenVINO does not load its graph")
+        assert session.backend_reason.endswith("OpenVINO does not load the bundle's graph.")
     assert "backend auto: openvino should run here and does not: no such operator" in caplog.text
     with pytest.raises(BackendError, match="no such operator"):
         hdruntime.load(bundle, "openvino")
@@ -358,16 +358,18 @@ def test_a_bundle_without_the_graph_is_refused_with_the_command(bundle_path: Pat
         BackendUnavailableError, match=r"no graph for OpenVINO.\nAdd it: hdexport rebuild .* --target openvino"
     ):
         hdruntime.load(bundle_path, "openvino")
-    assert "no graph for OpenVINO" in str(choice.why_unavailable(open_bundle(bundle_path), hdruntime.Backend.OPENVINO))
+    assert "no graph for OpenVINO" in str(
+        choice.unavailable_reason(open_bundle(bundle_path), hdruntime.Backend.OPENVINO)
+    )
 
 
 def test_without_openvino_the_install_command_is_said(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "is_installed", lambda package: False)
-    with pytest.raises(MissingDependencyError, match=r"not installed here.\n.*pip install 'hdexport\[openvino\]'"):
+    with pytest.raises(MissingDependencyError, match=r"not installed\.\n.*pip install 'hdexport\[openvino\]'"):
         hdruntime.load(bundle, "openvino")
     with hdruntime.load(bundle, precision="float32", threads=1) as session:
         assert session.backend is hdruntime.Backend.ONNXRUNTIME
-        assert session.backend_reason.endswith("OpenVINO is not installed here")
+        assert session.backend_reason.endswith("OpenVINO is not installed.")
 
 
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(bundle: Bundle) -> None:
@@ -377,7 +379,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(bundle: Bundl
     with pytest.raises(BackendUnavailableError, match=r"onnxruntime does not take the device 'GPU'"):
         hdruntime.load(bundle, "onnxruntime", device="GPU")
     with hdruntime.load(bundle, device="CPU", threads=1) as session:
-        assert (session.backend, session.backend_reason) == ("openvino", "the only one with device CPU")
+        assert (session.backend, session.backend_reason) == ("openvino", "No other backend has the device CPU.")
 
 
 def test_a_family_of_devices_and_each_of_them_are_found() -> None:
@@ -443,7 +445,7 @@ def test_a_batch_without_memory_is_said_to_be_one(bundle: Bundle, monkeypatch: p
         def start_async(self, *_: object, **__: object) -> None:
             raise RuntimeError("Exception from src/inference/src/infer.cpp:1:\nstd::bad_alloc\n")
 
-    for rows, advice in ((1, "cut the text"), (2, "--batch-tokens")):
+    for rows, advice in ((1, "split the text"), (2, "lower batch_tokens")):
         monkeypatch.setattr(opened._unpadded, "_request", NoMemory())
         feeds = {"input_ids": ids_of(rows, 5), "attention_mask": np.ones((rows, 5), np.int64)}
         said = rf"no memory for a batch of {rows} x 5 tokens: std::bad_alloc\n.*{advice}"

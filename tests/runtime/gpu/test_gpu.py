@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hdruntime.gpu import driver as gpu
-from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus, why_no_gpu
+from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus, no_gpu_reason
 
 
 class _Cuda:
@@ -96,9 +96,9 @@ def test_a_fork_of_a_process_that_has_used_cuda_is_told_why_it_has_no_gpu(monkey
     listed = ("NVIDIA H100 80GB HBM3",)
     monkeypatch.setattr(gpu, "_load", lambda name: _Cuda(status=3))
     assert gpus() == ()
-    assert why_no_gpu(listed).startswith("this process was forked from one that has used CUDA")
+    assert no_gpu_reason(listed).startswith("This process was forked from a process that has used CUDA")
     monkeypatch.setattr(gpu, "_load", lambda name: _Cuda(status=100))
-    assert why_no_gpu(listed).startswith("CUDA does not see the GPU that the NVIDIA driver lists")
+    assert no_gpu_reason(listed).startswith("CUDA does not find the GPU that the NVIDIA driver lists")
 
 
 def test_without_the_management_library_the_version_comes_from_the_kernel_module(

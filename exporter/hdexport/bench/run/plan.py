@@ -15,9 +15,9 @@ from hdexport.bench.results.result import Series
 from hdexport.checkpoint import path_of_source
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdruntime.backends.bundle_runner import has_graph
-from hdruntime.backends.choice import why_unavailable
+from hdruntime.backends.choice import unavailable_reason
 from hdruntime.backends.entry import BackendEntry, ThisMachine
-from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
+from hdruntime.backends.precision import BUILD_OPTIONS, Precision
 from hdruntime.backends.registry import backend_named, backend_names, backends, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
@@ -240,7 +240,7 @@ def _native_backends(bundle: Bundle, machine: ThisMachine) -> list[BackendEntry]
 
 def _native_precisions(bundle: Bundle, entry: BackendEntry) -> list[Precision]:
     """Precisions that a bundle has graphs for; a session uses a graph such as int8 only if it is named."""
-    named = [each for each in OPTION_OF_GRAPHS if each in entry.precisions]
+    named = [each for each in BUILD_OPTIONS if each in entry.precisions]
     return [Precision.AUTO, *(each for each in named if has_graph(bundle, entry.lowerings[0], precision=each))]
 
 
@@ -255,6 +255,10 @@ def _backend_series(
     """Series of a bundle in a backend, one per precision; on a GPU the graph or the engine decides the precision."""
     names = [other.path.name for other in bundles]
     name = bundle.path.name if names.count(bundle.path.name) == 1 else str(bundle.path)
+    reasons = {
+        precision: unavailable_reason(bundle, entry.name, precision=precision, machine=machine)
+        for precision in ([Precision.AUTO] if entry.needs_gpu else precisions)
+    }
     return [
         PlannedSeries(
             series=Series(
@@ -263,14 +267,14 @@ def _backend_series(
                 bundle=str(bundle.path),
                 model=bundle.manifest.name,
                 is_baseline=False,
-                unavailable=why_unavailable(bundle, entry.name, precision=precision, machine=machine),
+                unavailable=None if reason is None else str(reason),
             ),
             bundle=bundle,
             model=model,
             device="cuda" if entry.needs_gpu else "cpu",
             precision=precision,
         )
-        for precision in ([Precision.AUTO] if entry.needs_gpu else precisions)
+        for precision, reason in reasons.items()
     ]
 
 

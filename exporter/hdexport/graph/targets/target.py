@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from hdruntime.backends.entry import BackendEntry
-from hdruntime.backends.precision import OPTION_OF_GRAPHS, Precision
+from hdruntime.backends.precision import BUILD_OPTIONS, Precision
 from hdruntime.backends.registry import backend_named
 from hdruntime.bundle.manifest import Backend, Dtype, GraphFile, Manifest
 from hdruntime.bundle.verification import Skip, SkipCause
@@ -118,7 +118,7 @@ class Target:
 
     def precisions(self, graph: GraphFile) -> tuple[Precision, ...]:
         """The precisions that a graph is verified in."""
-        own = tuple(precision for precision in OPTION_OF_GRAPHS if graph.dtype == precision)
+        own = tuple(precision for precision in BUILD_OPTIONS if graph.dtype == precision)
         return own or (Precision.FLOAT32,)
 
     def verification_skip(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> Skip | None:

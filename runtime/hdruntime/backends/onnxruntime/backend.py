@@ -1,13 +1,14 @@
-"""What ONNX Runtime says of itself, on the CPU and on NVIDIA GPUs."""
+"""The backends of ONNX Runtime on the CPU and on NVIDIA GPUs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hdruntime.backends.entry import Asked, BackendEntry, Refusal
-from hdruntime.backends.findings import Finding, FindingStatus, Probed
+from hdruntime.backends.diagnostics import DiagnosticResult, DiagnosticStatus, ProbeResult
+from hdruntime.backends.entry import BackendEntry, LoadOptions, Preference, UnavailableReason
 from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING, CUDA_PROVIDER
 from hdruntime.backends.precision import Precision
+from hdruntime.backends.rebuilding import gpu_hint
 from hdruntime.bundle.manifest import Backend
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError
@@ -22,7 +23,7 @@ DOUBLING = (
     "080812003a350a0e0a01780a017812017922034164641201675a0f0a0178120a0a08080112040a02"
     "0801620f0a0179120a0a08080112040a02080142040a00100d"
 )
-"""A graph in ONNX, x + x of one number."""
+"""An ONNX graph that computes x + x of one number."""
 
 
 class OnnxRuntimeBackend(BackendEntry):
@@ -43,67 +44,63 @@ import json
 import onnxruntime
 from hdruntime.backends.onnxruntime import CUDA_PROVIDER
 from hdruntime.gpu.driver import gpus
-facts = dict(providers=onnxruntime.get_available_providers())
-if CUDA_PROVIDER in facts["providers"] and gpus():
+details = dict(providers=onnxruntime.get_available_providers())
+if CUDA_PROVIDER in details["providers"] and gpus():
     session = onnxruntime.InferenceSession(bytes.fromhex("{DOUBLING}"), providers=[CUDA_PROVIDER])
     # With a line on stderr it runs on the CPU where a library of CUDA is missing.
-    facts["opens_cuda"] = CUDA_PROVIDER in session.get_providers()
-print(json.dumps(dict(version=onnxruntime.__version__, facts=facts)))
+    details["opens_cuda"] = CUDA_PROVIDER in session.get_providers()
+print(json.dumps(dict(version=onnxruntime.__version__, details=details)))
 """
-    """Probed, and asked for a session on the GPU: a provider that is listed may lack its libraries."""
+    """ProbeResult, and asked for a session on the GPU: a provider that is listed may lack its libraries."""
 
-    def against(self, bundle: Bundle, asked: Asked) -> Refusal | None:
-        """Nothing: the graph is looked for where it is loaded."""
-        return None
-
-    def why_unavailable(self, bundle: Bundle, asked: Asked) -> str | None:
-        """The bundle has no graph of a precision."""
+    def unavailable_reason(self, bundle: Bundle, options: LoadOptions) -> UnavailableReason | None:
+        """The bundle has no graph in the precision."""
         from hdruntime.backends.onnxruntime.cpu import graph_on_cpu
 
         try:
-            graph_on_cpu(bundle, asked.precision)
+            graph_on_cpu(bundle, options.precision)
         except BackendUnavailableError as error:
-            return str(error)
+            return UnavailableReason.from_error(error)
         return None
 
-    def preference(self, bundle: Bundle, asked: Asked) -> tuple[bool, str]:
-        """Always, for the reason why it is no other."""
-        return True, ""
+    def preference(self, bundle: Bundle, options: LoadOptions) -> Preference:
+        """Always preferred; the reason is why no other backend is."""
+        return Preference(True, "")
 
-    def open(self, bundle: Bundle, asked: Asked) -> Runner:
+    def open(self, bundle: Bundle, options: LoadOptions) -> Runner:
         """Load the graph for the CPU, or the portable one."""
         from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 
-        return OnnxRuntimeRunner(bundle, threads=asked.threads, precision=asked.precision)
+        return OnnxRuntimeRunner(bundle, threads=options.threads, precision=options.precision)
 
-    def finding(self, loaded: Probed | None, gpu: Gpu | None) -> Finding:
-        """Of both backends: they share a package."""
-        if loaded is None:
-            return Finding(
-                self.library, FindingStatus.BROKEN, "not installed, but hdexport needs it", "pip install onnxruntime"
+    def diagnose(self, probe: ProbeResult | None, gpu: Gpu | None) -> DiagnosticResult:
+        """One line for both backends: they share a package."""
+        if probe is None:
+            return DiagnosticResult(
+                self.library, DiagnosticStatus.BROKEN, "not installed; hdexport needs it", "pip install onnxruntime"
             )
-        if loaded.error is not None:
-            return Finding(
-                self.library, FindingStatus.BROKEN, loaded.error, "pip install --force-reinstall onnxruntime"
+        if probe.error is not None:
+            return DiagnosticResult(
+                self.library, DiagnosticStatus.BROKEN, probe.error, "pip install --force-reinstall onnxruntime"
             )
-        detail = f"{loaded.version}: {', '.join(loaded.facts['providers'])}"
-        on_gpu = CUDA_PROVIDER in loaded.facts["providers"]
+        detail = f"{probe.version}: {', '.join(probe.details['providers'])}"
+        on_gpu = CUDA_PROVIDER in probe.details["providers"]
         if not on_gpu and all(map(installed_version, self.distributions)):
-            return Finding(
+            return DiagnosticResult(
                 self.library,
-                FindingStatus.BROKEN,
-                f"{detail}; onnxruntime and onnxruntime-gpu share their files, and the CPU's overwrote the GPU's",
+                DiagnosticStatus.BROKEN,
+                f"{detail}; onnxruntime was installed after onnxruntime-gpu and replaced its files",
                 INSTALL_ONNXRUNTIME_CUDA,
             )
         if gpu is not None and not on_gpu:
-            reason = f"{detail}; the backend {Backend.ONNXRUNTIME_CUDA.value} cannot use the GPU"
-            return Finding(self.library, FindingStatus.MISSING, reason, INSTALL_ONNXRUNTIME_CUDA)
-        if loaded.facts.get("opens_cuda") is False:
+            reason = f"{detail}; the backend {Backend.ONNXRUNTIME_CUDA} cannot use the GPU"
+            return DiagnosticResult(self.library, DiagnosticStatus.MISSING, reason, INSTALL_ONNXRUNTIME_CUDA)
+        if probe.details.get("opens_cuda") is False:
             reason = (
                 f"{detail}; no session opens on the GPU: libraries of CUDA or cuDNN are missing or of another version"
             )
-            return Finding(self.library, FindingStatus.BROKEN, reason, INSTALL_ONNXRUNTIME_CUDA)
-        return Finding(self.library, FindingStatus.OK, detail)
+            return DiagnosticResult(self.library, DiagnosticStatus.BROKEN, reason, INSTALL_ONNXRUNTIME_CUDA)
+        return DiagnosticResult(self.library, DiagnosticStatus.OK, detail)
 
 
 class OnnxRuntimeCudaBackend(BackendEntry):
@@ -118,24 +115,27 @@ class OnnxRuntimeCudaBackend(BackendEntry):
     lowerings = (CUDA_LOWERING, PORTABLE_LOWERING)
     target = "onnx"
 
-    def against(self, bundle: Bundle, asked: Asked) -> Refusal | None:
-        """There is no GPU, no ONNX Runtime for it, or nothing that calls its driver."""
-        if asked.on.gpu is None:
-            return Refusal(asked.on.why_no_gpu)
-        if self.name not in asked.on.versions:
-            return Refusal("no ONNX Runtime that was built with CUDA is installed here")
+    def unavailable_reason(self, bundle: Bundle, options: LoadOptions) -> UnavailableReason | None:
+        """There is no GPU, no ONNX Runtime for GPUs, or no package for the driver."""
+        machine = options.gpu_machine
+        if machine.gpu is None:
+            return UnavailableReason(reason=machine.no_gpu_reason, hint=gpu_hint(self, bundle, machine))
+        if self.name not in machine.versions:
+            return UnavailableReason(
+                reason="No ONNX Runtime that was built with CUDA is installed.", hint=gpu_hint(self, bundle, machine)
+            )
         if installed_version("cuda-bindings") is None:
-            return Refusal(
-                "the package cuda-bindings, which sessions on a GPU need, is not installed here",
-                advice="pip install cuda-bindings",
+            return UnavailableReason(
+                reason="The package cuda-bindings, which sessions on a GPU need, is not installed.",
+                hint="Install it with: pip install cuda-bindings",
             )
         return None
 
-    def open(self, bundle: Bundle, asked: Asked) -> Runner:
+    def open(self, bundle: Bundle, options: LoadOptions) -> Runner:
         """Load the graph for the GPU, or the portable one."""
         from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
 
-        return OnnxRuntimeCudaRunner(bundle, gpu=asked.gpu, threads=asked.threads)
+        return OnnxRuntimeCudaRunner(bundle, gpu=options.gpu, threads=options.threads)
 
     def version(self, *, has_gpu: bool) -> str | None:
         """By the module: the package installed later overwrites the files of the other."""

@@ -1,4 +1,4 @@
-"""What OpenVINO says of itself, and the instructions of this machine's processor that decide where it is preferred."""
+"""The backend OpenVINO, and the processor's instructions that decide whether ``auto`` prefers it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdruntime.backends.entry import Asked, BackendEntry, Refusal
-from hdruntime.backends.findings import Finding, FindingStatus, Probed
+from hdruntime.backends.diagnostics import DiagnosticResult, DiagnosticStatus, ProbeResult
+from hdruntime.backends.entry import BackendEntry, LoadOptions, Preference, UnavailableReason
 from hdruntime.backends.forking import threads_are_lost
 from hdruntime.backends.openvino import OPENVINO_LOWERING
 from hdruntime.backends.precision import Precision
@@ -38,7 +38,7 @@ tenth; docs/openvino.md has the numbers of all operators. A precision in which O
 not listed, except windows in float32, which take twice as much for a text."""
 
 _PRECISIONS = {"FP32": "float32", "BF16": "bfloat16", "FP16": "float16", "INT8": "int8"}
-"""OpenVINO's words for a device's types -> ours."""
+"""Name of a capability in OpenVINO -> name of the precision."""
 
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -70,66 +70,69 @@ from hdruntime.backends.openvino.backend import is_preferred_here
 from hdruntime.backends.openvino.devices import chosen_device, new_core
 from hdruntime.optional import require
 version, core = require("openvino").__version__, new_core()
-found = [chosen_device(core, name) for name in core.available_devices]
-devices = [[device.name, device.model, device.capabilities] for device in found]
-print(json.dumps({"version": version, "facts": {"devices": devices, "is_preferred": is_preferred_here()}}))
+chosen = [chosen_device(core, name) for name in core.available_devices]
+devices = [[device.name, device.model, device.capabilities] for device in chosen]
+print(json.dumps({"version": version, "details": {"devices": devices, "is_preferred": is_preferred_here()}}))
 """
-    """Probed without its telemetry, and asked for its devices."""
+    """ProbeResult without its telemetry, and asked for its devices."""
 
-    def against(self, bundle: Bundle, asked: Asked) -> Refusal | None:
-        """Nothing is installed, this process is a fork without its threads, or the bundle has no such graph.
+    def unavailable_reason(self, bundle: Bundle, options: LoadOptions) -> UnavailableReason | None:
+        """OpenVINO is not installed, this process is a fork without OpenVINO's threads, the bundle has no graph for it,
+        or the device does not compute in bfloat16.
 
         Of forks that were taken between two batches of OpenVINO 2026.4.1, 2 of 63 and 1 of 939 waited for ever as they
         loaded a bundle: the one, where ``tbb::spawn`` wakes the pool's threads, for a lock of the pool.
         """
         if self.is_installed() and threads_are_lost(self.name):
-            return Refusal(
-                "this process was forked from one that has run OpenVINO, whose threads a fork does not copy",
-                'Use the backend onnxruntime, or do not fork: multiprocessing.get_context("spawn").',
+            return UnavailableReason(
+                reason="This process was forked from a process that ran OpenVINO, and a fork has no copy of OpenVINO's "
+                "threads.",
+                hint='Use the backend onnxruntime, or do not fork: multiprocessing.get_context("spawn").',
             )
-        return super().against(bundle, asked)
-
-    def why_unavailable(self, bundle: Bundle, asked: Asked) -> str | None:
-        """The CPU does not compute in bfloat16."""
-        if asked.precision is not Precision.BFLOAT16:
-            return None
+        unavailable = super().unavailable_reason(bundle, options)
+        if unavailable is not None or options.precision is not Precision.BFLOAT16:
+            return unavailable
         from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
 
         try:
-            chosen_precision(chosen_device(new_core(), None), asked.precision, bundle.manifest)
+            chosen_precision(chosen_device(new_core(), options.device), options.precision, bundle.manifest)
         except BackendUnavailableError as error:
-            return str(error)
+            return UnavailableReason.from_error(error)
         return None
 
-    def preference(self, bundle: Bundle, asked: Asked) -> tuple[bool, str]:
-        """Where it was measured to be faster, by processor, precision and operators."""
-        takes, why = super().preference(bundle, asked)
-        against = _why_slower(bundle, asked.precision) if takes else why
-        return (True, why) if against is None else (False, against)
+    def preference(self, bundle: Bundle, options: LoadOptions) -> Preference:
+        """Preferred where OpenVINO was measured to be faster, by processor, precision and operators."""
+        preference = super().preference(bundle, options)
+        slower = _not_faster_reason(bundle, options.precision) if preference.is_preferred else None
+        return preference if slower is None else Preference(False, slower)
 
-    def open(self, bundle: Bundle, asked: Asked) -> Runner:
+    def open(self, bundle: Bundle, options: LoadOptions) -> Runner:
         """Load the graphs for OpenVINO."""
         from hdruntime.backends.openvino.runner import OpenVinoRunner
 
-        return OpenVinoRunner(bundle, threads=asked.threads, precision=asked.precision, device=asked.device)
+        return OpenVinoRunner(bundle, threads=options.threads, precision=options.precision, device=options.device)
 
-    def finding(self, loaded: Probed | None, gpu: Gpu | None) -> Finding:
-        """With its devices, and what ``auto`` takes on the CPU."""
-        if loaded is None:
-            detail = "not installed: on the CPU, auto takes onnxruntime"
-            return Finding(self.library, FindingStatus.MISSING, detail, self.install)
-        if loaded.error is not None:
+    def diagnose(self, probe: ProbeResult | None, gpu: Gpu | None) -> DiagnosticResult:
+        """The diagnosis, with OpenVINO's devices and the choice of ``auto`` on the CPU."""
+        if probe is None:
+            detail = "not installed; on the CPU, auto takes onnxruntime"
+            return DiagnosticResult(self.library, DiagnosticStatus.MISSING, detail, self.install)
+        if probe.error is not None:
             fix = f"pip install --force-reinstall openvino; {self.install}"
-            return Finding(self.library, FindingStatus.BROKEN, loaded.error, fix)
+            return DiagnosticResult(self.library, DiagnosticStatus.BROKEN, probe.error, fix)
         devices = [
-            f"{name} ({model}: {', '.join(words for key, words in _PRECISIONS.items() if key in has)})"
-            for name, model, has in loaded.facts["devices"]
+            f"{name} ({model}: {', '.join(names for key, names in _PRECISIONS.items() if key in has)})"
+            for name, model, has in probe.details["devices"]
         ]
-        faster = "windows and, outside of float32, for dense attention, blocks and chunks, of bundles with its graph"
-        but_for = "" if has_int8() else "; not for int8, without VNNI"
-        taken = f"openvino for {faster}{but_for}" if loaded.facts.get("is_preferred") else "onnxruntime"
-        detail = f"{loaded.version}: {'; '.join(devices)}; on the CPU, auto takes {taken}"
-        return Finding(self.library, FindingStatus.OK, detail)
+        lower = "bfloat16 and int8" if has_int8() else "bfloat16"
+        choice = (
+            "openvino for bundles with a graph for OpenVINO and sliding-window attention, or, in "
+            f"{lower}, dense, block-sparse or chunk attention"
+            if probe.details.get("is_preferred")
+            else "onnxruntime"
+        )
+        detail = f"{probe.version}: {'; '.join(devices)}; on the CPU, auto takes {choice}"
+        return DiagnosticResult(self.library, DiagnosticStatus.OK, detail)
 
 
 BACKENDS = (OpenVinoBackend(),)
@@ -140,21 +143,21 @@ def is_preferred_here() -> bool:
     return platform.machine().lower() in _PREFERRED_ON
 
 
-def _why_slower(bundle: Bundle, precision: Precision) -> str | None:
-    """Why OpenVINO was not measured to be faster than ONNX Runtime; None where it was."""
+def _not_faster_reason(bundle: Bundle, precision: Precision) -> str | None:
+    """Why OpenVINO is not known to be faster than ONNX Runtime, as a sentence, or None."""
     if not is_preferred_here():
-        return f"OpenVINO was not compared with ONNX Runtime on {platform.machine()}"
+        return f"OpenVINO was not compared with ONNX Runtime on {platform.machine()}."
     if precision is Precision.INT8 and not has_int8():
-        return "OpenVINO was not measured to be faster in int8 on a processor without VNNI"
+        return "OpenVINO was not measured to be faster in int8 on a processor without VNNI."
     faster = {name: FASTER_WITH.get(name, ()) for name in sorted(bundle.manifest.operator_names)}
     others = [name for name, precisions in faster.items() if not precisions]
     if others:
-        return f"OpenVINO was not measured to be faster with {', '.join(others)}"
+        return f"OpenVINO was not measured to be faster with {', '.join(others)}."
     is_float32 = precision is Precision.FLOAT32 or (
         precision is Precision.AUTO and (bundle.manifest.dtype == Precision.FLOAT32.value or not has_bfloat16())
     )
     if is_float32 and not any(Precision.FLOAT32.value in precisions for precisions in faster.values()):
-        return f"OpenVINO was not measured to be faster in float32 with {', '.join(faster) or 'standard operators'}"
+        return f"OpenVINO was not measured to be faster in float32 with {', '.join(faster) or 'standard operators'}."
     return None
 
 

@@ -1,4 +1,4 @@
-"""What TensorRT, TensorRT-RTX and TensorRT's lean runtime say of themselves: they open a bundle's engines."""
+"""The backends of a bundle's engines: TensorRT, TensorRT-RTX and TensorRT's lean runtime."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ import logging
 import shlex
 from typing import TYPE_CHECKING, ClassVar
 
-from hdruntime.backends.entry import Asked, BackendEntry, Refusal, ThisMachine, version_numbers
-from hdruntime.backends.findings import IMPORT, Finding, FindingStatus, Probed
+from hdruntime.backends.diagnostics import IMPORT, DiagnosticResult, DiagnosticStatus, ProbeResult
+from hdruntime.backends.entry import (
+    BackendEntry,
+    LoadOptions,
+    SetupCommands,
+    ThisMachine,
+    UnavailableReason,
+    version_numbers,
+)
+from hdruntime.backends.rebuilding import gpu_hint
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.optional import installed_version
@@ -32,119 +40,123 @@ _OLDEST_OF_TENSORRT = 75
 
 
 class EngineBackend(BackendEntry):
-    """A variant of TensorRT, which opens the engines that the same variant has built."""
+    """A TensorRT variant, which opens the engines that the variant has built."""
 
     needs_gpu = True
     in_text: ClassVar[str]
-    """Its name in sentences about engines."""
+    """Name of the variant in sentences about engines."""
 
     probe = IMPORT
 
     builds: ClassVar[bool] = True
-    """Whether it builds engines, and does not only run them."""
+    """Whether the package builds engines; TensorRT's lean runtime only runs them."""
 
-    def against(self, bundle: Bundle, asked: Asked) -> Refusal | None:
-        """What speaks against the engine that the least speaks against."""
-        engine, reasons = self._best_engine(bundle, asked.on)
-        what = None if engine is None else f"The engine {engine.file} of {bundle.path}"
-        return Refusal("; ".join(reasons), what=what) if reasons else None
+    def unavailable_reason(self, bundle: Bundle, options: LoadOptions) -> UnavailableReason | None:
+        """Why no engine runs: the differences between this machine and the engine that comes closest."""
+        machine = options.gpu_machine
+        engine, reasons = self._best_engine(bundle, machine)
+        if not reasons:
+            return None
+        return UnavailableReason(
+            reason=" ".join(reasons),
+            hint=gpu_hint(self, bundle, machine),
+            engine="" if engine is None else engine.file,
+        )
 
-    def open(self, bundle: Bundle, asked: Asked) -> Runner:
-        """Load the engine that runs here."""
-        limit_bytes = asked.gpu.memory_limit_bytes
+    def open(self, bundle: Bundle, options: LoadOptions) -> Runner:
+        """Load the engine that runs on this machine."""
+        limit_bytes = options.gpu.memory_limit_bytes
         if limit_bytes is not None:
             raise BackendUnavailableError(
-                f"{self.name} holds no memory_limit_bytes ({limit_bytes}): an engine's memory was planned when "
-                "it was built.",
+                f"{self.name} takes no memory_limit_bytes ({limit_bytes}): the memory of an engine is planned when the "
+                "engine is built.",
                 hint="Leave it out, or use the backend onnxruntime_cuda.",
             )
         from hdruntime.backends.tensorrt import runner
         from hdruntime.backends.tensorrt.engine_metadata import older_driver, read_engine_metadata
 
-        engine, _ = self._best_engine(bundle, asked.on)
+        engine, _ = self._best_engine(bundle, options.gpu_machine)
         assert engine is not None
-        remark = older_driver(read_engine_metadata(bundle, engine), asked.on)
-        if remark is not None:
-            logger.warning("%s: %s", engine.file, remark)
-        return runner.TensorRtRunner(bundle, engine, backend=self.name, gpu=asked.gpu)
+        note = older_driver(read_engine_metadata(bundle, engine), options.gpu_machine)
+        if note is not None:
+            logger.warning("%s: %s", engine.file, note)
+        return runner.TensorRtRunner(bundle, engine, backend=self.name, gpu=options.gpu)
 
     def differences(self, engine: EngineFile, machine: ThisMachine) -> tuple[str, ...]:
-        """Why it cannot run an engine of its variant on a machine; () if it can."""
+        """Sentences that say why the backend cannot run an engine of its variant on a machine; () if it can."""
         reasons = []
         if machine.driver is None:
-            reasons.append("there is no NVIDIA driver here")
+            reasons.append("There is no NVIDIA driver.")
         if machine.gpu is None:
-            reasons.append(machine.why_no_gpu)
+            reasons.append(machine.no_gpu_reason)
         elif machine.gpu.architecture not in engine.architectures:
             reasons.append(
-                f"it is for GPUs of {', '.join(engine.architectures)}, and this one ({machine.gpu.name}) is "
-                f"{machine.gpu.architecture}"
+                f"The engine was built for GPUs of {', '.join(engine.architectures)}; this GPU ({machine.gpu.name}) is "
+                f"{machine.gpu.architecture}."
             )
         return (*reasons, *self._version_difference(engine, machine.versions.get(self.name)))
 
     def version(self, *, has_gpu: bool) -> str | None:
-        """By the distributions; each comes with ``..._bindings``, which may be alone."""
-        asked = (distribution for name in self.distributions for distribution in (name, f"{name}-bindings"))
-        return next(filter(None, map(installed_version, asked)), None)
+        """Version of the installed distribution; only its ``...-bindings`` may be installed."""
+        names = (distribution for name in self.distributions for distribution in (name, f"{name}-bindings"))
+        return next(filter(None, map(installed_version, names)), None)
 
     def builds_for(self, architecture: str) -> bool:
-        """TensorRT for Turing and all since."""
+        """TensorRT builds for Turing and later."""
         return int(architecture.removeprefix("sm")) >= _OLDEST_OF_TENSORRT
 
     def has_builder(self, machine: ThisMachine) -> bool:
-        """Whether it is installed itself."""
+        """Whether the package is installed."""
         return self.name in machine.versions
 
-    def steps(self, bundle: Bundle, machine: ThisMachine) -> list[str] | None:
-        """Install it, build an engine that fits, or both."""
+    def setup_commands(self, bundle: Bundle, machine: ThisMachine) -> SetupCommands | None:
+        """Install the package, build an engine that fits, or both."""
         assert machine.gpu is not None
-        install = [] if self.name in machine.versions else [self.install]
+        install = () if self.name in machine.versions else (self.install,)
         if not self.builds_for(machine.gpu.architecture):
             return None
         engine, reasons = self._best_engine(bundle, machine)
         fits = engine is not None and machine.gpu.architecture in engine.architectures
         if not reasons or (install and fits):
-            return install
-        return [*install, shlex.join(self.rebuild_command(bundle, machine))]
+            return SetupCommands(install)
+        return SetupCommands(install, shlex.join(self.rebuild_command(bundle, machine)))
 
-    def finding(self, loaded: Probed | None, gpu: Gpu | None) -> Finding:
-        """With what building and running need."""
+    def diagnose(self, probe: ProbeResult | None, gpu: Gpu | None) -> DiagnosticResult:
+        """The diagnosis, with the packages that building needs."""
         if gpu is not None and not self.builds_for(gpu.architecture):
             limit = f"it supports no GPU of {gpu.architecture}"
-            if loaded is None:
-                return Finding(self.library, FindingStatus.INFO, f"not installed; {limit}")
+            if probe is None:
+                return DiagnosticResult(self.library, DiagnosticStatus.INFO, f"not installed; {limit}")
         else:
             limit = None
-        if loaded is None or loaded.error is not None:
-            return super().finding(loaded, gpu)
+        if probe is None or probe.error is not None:
+            return super().diagnose(probe, gpu)
         if self.builds and installed_version("polygraphy") is None:
-            detail = f"{loaded.version}; building engines needs polygraphy"
-            return Finding(self.library, FindingStatus.MISSING, detail, self.install)
+            detail = f"{probe.version}; building engines needs polygraphy"
+            return DiagnosticResult(self.library, DiagnosticStatus.MISSING, detail, self.install)
         if limit is not None:
-            return Finding(self.library, FindingStatus.INFO, f"{loaded.version}; {limit}")
-        return super().finding(loaded, gpu)
+            return DiagnosticResult(self.library, DiagnosticStatus.INFO, f"{probe.version}; {limit}")
+        return super().diagnose(probe, gpu)
 
     def _best_engine(self, bundle: Bundle, machine: ThisMachine) -> tuple[EngineFile | None, tuple[str, ...]]:
-        """The engine with the fewest reasons against it, and these reasons."""
+        """The engine with the fewest reasons why it cannot run, and the reasons."""
         engines = [engine for engine in bundle.manifest.engines if engine.variant == self.variant]
         if not engines:
-            return None, (f"the bundle has no {self.variant} engine",)
+            return None, (f"The bundle has no {self.variant} engine.",)
         reasons = {engine: self.differences(engine, machine) for engine in engines}
         best = min(engines, key=lambda engine: len(reasons[engine]))
         return best, reasons[best]
 
-    def _version_difference(self, engine: EngineFile, here: str | None) -> list[str]:
-        if here is None:
-            return [f"{self.in_text} ({self.name}) is not installed here"]
+    def _version_difference(self, engine: EngineFile, installed: str | None) -> list[str]:
+        if installed is None:
+            return [f"{self.in_text} ({self.name}) is not installed."]
         if not self.builds and not engine.version_compatible:
-            return [
-                f"{self.in_text} runs version-compatible engines only, and it was not built with --version-compatible"
-            ]
-        if engine.version_compatible and version_numbers(here) < version_numbers(engine.version):
+            return [f"{self.in_text} runs version-compatible engines only, and the engine is not version-compatible."]
+        if engine.version_compatible and version_numbers(installed) < version_numbers(engine.version):
             built_by = next(entry.in_text for entry in BACKENDS if entry.name == engine.variant)
-            return [f"it was built by {built_by} {engine.version}, and {here} here is older"]
-        if not engine.version_compatible and here != engine.version:
-            return [f"it was built by {self.in_text} {engine.version}, and {here} is installed here"]
+            return [f"The engine was built by {built_by} {engine.version}; the installed version {installed} is older."]
+        if not engine.version_compatible and installed != engine.version:
+            return [f"The engine was built by {self.in_text} {engine.version}; the installed version is {installed}."]
         return []
 
 
@@ -159,11 +171,11 @@ class TensorRtBackend(EngineBackend):
     extra = "tensorrt"
     distributions = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt")
 
-    def finding(self, loaded: Probed | None, gpu: Gpu | None) -> Finding:
-        """It is of no use without a GPU."""
-        if loaded is None and gpu is None:
-            return Finding(self.library, FindingStatus.INFO, "not installed; it needs a GPU")
-        return super().finding(loaded, gpu)
+    def diagnose(self, probe: ProbeResult | None, gpu: Gpu | None) -> DiagnosticResult:
+        """TensorRT needs a GPU to build."""
+        if probe is None and gpu is None:
+            return DiagnosticResult(self.library, DiagnosticStatus.INFO, "not installed; it needs a GPU")
+        return super().diagnose(probe, gpu)
 
 
 class TensorRtRtxBackend(EngineBackend):
@@ -182,20 +194,20 @@ class TensorRtRtxBackend(EngineBackend):
         return architecture in RTX_ARCHITECTURES
 
     def rebuild_command(self, bundle: Bundle, machine: ThisMachine) -> list[str]:
-        """Names an architecture that is left out unless asked for."""
+        """Names an architecture that TensorRT-RTX builds only on request."""
         command = super().rebuild_command(bundle, machine)
         assert machine.gpu is not None
         if machine.gpu.architecture in RTX_ON_REQUEST:
             command += ["--sm", machine.gpu.architecture.removeprefix("sm")]
         return command
 
-    def finding(self, loaded: Probed | None, gpu: Gpu | None) -> Finding:
-        """It is of use without a GPU."""
-        found = super().finding(loaded, gpu)
-        if found.status is FindingStatus.OK and gpu is None:
-            detail = f"{found.detail}: builds engines here, running them needs a GPU"
-            return Finding(self.library, FindingStatus.OK, detail)
-        return found
+    def diagnose(self, probe: ProbeResult | None, gpu: Gpu | None) -> DiagnosticResult:
+        """TensorRT-RTX builds engines without a GPU."""
+        result = super().diagnose(probe, gpu)
+        if result.status is DiagnosticStatus.OK and gpu is None:
+            detail = f"{result.detail}: builds engines here, running them needs a GPU"
+            return DiagnosticResult(self.library, DiagnosticStatus.OK, detail)
+        return result
 
 
 class TensorRtLeanBackend(EngineBackend):
@@ -217,27 +229,27 @@ class TensorRtLeanBackend(EngineBackend):
         """Whether TensorRT is installed."""
         return Backend.TENSORRT in machine.versions
 
-    def steps(self, bundle: Bundle, machine: ThisMachine) -> list[str] | None:
+    def setup_commands(self, bundle: Bundle, machine: ThisMachine) -> SetupCommands | None:
         """TensorRT is installed for a rebuild."""
-        steps = super().steps(bundle, machine)
-        if not steps or not steps[-1].startswith("hdexport"):
-            return steps
+        commands = super().setup_commands(bundle, machine)
+        if commands is None or not commands.rebuild:
+            return commands
         builder = machine.versions.get(Backend.TENSORRT)
         if builder is None:
-            steps.insert(-1, TensorRtBackend.install)
-        elif len(steps) == 1 and version_numbers(machine.versions[self.name]) < version_numbers(builder):
-            # An engine that TensorRT builds here, an older lean runtime does not run.
-            return [f"pip install -U 'hdexport[{self.extra}]'"]
-        return steps
+            return commands._replace(install=(*commands.install, TensorRtBackend.install))
+        if not commands.install and version_numbers(machine.versions[self.name]) < version_numbers(builder):
+            # An older lean runtime does not run an engine that TensorRT builds here.
+            return SetupCommands((f"pip install -U 'hdexport[{self.extra}]'",))
+        return commands
 
     def rebuild_command(self, bundle: Bundle, machine: ThisMachine) -> list[str]:
-        """Asks for an engine that it can run."""
+        """Requests a version-compatible engine."""
         return [*super().rebuild_command(bundle, machine), "--version-compatible"]
 
-    def finding(self, loaded: Probed | None, gpu: Gpu | None) -> Finding:
-        """Only bundles with version-compatible engines need it."""
-        found = super().finding(loaded, gpu)
-        return found if loaded is not None else dataclasses.replace(found, status=FindingStatus.INFO)
+    def diagnose(self, probe: ProbeResult | None, gpu: Gpu | None) -> DiagnosticResult:
+        """Only bundles with version-compatible engines need the lean runtime."""
+        result = super().diagnose(probe, gpu)
+        return result if probe is not None else dataclasses.replace(result, status=DiagnosticStatus.INFO)
 
 
 BACKENDS: tuple[EngineBackend, ...] = (TensorRtBackend(), TensorRtRtxBackend(), TensorRtLeanBackend())

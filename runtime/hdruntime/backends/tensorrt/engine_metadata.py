@@ -42,7 +42,7 @@ def older_driver(metadata: EngineMetadata, machine: ThisMachine) -> str | None:
     built_with = metadata.built_on.driver
     if built_with is None or machine.driver is None or version_numbers(machine.driver) >= version_numbers(built_with):
         return None
-    return f"the driver here ({machine.driver}) is older than the one that it was built with ({built_with})"
+    return f"the driver ({machine.driver}) is older than the driver that the engine was built with ({built_with})"
 
 
 def read_engine_metadata(bundle: Bundle, engine: EngineFile) -> EngineMetadata:

@@ -375,7 +375,7 @@ def test_tensorrt_that_is_not_installed_names_the_command() -> None:
 def test_tensorrt_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     # Only the package is simulated; the missing GPU is real.
     monkeypatch.setattr("hdexport.graph.targets.tensorrt.packages.require", lambda name: object())
-    with pytest.raises(EngineError, match=r"CUDA sees no GPU here .*\n.*--target tensorrt-rtx"):
+    with pytest.raises(EngineError, match=r"CUDA finds no GPU .*\n.*--target tensorrt-rtx"):
         EngineTarget(Backend.TENSORRT)
 
 

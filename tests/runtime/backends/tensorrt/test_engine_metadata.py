@@ -18,7 +18,7 @@ from hdruntime.backends.tensorrt.engine_metadata import older_driver, read_engin
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BundleCorruptError
-from hdruntime.gpu.driver import Gpu, why_no_gpu
+from hdruntime.gpu.driver import Gpu, no_gpu_reason
 from support.comparators import named_case
 
 ENGINE = EngineFile(
@@ -48,16 +48,16 @@ def differences(engine: EngineFile, backend: Backend, machine: ThisMachine) -> t
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"driver": None}, "there is no NVIDIA driver here"),
-        ({"gpu": None}, why_no_gpu(())),
+        ({"driver": None}, "There is no NVIDIA driver."),
+        ({"gpu": None}, no_gpu_reason(())),
         (
             {"gpu": dataclasses.replace(ADA, name="NVIDIA H100", architecture="sm90")},
-            "it is for GPUs of sm86, sm89, and this one (NVIDIA H100) is sm90",
+            "The engine was built for GPUs of sm86, sm89; this GPU (NVIDIA H100) is sm90.",
         ),
-        ({"versions": {}}, "TensorRT-RTX (tensorrt_rtx) is not installed here"),
+        ({"versions": {}}, "TensorRT-RTX (tensorrt_rtx) is not installed."),
         (
             {"versions": {Backend.TENSORRT_RTX: "1.8.0.1"}},
-            "it was built by TensorRT-RTX 1.7.1.116, and 1.8.0.1 is installed here",
+            "The engine was built by TensorRT-RTX 1.7.1.116; the installed version is 1.8.0.1.",
         ),
     ],
 )

@@ -45,7 +45,7 @@ def load_variant(variant: Backend) -> ModuleType:
     if variant is Backend.TENSORRT and not gpus():
         driver = driver_version()
         raise EngineError(
-            "TensorRT times its kernels on the GPU it builds for, and CUDA sees no GPU here "
+            "TensorRT times its kernels on the GPU that the engine is for, and CUDA finds no GPU "
             f"({'no NVIDIA driver' if driver is None else f'driver {driver}'}).",
             hint="Build on the GPU machine, or build a TensorRT-RTX engine here: --target tensorrt-rtx",
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hdruntime.backends import Runner
-from hdruntime.backends.entry import Asked, BackendEntry
-from hdruntime.backends.findings import IMPORT
+from hdruntime.backends.diagnostics import IMPORT
+from hdruntime.backends.entry import BackendEntry, LoadOptions
 from hdruntime.bundle.reader import Bundle
 
 
@@ -19,7 +19,7 @@ class ToyBackend(BackendEntry):
     lowerings = ("toy",)
     probe = IMPORT
 
-    def open(self, bundle: Bundle, asked: Asked) -> Runner:
+    def open(self, bundle: Bundle, options: LoadOptions) -> Runner:
         """Read the graph."""
         from hdruntime.backends.toy.runner import ToyRunner
 
