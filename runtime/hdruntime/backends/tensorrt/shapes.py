@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from hdruntime.bundle.manifest import ProfileShape
-from hdruntime.errors import BackendUnavailableError, InputError
+from hdruntime.errors import BackendUnavailableError, InputError, Setting
 from hdruntime.gpu.layout import Shape, ShapeChoice
 
 _SHORTEST_STEP = 16
@@ -80,10 +80,15 @@ def check_limits(profiles: Sequence[ProfileShape], limit_of: Callable[[int], int
         tokens = min(limit, last)
         if not most_rows(profiles, tokens, limit=limit):
             raise BackendUnavailableError(
-                f"The engine runs {tokens} tokens only with padding to more than {limit}, which changes answers: in "
-                "this bundle the last block is that of the padded batch.",
-                hint="Rebuild the engine with profiles from 1 token on (--profiles), or the bundle with "
-                "--bigbird-last-block row.",
+                f"The engine runs {tokens} tokens only with padding to more than {limit}, which changes the outputs: "
+                "in this bundle the last block of BigBird's attention is the last block of the padded batch.",
+                hint=(
+                    "Rebuild the engine with ",
+                    Setting("profiles", command="rebuild"),
+                    " from 1 token on, or build the bundle again with ",
+                    Setting("bigbird_last_block", "row", command="build"),
+                    ".",
+                ),
             )
 
 
@@ -110,12 +115,18 @@ def _too_large(profiles: Sequence[ProfileShape], batch: int, tokens: int, limit:
     if tokens > most:
         return InputError(
             f"The batch has {tokens} tokens; this engine accepts 1 to {most}.",
-            hint=f"Truncate it, rebuild with longer --profiles, or build the bundle again with --max-len {tokens}.",
+            hint=(
+                "Truncate it, rebuild with longer ",
+                Setting("profiles", command="rebuild"),
+                ", or build the bundle again with ",
+                Setting("max_len", tokens, command="build"),
+                ".",
+            ),
         )
     rows = most_rows(profiles, tokens, limit=limit)
     return InputError(
         f"The batch has {batch} rows of {tokens} tokens; this engine accepts up to {rows} of that length.",
-        hint=f"Split it, or rebuild with --batch 1:1:{batch}.",
+        hint=("Split it, or rebuild with ", Setting("batch", f"1:1:{batch}", command="rebuild"), "."),
     )
 
 

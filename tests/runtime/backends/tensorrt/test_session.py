@@ -95,5 +95,5 @@ def test_where_padding_changes_answers_a_batch_is_answered_as_given(new_machine:
 
 def test_an_engine_that_pads_too_far_is_refused(new_machine: MachineMaker) -> None:
     machine = new_machine(profiles=(ProfileShape(batch=(1, 1, 8), tokens=(64, 128, 200)),), padding=BIGBIRD)
-    with pytest.raises(BackendUnavailableError, match=r"(?s)40 tokens only with .* --bigbird-last-block row"):
+    with pytest.raises(BackendUnavailableError, match=r"(?s)40 tokens only with .* bigbird_last_block='row'"):
         machine.runner()
