@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.gpu.cases import FAMILIES, Case
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.kernels import architecture_of, difference, write_shipped
-from hdexport.graph.targets.onnxruntime.shared_block_indexes import share_block_indexes
+from hdexport.graph.targets.onnxruntime.shared_block_indexes import ShareBlockIndexes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.attention.function_bodies import function_of_node
 from hdplugins.attention.plugin_spec import plugin_spec_of
@@ -100,5 +100,5 @@ def _model(case: Case, tensors: Sequence[Any]) -> tuple[bytes, str]:
     graph = helper.make_graph(nodes, "operators", inputs, outputs)
     model = ir.from_proto(helper.make_model(graph, opset_imports=opsets, ir_version=10))
     model.functions[body.identifier()] = body
-    share_block_indexes(model)
+    ShareBlockIndexes()(model)
     return ir.to_proto(model).SerializeToString(), body.name

@@ -1,4 +1,4 @@
-"""The ONNX graphs of a bundle, as the exporter reads them: damaged graphs, and another model's, are refused."""
+"""Read the ONNX graphs of a bundle, and reject damaged graphs and graphs of another model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = None) -> onnx_ir.Model:
     """Read a graph; its weights stay in their files until they are read.
 
-    `directory` is where a copy of the bundle's files is, if that is to be read. A file that is no ONNX graph, or
-    another model's, is refused.
+    `directory` has a copy of the bundle's files, which is read instead; None for the bundle. A BundleCorruptError says
+    that the file is no ONNX graph, or another model's graph.
     """
     require("onnx")
     ir = require("onnx_ir")
@@ -39,11 +39,12 @@ def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = Non
 
 
 def read_portable_graph(bundle: Bundle, *, directory: Path | None = None) -> onnx_ir.Model:
-    """Read the graph from which all others are made; see `read_graph`."""
+    """Read the portable graph, from which all other graphs are lowered; see `read_graph`."""
     graph = next((graph for graph in bundle.manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
     if graph is None:
         raise BundleCorruptError(
-            f"{bundle.path} has no portable graph, from which all others are made.", hint="Build the bundle again."
+            f"{bundle.path} has no portable graph, from which all other graphs are lowered.",
+            hint="Build the bundle again.",
         )
     return read_graph(bundle, graph, directory=directory)
 

@@ -11,7 +11,7 @@ from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdexport.lowering.relative_position_bias import LONG_SEQUENCES, has_shared_bias
 from hdplugins.attention.plugin_spec import BLOCK_INDEX, PLUGIN, plugin_spec_of, sizes
 from hdruntime.bundle.manifest import KernelNode
-from hdruntime.errors import ExportError
+from hdruntime.errors import ExportError, Setting
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -25,14 +25,14 @@ def kernel_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
 
 
 def shapes_of_inputs(node: onnx_ir.Node, inputs: Sequence[onnx_ir.Value | None] | None = None) -> list[list[int]]:
-    """The shape of each input that a node's operator has, axes that vary are 1; `inputs` are those, None for all."""
+    """The shape of each input of a node, with 1 for dynamic axes; `inputs` are some of the inputs, None for all."""
     shapes = []
     for value in node.inputs if inputs is None else inputs:
         if value is None or value.shape is None:
             raise ExportError(
                 f"The graph does not state the shapes that {node.op_type} {node.name} takes, and a kernel is chosen by "
                 "them.",
-                hint="Build with --attention-impl native, and please report the model.",
+                hint=("Build with ", Setting("attention_impl", "native", command="build"), ", and report the model."),
             )
         shapes.append([axis if isinstance(axis, int) else 1 for axis in value.shape])
     return shapes
@@ -49,12 +49,12 @@ def nodes_of_equal_block_indexes(nodes: Sequence[onnx_ir.Node]) -> list[list[onn
         operator, attributes = operator_of(node), attributes_of(node)
         spec, shapes = plugin_spec_of(operator), shapes_of_inputs(node)
         if spec.block_index_size(shapes, attributes) is not None:
-            given = dict(zip(operator.inputs, node.inputs, strict=False))
-            inputs = [value for name, value in given.items() if name in spec.block_index_inputs]
+            by_name = dict(zip(operator.inputs, node.inputs, strict=False))
+            inputs = [value for name, value in by_name.items() if name in spec.block_index_inputs]
             decided = [attributes[name] for name in spec.BLOCK_INDEX_ATTRIBUTES]
             key = (operator.name, node.graph, sizes(shapes[0]).head_dim, *inputs, *decided)
             alike.setdefault(key, []).append(node)
-    return [each for each in alike.values() if len(each) > 1]
+    return [group for group in alike.values() if len(group) > 1]
 
 
 def give_block_index(first: onnx_ir.Node, others: Sequence[onnx_ir.Node]) -> None:
@@ -70,7 +70,7 @@ def give_block_index(first: onnx_ir.Node, others: Sequence[onnx_ir.Node]) -> Non
 
 
 def kernel_node(node: onnx_ir.Node, shapes: Sequence[Sequence[int]]) -> KernelNode:
-    """What a manifest says of a node whose inputs have these shapes."""
+    """The manifest's record of a node whose inputs have these shapes."""
     operator, attributes = operator_of(node), attributes_of(node)
     fields = {name: attributes[name] for name in plugin_spec_of(operator).FIELDS}
     return KernelNode(
@@ -82,13 +82,12 @@ def kernel_node(node: onnx_ir.Node, shapes: Sequence[Sequence[int]]) -> KernelNo
 
 
 def kernel_records(model: onnx_ir.Model, *, dtype: str) -> tuple[KernelNode, ...]:
-    """What a manifest says of the nodes that kernels can compute, alike ones once, for GPUs on which they are the
-    better choice.
+    """The manifest's records of the nodes that kernels can compute, for GPUs on which the kernels are faster.
 
-    There is none of a type where some node of the type has no kernel: an operator of ONNX Runtime is registered for
-    all.
+    Equal nodes have one record. A type has no records if any of its nodes has no kernel, since an operator of ONNX
+    Runtime is registered for all nodes of a type.
     """
-    records, refused = dict[str, list[KernelNode]](), set[str]()
+    records, unsupported = dict[str, list[KernelNode]](), set[str]()
     for node in kernel_nodes(model):
         spec, record = plugin_spec_of(operator_of(node)), kernel_node(node, shapes_of_inputs(node))
         try:
@@ -96,15 +95,15 @@ def kernel_records(model: onnx_ir.Model, *, dtype: str) -> tuple[KernelNode, ...
                 raise ValueError(f"The kernel has no {dtype}; it has {', '.join(spec.DTYPES)}.")
             spec.check(record.shapes, record.operator_attributes)
         except ValueError as error:
-            logger.info("attention runs without our kernels in ONNX Runtime on a GPU: %s", error)
-            refused.add(node.op_type)
+            logger.info("attention runs without hdexport's kernels in ONNX Runtime on a GPU: %s", error)
+            unsupported.add(node.op_type)
         better_on = spec.better_on(record.shapes, record.operator_attributes, dtype=dtype)
         if better_on is not None:
             record = replace(record, architectures=tuple(f"sm{number}" for number in better_on))
-        found = [record]
+        of_node = [record]
         if has_shared_bias(node):
-            # Beside ONNX Runtime's own attention, which computes the other texts, the kernels were not timed.
-            found = [replace(record, architectures=()), replace(record, op_type=record.op_type + LONG_SEQUENCES)]
+            # The kernels were not timed beside ONNX Runtime's native attention, which computes the short sequences.
+            of_node = [replace(record, architectures=()), replace(record, op_type=record.op_type + LONG_SEQUENCES)]
         of_type = records.setdefault(node.op_type, [])
-        of_type += [each for each in found if each not in of_type]
-    return tuple(record for op_type, of_type in records.items() if op_type not in refused for record in of_type)
+        of_type += [record for record in of_node if record not in of_type]
+    return tuple(record for op_type, of_type in records.items() if op_type not in unsupported for record in of_type)

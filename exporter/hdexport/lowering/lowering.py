@@ -1,4 +1,4 @@
-"""The forms that backends get in the place of an operator's nodes."""
+"""Lowering: what replaces an operator's nodes in the graph of each backend."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ _Part = TypeVar("_Part")
 
 
 class SharedParts:
-    """The parts of one lowered graph that several nodes share: masks, tables, conditions.
+    """Values and functions that several nodes of one lowered graph share: masks, tables, conditions.
 
-    `padded` says whether batches may have padding.
+    Attributes:
+        model: the graph.
+        padded: whether batches may have padding.
     """
 
     def __init__(self, model: onnx_ir.Model, *, padded: bool = True) -> None:
@@ -30,21 +32,20 @@ class SharedParts:
         self._names = Counter[str]()
 
     def once(self, key: Hashable, make: Callable[[], _Part]) -> _Part:
-        """The part of a key, which is made before the first node that asks for it."""
+        """The part of a key; `make` creates it before the first node that needs it."""
         if key not in self._parts:
             self._parts[key] = make()
         part: _Part = self._parts[key]
         return part
 
-    def new_name(self, beginning: str) -> str:
-        """A name with that beginning that no other node of the graph has."""
-        self._names[beginning] += 1
-        return f"{beginning}_{self._names[beginning] - 1}"
+    def new_name(self, prefix: str) -> str:
+        """A name with a prefix that no other node of the graph has."""
+        self._names[prefix] += 1
+        return f"{prefix}_{self._names[prefix] - 1}"
 
 
 class Lowering:
-    """The forms that backends get in the place of an operator's nodes; a subclass answers where its
-    operator differs.
+    """What replaces an operator's nodes in the graph of each backend; a subclass overrides what differs.
 
     By default, ONNX Runtime runs the operator's blockwise body on a CPU, and the batched body on a GPU; an engine has
     hdexport's plugin or the batched body, and other backends have the batched body.

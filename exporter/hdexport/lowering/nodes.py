@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def operator_nodes(model: onnx_ir.Model, name: str | None = None) -> list[onnx_ir.Node]:
-    """The nodes of the domain ``hdexport``, or of one operator, in graph order; bodies of functions are
-    not searched.
+    """The nodes of the domain ``hdexport``, or of one operator, in graph order; functions are not
+    searched.
     """
     nodes = [node for node in model.graph if node.domain == ONNX_DOMAIN]
     return nodes if name is None else [node for node in nodes if operator_of(node).name == name]
@@ -25,7 +25,7 @@ def operator_nodes(model: onnx_ir.Model, name: str | None = None) -> list[onnx_i
 def operator_of(node: onnx_ir.Node) -> Operator:
     """The operator of a node of the domain ``hdexport``.
 
-    Its type is the operator's name, or, where attributes decide the body, begins with it: "Name_global16".
+    The type of the node is the operator's name, with a suffix where attributes decide the body: "Name_global16".
     """
     return OPERATORS[node.op_type.partition("_")[0]]
 
@@ -85,7 +85,7 @@ def group_of(node: onnx_ir.Node) -> int:
 
 
 def is_causal(node: onnx_ir.Node) -> bool:
-    """Whether a token sees only tokens up to itself; operators without the attribute see both sides."""
+    """Whether attention is causal; operators without the attribute are bidirectional."""
     return bool(node.attributes.get_int("causal", 0))
 
 

@@ -18,22 +18,21 @@ if TYPE_CHECKING:
     from hdplugins.op_builder import OpBuilder
 
 _DOMAIN = "hdexport.openvino"
-"""Domain of these functions, which are no operators of ours."""
+"""Domain of these functions; hdexport's operators have another domain."""
 
 OPSET = 24
 """Opset of these functions: it has the operator ``Attention``, which OpenVINO fuses."""
 
 Body = Callable[..., Any]
-"""Takes `op`, inputs, and Python's numbers by name; returns a value or a tuple of values."""
+"""Takes an `OpBuilder`, inputs, and Python numbers by name; returns a value or a tuple of values."""
 
 
 class OpenVinoLowering(abc.ABC):
-    """A second base of an attention's `Lowering` where OpenVINO has something faster than the inlined body."""
+    """A second base class of a `Lowering` for which OpenVINO has something faster than the inlined body."""
 
     @abc.abstractmethod
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
-        """Replace a node of a float32 graph, in place; returns whether the graph differs where batches have no
-        padding."""
+        """Replace a node of a float32 graph in place; returns whether the result depends on `SharedParts.padded`."""
 
 
 def call_function(

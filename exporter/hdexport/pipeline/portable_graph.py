@@ -19,7 +19,6 @@ from hdexport.pipeline.options import BuildOptions
 from hdplugins import ONNX_DOMAIN
 from hdruntime.bundle.manifest import GraphFile, Manifest, Positions, Role, TensorDtype, TensorSpec
 from hdruntime.constants import FORMAT_VERSION, PORTABLE_LOWERING
-from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -43,23 +42,18 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> Tra
     import onnx_ir as ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    from hdexport.graph.passes.attach_functions import attach_functions
-    from hdexport.graph.passes.lay_out_weights import lay_out_weights
-    from hdexport.graph.passes.pool_in_blocks import pools_products
+    from hdexport.graph.passes.attach_functions import AttachFunctions
+    from hdexport.graph.passes.graph_pass import run_passes
+    from hdexport.graph.passes.lay_out_weights import LayOutWeights
+    from hdexport.graph.passes.pool_in_blocks import check_pools_logits
     from hdexport.graph.tracing import Trace, trace
 
     model, branches = trace(module, max_len=max_len, vocab_size=module.model.config.vocab_size)
-    attach_functions(model)
-    ClearMetadataAndDocStringPass()(model)
-    lay_out_weights(model)
+    run_passes(model, [AttachFunctions(), ClearMetadataAndDocStringPass(), LayOutWeights()])
     # Logits of a small vocabulary are no wider than the states, which are in memory anyway.
     is_wide = module.model.config.vocab_size > module.model.config.hidden_size
-    if TASKS[module.task].pools_logits and is_wide and not pools_products(model):
-        raise ExportError(
-            f"The graph of a {module.model.config.model_type} pools no product of tokens with a weight, so that logits "
-            "of all tokens would be in memory at once.",
-            hint="Please report the model and the versions that `hdexport doctor` prints.",
-        )
+    if TASKS[module.task].pools_logits and is_wide:
+        check_pools_logits(model, model_type=module.model.config.model_type)
     model.producer_name = "hdexport"
     path = directory / _FILE
     ir.save(model, path, external_data=_WEIGHTS_FILE, size_threshold_bytes=_INLINE_BYTES)

@@ -11,7 +11,7 @@ import numpy as np
 
 from hdexport.attention.registry import attention_of
 from hdexport.graph.bundle_graph import read_graph
-from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
+from hdexport.graph.passes.watch_magnitudes import Watched, WatchMagnitudes
 from hdexport.verify.operations import longest_within, matmul_weights, operations
 from hdexport.verify.single_texts import sample_ids, single_text_runner
 from hdruntime.arrays import IntArray
@@ -159,7 +159,9 @@ def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
 
 def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray]) -> list[_Magnitude]:
     """Magnitudes in the order of the graph; its outputs last, if they are not finite."""
-    watched, sums = watch_magnitudes(model)
+    watching = WatchMagnitudes()
+    watching(model)
+    watched, sums = watching.watched, watching.sums
     run = single_text_runner(bundle, model)
     outputs = [of.output for of in watched]
     largest = dict.fromkeys(outputs, 0.0)

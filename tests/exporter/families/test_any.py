@@ -310,7 +310,7 @@ class TestCodeThatFailsOnATextIsRefusedByWhatItWasGiven:
         ("", r"model.onnx +float32 +PASS +\d+ "),
         ("lengths", "FAIL .*batch 1, 61 tokens, padding none .* failed: last_hidden_state"),
         nightly_unless(False, "multiples", "FAIL .*batch 1, 77 tokens, padding none .* failed: last_hidden_state"),
-        nightly_unless(False, "batches", "takes another way for batches of 9 texts than for smaller ones"),
+        nightly_unless(False, "batches", "takes another branch for batches of 9 rows than for smaller batches"),
         nightly_unless(False, "frozen", "FAIL .* 1 tokens, .* failed: last_hidden_state .*error: .*Reshape"),
     ],
 )

@@ -9,7 +9,9 @@ import pytest
 
 from hdexport.attention.registry import cli_syntaxes
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.lowering.nodes import Insertion, operator_nodes, states_of, swap_heads_and_tokens
+from hdexport.lowering.nodes import operator_nodes, states_of
+from hdplugins.attention.function_parts import transpose_heads_and_tokens
+from hdplugins.op_builder import OpBuilder
 from support.grids import EVERY_RUN_TYPES, nightly_unless
 from support.tiny_models import COPIES
 
@@ -86,8 +88,8 @@ def test_one_more_node_that_transposes_is_noticed(tiny_bundles, model_type: str)
         graph = ir.from_proto(ir.to_proto(tiny_bundles(model_type).graph))
         assert_transposes(graph, 0)
         node = operator_nodes(graph)[-1]
-        insertion, state = Insertion(node), states_of(node)[0]
-        swapped = swap_heads_and_tokens(insertion, state)
+        state = states_of(node)[0]
+        swapped = transpose_heads_and_tokens(OpBuilder.before(node), state)
         if is_near:
             node.replace_input_with(0, swapped)
         with pytest.raises(AssertionError):

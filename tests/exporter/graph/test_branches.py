@@ -1,4 +1,4 @@
-"""Lengths at which a model's Python code takes another way than in the trace."""
+"""Lengths at which a model's Python code takes another branch than in the trace."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def test_the_first_and_the_last_length_of_another_way_are_found(
 
 def test_batches_that_no_verification_has_are_refused() -> None:
     program = program_of(lambda batch, tokens: batch > 8)
-    with pytest.raises(ExportError, match="another way for batches of 9 texts"):
+    with pytest.raises(ExportError, match="another branch for batches of 9 rows"):
         lengths_of_branches(program, 0, max_len=MAX_LEN)

@@ -13,7 +13,7 @@ import pytest
 from onnx_ir.passes.common import ShapeInferencePass
 
 from hdexport.families import SUPPORTED_MODEL_TYPES
-from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
+from hdexport.graph.passes.chunk_feed_forward import ChunkFeedForward
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
 from hdruntime.errors import ExportError
 from support.answers import inputs_of
@@ -69,7 +69,8 @@ def test_chunks_do_not_change_answers(tiny_bundles, model_type: str, changes: di
     model = ir.load(bundle.path / "model.onnx")
     layers = bundle.manifest.num_layers
     adapters = layers if model_type == "xmod" else 0
-    assert chunk_feed_forward(model, tokens=CHUNK, layers=layers) == layers + adapters
+    assert ChunkFeedForward(CHUNK, layers=layers)(model).modified
+    assert sum(node.op_type == "Scan" for node in model.graph) == layers + adapters
     assert len(model.graph.initializers) == len(bundle.graph.graph.initializers), "no weight is copied"
     inside = {value.name for body in model.graph.subgraphs() for node in body for value in node.outputs}
     assert all(name.startswith("feed_forward_") for name in inside), "other passes use no such names"
@@ -151,7 +152,7 @@ def test_networks_of_every_form_are_taken(layer: str) -> None:
     right = run_of(network_of(LAYERS[layer]))
     for tokens in (1, 4):
         chunked = network_of(LAYERS[layer])
-        assert chunk_feed_forward(chunked, tokens=tokens, layers=1) == 1
+        assert ChunkFeedForward(tokens, layers=1)(chunked).modified
         assert {"MatMul", "Relu", "Gelu", "Mul"} & {node.op_type for node in chunked.graph} <= {"Mul"}, "of sizes"
         got = run_of(chunked)
         for batch, length in ((1, 1), (1, 4), (1, 5), (2, 4), (3, 7)):
@@ -192,14 +193,14 @@ def test_what_is_no_network_stops_the_export_and_is_named(wrong: str) -> None:
     nodes, reason = REFUSED[wrong]
     model = network_of(nodes)
     before = ir.to_proto(model).SerializeToString(deterministic=True)
-    with pytest.raises(ExportError, match=rf"(?s)--ffn-chunk found 0 .* in 1 layers.*{reason}.*Build without"):
-        chunk_feed_forward(model, tokens=4, layers=1)
+    with pytest.raises(ExportError, match=rf"(?s)ffn_chunk found 0 .* in 1 layers.*{reason}.*Build without"):
+        ChunkFeedForward(4, layers=1)(model)
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
 
 def test_fewer_networks_than_layers_are_refused() -> None:
     with pytest.raises(ExportError, match=r"found 1 feed-forward networks in 2 layers"):
-        chunk_feed_forward(network_of(LAYERS["relu"]), tokens=4, layers=2)
+        ChunkFeedForward(4, layers=2)(network_of(LAYERS["relu"]))
 
 
 def test_memory_grows_with_a_chunk_and_not_with_the_text(tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ def test_memory_grows_with_a_chunk_and_not_with_the_text(tmp_path: Path) -> None
     growth = {}
     for chunk in (tokens, 512):
         model = network_of(LAYERS["relu"], hidden=hidden, width=width)
-        chunk_feed_forward(model, tokens=chunk, layers=1)
+        ChunkFeedForward(chunk, layers=1)(model)
         path = tmp_path / f"{chunk}.onnx"
         ir.save(model, path)
         growth[chunk] = growth_bytes(path, tokens=tokens)

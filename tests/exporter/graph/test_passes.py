@@ -12,10 +12,10 @@ import onnxruntime
 import pytest
 
 import hdexport.graph.passes.lay_out_weights
-from hdexport.graph.passes.attach_functions import attach_functions
-from hdexport.graph.passes.lay_out_weights import lay_out_weights
-from hdexport.graph.passes.narrow_norms import narrow_norms
-from hdexport.graph.passes.widen_to_float32 import widen_to_float32
+from hdexport.graph.passes.attach_functions import AttachFunctions
+from hdexport.graph.passes.downcast_layer_norms import DowncastLayerNorms
+from hdexport.graph.passes.lay_out_weights import LayOutWeights
+from hdexport.graph.passes.upcast_to_float32 import UpcastToFloat32
 from hdexport.lowering.nodes import operator_nodes
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
 from hdplugins.attention.function_bodies import FunctionBodies
@@ -46,7 +46,7 @@ def test_nodes_of_our_domain_are_found_in_order() -> None:
 @pytest.mark.parametrize("arity", [7, 8])
 def test_a_body_of_the_nodes_arity_is_attached_once(arity: int) -> None:
     model = attention_model(arity, arity)
-    assert attach_functions(model) == 2
+    assert AttachFunctions()(model).modified
     ((key, function),) = model.functions.items()
     assert key[0] == ONNX_DOMAIN
     assert key[1].startswith("RelativeAttention")
@@ -56,7 +56,7 @@ def test_a_body_of_the_nodes_arity_is_attached_once(arity: int) -> None:
 
 def test_a_graph_without_our_nodes_gets_no_body() -> None:
     model = attention_model()
-    assert attach_functions(model) == 0
+    assert not AttachFunctions()(model).modified
     assert not model.functions
 
 
@@ -69,7 +69,7 @@ def test_nodes_that_need_two_bodies_of_one_name_are_refused(monkeypatch: pytest.
 
     monkeypatch.setattr(onnx_functions, "function_bodies", of_one_name)
     with pytest.raises(ExportError, match="RelativeAttention have 7 and 8 inputs, for which one body"):
-        attach_functions(attention_model(7, 8))
+        AttachFunctions()(attention_model(7, 8))
 
 
 def half_model(dtype: str) -> ir.Model:
@@ -117,7 +117,7 @@ def half_model(dtype: str) -> ir.Model:
 def test_widening_leaves_no_half_value_and_every_weight_as_it_is_stored(dtype: str) -> None:
     model = half_model(dtype)
     stored = model.graph.initializers["weight"].const_value
-    assert widen_to_float32(model) == 1
+    assert UpcastToFloat32()(model).modified
     half = [kind for kind, _ in HALF.values()]
     assert not [value for node in model.graph.all_nodes() for value in node.outputs if value.dtype in half]
     assert model.graph.initializers["weight"].const_value is stored
@@ -128,7 +128,7 @@ def test_widening_leaves_no_half_value_and_every_weight_as_it_is_stored(dtype: s
 @pytest.mark.parametrize("dtype", HALF)
 def test_a_widened_graph_computes_in_float32(dtype: str, condition: bool) -> None:
     model = half_model(dtype)
-    widen_to_float32(model)
+    UpcastToFloat32()(model)
     session = onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString())
     x = np.array([1.0009765, 3.1415927, 1e5], np.float32)
     (got,) = session.run(None, {"x": x, "condition": np.array(condition)})
@@ -157,7 +157,7 @@ def test_of_a_table_only_the_rows_that_are_read_are_widened(dtype: str) -> None:
         name="tied",
     )
     model = ir.Model(graph, ir_version=10)
-    assert widen_to_float32(model) == 1
+    assert UpcastToFloat32()(model).modified
     assert [node.op_type for node in graph if node.inputs[0] is table] == ["Cast", "Gather"]
     assert rows.outputs[0].dtype is kind
     session = onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString())
@@ -171,7 +171,7 @@ def test_of_a_table_only_the_rows_that_are_read_are_widened(dtype: str) -> None:
 def test_a_float32_graph_is_left_as_it_is() -> None:
     model = attention_model(7)
     before = ir.serde.serialize_model(model).SerializeToString(deterministic=True)
-    assert widen_to_float32(model) == 0
+    assert not UpcastToFloat32()(model).modified
     assert ir.serde.serialize_model(model).SerializeToString(deterministic=True) == before
 
 
@@ -189,7 +189,7 @@ def test_weights_that_are_views_are_written_as_they_are(slice_bytes: int, tmp_pa
     values = [ir.Value(name=name, const_value=ir.Tensor(array, name=name)) for name, array in arrays.items()]
     model = ir.Model(ir.Graph([], [], nodes=[], initializers=values), ir_version=10)
     before = {name: value.const_value for name, value in model.graph.initializers.items()}
-    assert lay_out_weights(model) == 4
+    assert LayOutWeights()(model).modified
     assert model.graph.initializers["whole"].const_value is before["whole"]
     ir.save(model, tmp_path / "model.onnx", external_data="weights", size_threshold_bytes=0)
     read = ir.load(tmp_path / "model.onnx").graph.initializers
@@ -210,7 +210,7 @@ norm ({type}[2, 3, 8] x, float[8] scale, float[8] bias) => ({type}[2, 3, 8] y, {
 
 def test_a_normalisation_of_float16_loses_its_casts_and_no_name() -> None:
     model = ir.from_onnx_text(_NORM.format(type="float16", number=10, also=""))
-    assert narrow_norms(model) == 1
+    assert DowncastLayerNorms()(model).modified
     ir.passes.common.RemoveUnusedNodesPass()(model)
     assert [node.op_type for node in model.graph] == ["Cast", "Cast", "LayerNormalization", "Add"]
     assert [value.name for value in model.graph.outputs] == ["y", "z"]
@@ -244,5 +244,5 @@ def test_a_normalisation_of_float16_loses_its_casts_and_no_name() -> None:
 def test_other_normalisations_stay_as_they_are(type_: str, number: int, also: str) -> None:
     model = ir.from_onnx_text(_NORM.format(type=type_, number=number, also=also))
     before = ir.to_proto(model)
-    assert narrow_norms(model) == 0
+    assert not DowncastLayerNorms()(model).modified
     assert ir.to_proto(model) == before

@@ -31,7 +31,7 @@ from onnx import TensorProto, helper
 
 from fakes.simulated_cuda import write_simulated_kernels
 from fakes.stand_in_driver import StandInDriver, build_stand_in
-from hdexport.graph.targets.onnxruntime.shared_block_indexes import share_block_indexes
+from hdexport.graph.targets.onnxruntime.shared_block_indexes import ShareBlockIndexes
 from hdplugins import OPERATORS
 from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.kernels.block_config import BlockConfig
@@ -209,7 +209,7 @@ SHARED: dict[str, tuple[Layer, np.ndarray]] = {
 def sharing(layer: Layer) -> onnx.ModelProto:
     """Two layers of which the first gives its block index to the second."""
     model = attention_model(layer, layer)
-    assert share_block_indexes(model) == 1
+    assert ShareBlockIndexes()(model).modified
     return ir.serde.serialize_model(model)
 
 
@@ -243,7 +243,7 @@ def test_layers_of_two_masks_share_no_block_index() -> None:
     others = ir.Value(name="others", shape=kinds.shape, type=kinds.type)
     model.graph.inputs.append(others)
     second.replace_input_with(3, others)
-    assert share_block_indexes(model) == 0
+    assert not ShareBlockIndexes()(model).modified
 
 
 # One node, called in all the ways that sessions are.

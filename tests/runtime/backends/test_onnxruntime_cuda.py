@@ -17,7 +17,7 @@ import pytest
 import hdruntime
 from fakes.machine import new_batch
 from fakes.simulated_device import SimulatedDevice
-from hdexport.graph.passes.zero_padding import zero_padding
+from hdexport.graph.passes.zero_padding import ZeroPadding
 from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.onnxruntime import cuda as onnxruntime_cuda
@@ -188,7 +188,9 @@ def test_nan_at_padding_becomes_0_and_a_graph_that_zeroes_wrongly_is_found(
     """The host does not cover for the graph."""
 
     def change(model: ir.Model) -> None:
-        assert zero_padding(model) == ["last_hidden_state"]
+        zeroing = ZeroPadding()
+        zeroing(model)
+        assert zeroing.zeroed == ["last_hidden_state"]
         if wrong is not None:
             wrong(model)
 

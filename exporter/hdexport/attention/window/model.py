@@ -143,7 +143,7 @@ class CarriedMask:
     """
 
     differs_by_layer: ClassVar[bool] = True
-    """For `hdexport.graph.repeated_layers`: no two layers have the same nodes."""
+    """For `hdexport.graph.layer_deduplication`: no two layers have the same nodes."""
 
     window: Window
     token_kind: torch.Tensor

@@ -1,17 +1,20 @@
-"""Compute feed-forward networks in chunks of tokens: their wide values grow with a chunk and not with the text.
+"""Compute feed-forward networks in chunks of tokens: their wide values grow with a chunk, not with the sequence.
 
-For ONNX Runtime only: `hdexport.graph.targets` says why engines do not get it.
+For ONNX Runtime only: `hdexport.graph.targets.tensorrt.lowering` says why engines do not use the pass.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from hdruntime.errors import ExportError
+import onnx_ir as ir
 
-if TYPE_CHECKING:
-    import onnx_ir
+from hdplugins.op_builder import OpBuilder
+from hdruntime.errors import ExportError, Setting
+
+logger = logging.getLogger(__name__)
 
 _ACTIVATIONS = frozenset({
     "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Pow", "Relu", "Selu",
@@ -32,9 +35,9 @@ class FeedForward(NamedTuple):
     """A feed-forward network in a graph: its nodes, in order; `source`, [batch, tokens, hidden], all that they read
     beside constants; and `result`, [batch, tokens, hidden], all that other nodes read of them."""
 
-    nodes: Sequence[onnx_ir.Node]
-    source: onnx_ir.Value
-    result: onnx_ir.Value
+    nodes: Sequence[ir.Node]
+    source: ir.Value
+    result: ir.Value
 
     @property
     def hidden(self) -> int:
@@ -43,14 +46,14 @@ class FeedForward(NamedTuple):
         return int(self.source.shape[_WIDE_AXIS])
 
     @property
-    def graph(self) -> onnx_ir.Graph | onnx_ir.Function:
+    def graph(self) -> ir.Graph | ir.Function:
         """The graph or function that holds the nodes."""
         graph = self.nodes[0].graph
         assert graph is not None
         return graph
 
 
-def feed_forward_networks(graph: onnx_ir.Graph, *, layers: int) -> list[FeedForward]:
+def feed_forward_networks(graph: ir.Graph, *, layers: int) -> list[FeedForward]:
     """The feed-forward networks of a portable graph, in its order.
 
     Each is two linear layers, [batch, tokens, hidden] to [batch, tokens, width] and back, with an activation and
@@ -68,47 +71,62 @@ def feed_forward_networks(graph: onnx_ir.Graph, *, layers: int) -> list[FeedForw
         # The last of equals: a model ends with a network rather than with attention.
         nearest = max(reversed(misses), key=lambda miss: miss.nodes, default="there is no linear layer")
         raise ExportError(
-            f"--ffn-chunk found {len(networks)} feed-forward networks in {layers} layers. It takes two linear layers, "
-            "[batch, tokens, hidden] to [batch, tokens, width] and back, with an activation and elementwise operators "
-            f"between them. The nearest miss: {nearest}.",
-            hint="Build without --ffn-chunk, and please report the model and the versions that "
-            "`hdexport doctor` prints.",
+            Setting("ffn_chunk"),
+            f" found {len(networks)} feed-forward networks in {layers} layers. A network is two linear layers, [batch, "
+            "tokens, hidden] to [batch, tokens, width] and back, with an activation and elementwise operators between "
+            f"them. The nearest miss: {nearest}.",
+            hint=(
+                "Build without ",
+                Setting("ffn_chunk"),
+                ", and please report the model and the versions that `hdexport doctor` prints.",
+            ),
         )
     return networks
 
 
-def chunk_feed_forward(model: onnx_ir.Model, *, tokens: int, layers: int) -> int:
-    """Replace the feed-forward networks of a portable graph by loops over chunks of tokens, in place; returns their
-    number.
+class ChunkFeedForward(ir.passes.InPlacePass):
+    """Replace the feed-forward networks of a portable graph by loops over chunks of tokens.
 
-    The tokens of a batch are divided into as few chunks of at most `tokens` tokens as possible, all of one length:
-    there are fewer tokens of padding than chunks, and a batch of up to `tokens` tokens is a single chunk without any.
+    1. The tokens of a batch are divided into as few chunks of at most `tokens` tokens as possible, all of one length:
+       there are fewer tokens of padding than chunks, and a batch of up to `tokens` tokens is one chunk without any.
+    2. Networks of one shape share the nodes that compute the sizes.
+
+    Args:
+        tokens: maximum number of tokens of a chunk.
+        layers: number of the model's layers. Fewer networks than layers raise an ExportError with the nearest miss.
     """
-    networks = feed_forward_networks(model.graph, layers=layers)
-    sizes: dict[tuple[object, ...], _Sizes] = {}
-    for number, network in enumerate(networks):
-        axes = tuple(network.source.shape or ())
-        if axes not in sizes:
-            sizes[axes] = _Sizes(network, tokens)
-        _replace_by_loop(network, sizes[axes], name=f"feed_forward_{number}")
-    return len(networks)
+
+    def __init__(self, tokens: int, *, layers: int) -> None:
+        self._tokens, self._layers = tokens, layers
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Replace the networks."""
+        networks = feed_forward_networks(model.graph, layers=self._layers)
+        sizes: dict[tuple[object, ...], _Sizes] = {}
+        for number, network in enumerate(networks):
+            axes = tuple(network.source.shape or ())
+            if axes not in sizes:
+                sizes[axes] = _Sizes(network, self._tokens)
+            _replace_by_loop(network, sizes[axes], name=f"feed_forward_{number}")
+        logger.info("%d feed-forward networks compute chunks of %d tokens", len(networks), self._tokens)
+        return ir.passes.PassResult(model, modified=bool(networks))
 
 
 class _NoNetworkError(Exception):
     """A linear layer is not the second one of a network, for a reason in a few words; `nodes` is the number of nodes
     that could be of a network."""
 
-    def __init__(self, last: onnx_ir.Node, nodes: int, reason: str) -> None:
+    def __init__(self, last: ir.Node, nodes: int, reason: str) -> None:
         super().__init__(f"{_described(last)} ends none, because {reason}")
         self.nodes = nodes
 
 
-def _described(node: onnx_ir.Node) -> str:
+def _described(node: ir.Node) -> str:
     weights = [f"of {value.name}" for value in node.inputs if value is not None and value.is_initializer()]
     return " ".join([node.op_type, *filter(None, [node.name]), *weights[:1]])
 
 
-def _network_before(last: onnx_ir.Node) -> FeedForward:
+def _network_before(last: ir.Node) -> FeedForward:
     """The network whose second linear layer is `last`."""
     bias = _bias_after(last)
     ends = [last] if bias is None else [last, bias]
@@ -128,7 +146,7 @@ def _network_before(last: onnx_ir.Node) -> FeedForward:
         else:
             pending += _variables(node)
     result = ends[-1].outputs[0]
-    reason = _why_none(inside, sources, result)
+    reason = _mismatch(inside, sources, result)
     if reason is not None:
         raise _NoNetworkError(last, len(inside), reason)
     (source,) = sources
@@ -136,7 +154,7 @@ def _network_before(last: onnx_ir.Node) -> FeedForward:
     return FeedForward(nodes=[node for node in last.graph if node in inside], source=source, result=result)
 
 
-def _is_linear(node: onnx_ir.Node) -> bool:
+def _is_linear(node: ir.Node) -> bool:
     """Whether a node is the product of [batch, tokens, width] and a weight."""
     if node.op_type != "MatMul" or node.domain:
         return False
@@ -146,32 +164,30 @@ def _is_linear(node: onnx_ir.Node) -> bool:
     return weight.is_initializer() and states.shape is not None and len(states.shape) == _WIDE_AXIS + 1
 
 
-def _is_elementwise(node: onnx_ir.Node) -> bool:
+def _is_elementwise(node: ir.Node) -> bool:
     """Whether a token's result depends on that token alone."""
     if node.domain:
         return False
     return node.op_type in _ELEMENTWISE or (node.op_type in _PARTS and _axes(node) <= {_WIDE_AXIS, -1})
 
 
-def _axes(node: onnx_ir.Node) -> set[int]:
+def _axes(node: ir.Node) -> set[int]:
     """Axes along which a Slice or a Split takes values apart."""
-    import onnx_ir as ir
-
     if node.op_type == "Split":
         return {node.attributes.get_int("axis", 0)}
     axes = ir.convenience.get_const_tensor(node.inputs[3]) if len(node.inputs) > 3 else None
     return {0} if axes is None else set(axes.numpy().tolist())
 
 
-def _variables(node: onnx_ir.Node) -> list[onnx_ir.Value]:
+def _variables(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs if value is not None and not _is_constant(value)]
 
 
-def _is_constant(value: onnx_ir.Value) -> bool:
+def _is_constant(value: ir.Value) -> bool:
     return value.is_initializer() or value.const_value is not None
 
 
-def _bias_after(last: onnx_ir.Node) -> onnx_ir.Node | None:
+def _bias_after(last: ir.Node) -> ir.Node | None:
     """The node that adds a constant to a linear layer, if nothing else reads it."""
     users = [use.node for use in last.outputs[0].uses()]
     if len(users) != 1 or users[0].op_type != "Add":
@@ -180,7 +196,7 @@ def _bias_after(last: onnx_ir.Node) -> onnx_ir.Node | None:
     return users[0] if all(value is not None and _is_constant(value) for value in others) else None
 
 
-def _why_none(nodes: Collection[onnx_ir.Node], sources: Collection[onnx_ir.Value], result: onnx_ir.Value) -> str | None:
+def _mismatch(nodes: Collection[ir.Node], sources: Collection[ir.Value], result: ir.Value) -> str | None:
     if len(sources) != 1:
         return f"{len(sources)} values enter the linear layers before it"
     if not any(node.op_type in _ACTIVATIONS for node in nodes):
@@ -196,65 +212,51 @@ def _why_none(nodes: Collection[onnx_ir.Node], sources: Collection[onnx_ir.Value
 
 
 class _Sizes:
-    """The nodes that all loops over values of one shape share.
+    """The values that all loops over values of one shape share.
 
     Attributes:
         whole: [3], int64, the sizes of the network's source: batch, tokens and hidden.
         rows: [1], int64, tokens of the batch.
-        flat: [2], int64, -1 and hidden.
+        flat: [-1, hidden].
         chunked: [4], int64, chunks, 1, rows of a chunk and hidden.
         missing: [1], int64, rows of padding in the last chunk.
-        first: [1], int64, 0.
     """
 
     def __init__(self, network: FeedForward, tokens: int) -> None:
-        import onnx_ir as ir
+        op = OpBuilder.before(network.nodes[-1])
 
-        tape = ir.tape.Tape()
+        def divide_up(dividend: ir.Value, divisor: ir.Value | list[int]) -> ir.Value:
+            return op.Div(op.Sub(op.Add(dividend, divisor), [1]), divisor)
 
-        def constant(*values: int) -> onnx_ir.Value:
-            return tape.op("Constant", [], {"value_ints": list(values)})
-
-        def divided_up(number: onnx_ir.Value, by: onnx_ir.Value) -> onnx_ir.Value:
-            return tape.op("Div", [tape.op("Sub", [tape.op("Add", [number, by]), constant(1)]), by])
-
-        self.first, self.flat = constant(0), constant(-1, network.hidden)
-        self.whole = tape.op("Shape", [network.source])
-        batch, length = (
-            tape.op("Shape", [network.source], {"start": axis, "end": axis + 1}) for axis in range(_WIDE_AXIS)
-        )
-        self.rows = tape.op("Mul", [batch, length])
-        chunks = divided_up(self.rows, constant(tokens))
-        rows_of_chunk = divided_up(self.rows, chunks)
-        self.missing = tape.op("Sub", [tape.op("Mul", [chunks, rows_of_chunk]), self.rows])
-        self.chunked = tape.op("Concat", [chunks, constant(1), rows_of_chunk, constant(network.hidden)], {"axis": 0})
-        network.graph.insert_before(network.nodes[-1], tape.nodes)
+        self.flat = [-1, network.hidden]
+        self.whole = op.Shape(network.source)
+        batch, length = (op.Shape(network.source, start=axis, end=axis + 1) for axis in range(_WIDE_AXIS))
+        self.rows = op.Mul(batch, length)
+        chunks = divide_up(self.rows, [tokens])
+        rows_of_chunk = divide_up(self.rows, chunks)
+        self.missing = op.Sub(op.Mul(chunks, rows_of_chunk), self.rows)
+        self.chunked = op.Concat(chunks, [1], rows_of_chunk, [network.hidden], axis=0)
 
 
 def _replace_by_loop(network: FeedForward, sizes: _Sizes, *, name: str) -> None:
-    import onnx_ir as ir
-
     source, result = network.source, network.result
     whole = ir.Value(name=f"{name}_whole", type=result.type, shape=result.shape)
     ir.convenience.replace_all_uses_with(result, whole, replace_graph_outputs=True)
-    tape = ir.tape.Tape()
-    flat = tape.op("Reshape", [source, sizes.flat])
-    # The text's first tokens again: ONNX Runtime's Pad has no bfloat16.
-    padding = tape.op("Slice", [flat, sizes.first, sizes.missing])
-    chunks = tape.op("Reshape", [tape.op("Concat", [flat, padding], {"axis": 0}), sizes.chunked])
-    results = tape.op("Scan", [chunks], {"num_scan_inputs": 1})
-    rows = tape.op("Slice", [tape.op("Reshape", [results, sizes.flat]), sizes.first, sizes.rows])
-    tape.op("Reshape", [rows, sizes.whole], output=whole)
-    network.graph.insert_before(network.nodes[-1], tape.nodes)
+    op = OpBuilder.before(network.nodes[-1])
+    flat = op.Reshape(source, sizes.flat)
+    # The sequence's first tokens again: ONNX Runtime's Pad has no bfloat16.
+    padding = op.Slice(flat, [0], sizes.missing)
+    chunks = op.Reshape(op.Concat(flat, padding, axis=0), sizes.chunked)
+    results = op.Scan(chunks, num_scan_inputs=1)
+    rows = op.Slice(op.Reshape(results, sizes.flat), [0], sizes.rows)
+    op.Reshape(rows, sizes.whole, _outputs=[whole])
     scan = results.producer()
     assert scan is not None
     scan.attributes["body"] = ir.AttrGraph("body", _moved(network, name))
 
 
-def _moved(network: FeedForward, name: str) -> onnx_ir.Graph:
+def _moved(network: FeedForward, name: str) -> ir.Graph:
     """The network's nodes in a graph of their own, from [1, rows, hidden] to that shape."""
-    import onnx_ir as ir
-
     source, nodes = network.source, network.nodes
     chunk = ir.Value(name="chunk", type=source.type, shape=source.shape)
     for node in nodes:

@@ -1,31 +1,37 @@
-"""Write weights that are views of others, such as folded transpositions, as fast as others and in no more memory."""
+"""Write weights that are views of others, such as folded transposes, as fast as others and in no more memory."""
 
 from __future__ import annotations
 
+import logging
 from typing import BinaryIO
 
 import numpy as np
 import onnx_ir as ir
 
+logger = logging.getLogger(__name__)
+
 _SLICE_BYTES = 2**20
 
 
-def lay_out_weights(model: ir.Model) -> int:
-    """Make initializers whose values are not in one piece write themselves slice by slice, in place; returns their
-    number.
+class LayOutWeights(ir.passes.InPlacePass):
+    """Make initializers that are not contiguous write themselves slice by slice.
 
-    NumPy writes such an array number by number, ten times slower than it copies it; and a copy of all of a large weight
-    is memory that nothing else in an export needs.
+    NumPy writes such an array value by value, ten times slower than it copies it. A copy of a whole large weight takes
+    memory that nothing else in an export needs.
     """
-    views = [
-        value
-        for value in model.graph.initializers.values()
-        if isinstance(value.const_value, ir.Tensor) and not value.const_value.numpy().flags.c_contiguous
-    ]
-    for value in views:
-        view = value.const_value
-        value.const_value = _View(view.numpy(), dtype=view.dtype, name=view.name)
-    return len(views)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Replace the tensors of the initializers."""
+        views = [
+            value
+            for value in model.graph.initializers.values()
+            if isinstance(value.const_value, ir.Tensor) and not value.const_value.numpy().flags.c_contiguous
+        ]
+        for value in views:
+            view = value.const_value
+            value.const_value = _View(view.numpy(), dtype=view.dtype, name=view.name)
+        logger.debug("%d weights are written slice by slice", len(views))
+        return ir.passes.PassResult(model, modified=bool(views))
 
 
 class _View(ir.Tensor):

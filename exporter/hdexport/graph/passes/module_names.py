@@ -1,14 +1,15 @@
-"""The modules of PyTorch's model that nodes of a graph came from, by the names of the weights that they read."""
+"""The PyTorch modules that nodes of a graph come from, found by the names of the weights that the nodes read."""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+import logging
+
+import onnx_ir as ir
 
 from hdplugins import ONNX_DOMAIN
 
-if TYPE_CHECKING:
-    import onnx_ir
+logger = logging.getLogger(__name__)
 
 _TRANSPOSED = ".transposed"
 
@@ -18,26 +19,31 @@ _WRAPPER = "model."
 _LINEAR = ("Gemm", "MatMul")
 
 
-def name_transposed_weights(model: onnx_ir.Model) -> int:
-    """Name transpositions of weights after them, in place; returns their number.
+class NameTransposedWeights(ir.passes.InPlacePass):
+    """Name transposes of weights after the weights.
 
-    Folding them makes weights of them that keep these names; without, a linear layer's would be ``val_20``.
+    Constant folding turns the transposes into weights with these names; otherwise a linear layer's weight would be
+    ``val_20``.
     """
-    weights = model.graph.initializers
-    nodes = [node for node in model.graph if node.op_type == "Transpose" and node.inputs[0] in weights.values()]
-    names: set[str] = set()
-    for node in nodes:
-        assert node.inputs[0] is not None
-        name = f"{node.inputs[0].name}{_TRANSPOSED}"
-        if name in names:
-            # A weight that several layers share.
-            name = f"{name}.{len(names)}"
-        names.add(name)
-        node.outputs[0].name = name
-    return len(nodes)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Name the outputs of the Transpose nodes."""
+        weights = set(model.graph.initializers.values())
+        nodes = [node for node in model.graph if node.op_type == "Transpose" and node.inputs[0] in weights]
+        names: set[str] = set()
+        for node in nodes:
+            assert node.inputs[0] is not None
+            name = f"{node.inputs[0].name}{_TRANSPOSED}"
+            if name in names:
+                # Several layers share the weight.
+                name = f"{name}.{len(names)}"
+            names.add(name)
+            node.outputs[0].name = name
+        logger.debug("%d transposed weights are named", len(nodes))
+        return ir.passes.PassResult(model, modified=bool(nodes))
 
 
-def module_names(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, str]:
+def module_names(graph: ir.Graph) -> dict[ir.Node, str]:
     """The path of each node's module, such as ``encoder.layer.3.intermediate.dense``, in a graph with its nodes in
     order.
 
@@ -45,22 +51,22 @@ def module_names(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, str]:
     attention the common part of its inputs' modules. The path is empty where neither says, and for linear layers whose
     weight has no name of PyTorch's, as in bundles of older versions.
     """
-    names: dict[onnx_ir.Node, str] = {}
-    places: dict[onnx_ir.Node, int] = {}
-    for place, node in enumerate(graph):
-        places[node] = place
+    names: dict[ir.Node, str] = {}
+    indices: dict[ir.Node, int] = {}
+    for index, node in enumerate(graph):
+        indices[node] = index
         weights = [value.name for value in node.inputs if value is not None and value.is_initializer() and value.name]
-        own = [
+        of_weights = [
             weight.partition(_TRANSPOSED)[0].rpartition(".")[0].removeprefix(_WRAPPER)
             for weight in weights
             if "." in weight
         ]
         producers = {value.producer() for value in node.inputs if value is not None}
         sources = sorted(
-            (source for source in producers if source is not None and names[source]), key=places.__getitem__
+            (source for source in producers if source is not None and names[source]), key=indices.__getitem__
         )
-        if own:
-            names[node] = own[0]
+        if of_weights:
+            names[node] = of_weights[0]
         elif not sources or (node.op_type in _LINEAR and weights):
             names[node] = ""
         elif node.domain == ONNX_DOMAIN:

@@ -2,28 +2,73 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import Any
 
-if TYPE_CHECKING:
-    import onnx_ir
+import onnx_ir as ir
 
-_MOST_ROUNDS = 2
+from hdexport.graph.passes.graph_pass import run_passes
+
+logger = logging.getLogger(__name__)
+
+_MAX_ROUNDS = 2
 """Rounds of folding and rewriting, as many as `torch.onnx.ONNXProgram.optimize` makes."""
 
 
-def optimize(model: onnx_ir.Model) -> None:
-    """Optimize a model in place, by the steps of `torch.onnx.ONNXProgram.optimize` and the rules that encoders need.
+class OptimizeTrace(ir.passes.InPlacePass):
+    """Simplify a traced graph by the steps of `torch.onnx.ONNXProgram.optimize` and the rules that encoders need.
 
-    `_add_zero` takes the place of onnxscript's `add_0_rule`, which takes 1e-8, the epsilon of some normalizations, for
-    0: a row of zeros would become NaN. The rules for convolutions, batch normalization, clips and scattering are left
-    out because each rule is tried at each node.
+    1. Inline functions.
+    2. Fold constants, rewrite, and remove what is unused, up to `_MAX_ROUNDS` times. `_add_zero` replaces onnxscript's
+       `add_0_rule`, which takes 1e-8, the epsilon of some normalizations, for 0: a row of zeros would become NaN. The
+       rules for convolutions, batch normalization, clips and scattering are omitted since each rule is tried at each
+       node.
+    3. Lift constants to initializers, and merge equal initializers and nodes.
     """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Optimize the model."""
+        from onnx_ir.passes import common
+
+        before = len(model.graph)
+        run_passes(model, [common.InlinePass()])  # 1
+        rounds = [_FoldConstants(), _rewrite_rules(), *_unused()]
+        for _ in range(_MAX_ROUNDS):  # 2
+            if not run_passes(model, rounds):
+                break
+        run_passes(  # 3
+            model,
+            [
+                common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+                common.LiftSubgraphInitializersToMainGraphPass(),
+                common.DeduplicateInitializersPass(),
+                common.CommonSubexpressionEliminationPass(),
+                common.OutputFixPass(),
+                common.NameFixPass(),
+            ],
+        )
+        logger.debug("%d nodes of the trace became %d", before, len(model.graph))
+        return ir.passes.PassResult(model, modified=True)
+
+
+class _FoldConstants(ir.passes.InPlacePass):
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        from onnxscript import optimizer
+
+        return ir.passes.PassResult(model, optimizer.fold_constants_ir(model, onnx_shape_inference=True).modified)
+
+
+def _unused() -> list[ir.passes.PassBase]:
     from onnx_ir.passes import common
-    from onnxscript import optimizer
+
+    return [common.RemoveUnusedNodesPass(), common.RemoveUnusedFunctionsPass(), common.RemoveUnusedOpsetsPass()]
+
+
+def _rewrite_rules() -> ir.passes.PassBase:
     from onnxscript.rewriter import RewritePass, RewriteRule
     from onnxscript.rewriter.rules import common as rules
 
-    rewrite = RewritePass([
+    return RewritePass([
         *rules.mul_by_1_rule.commute(),
         *RewriteRule(_add_zero, _identity, _is_zero).commute(),
         rules.div_by_1_rule,
@@ -48,22 +93,6 @@ def optimize(model: onnx_ir.Model) -> None:
         rules.squeeze_reshape_1d_rule,
         rules.remove_optional_bias_from_gemm_rule,
     ])  # fmt: skip
-    unused = (common.RemoveUnusedNodesPass(), common.RemoveUnusedFunctionsPass(), common.RemoveUnusedOpsetsPass())
-    common.InlinePass()(model)
-    for _ in range(_MOST_ROUNDS):
-        results = [optimizer.fold_constants_ir(model, onnx_shape_inference=True)]
-        results += [step(model) for step in (rewrite, *unused)]
-        if not any(result.modified for result in results):
-            break
-    for step in (
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        common.LiftSubgraphInitializersToMainGraphPass(),
-        common.DeduplicateInitializersPass(),
-        common.CommonSubexpressionEliminationPass(),
-        common.OutputFixPass(),
-        common.NameFixPass(),
-    ):
-        step(model)
 
 
 def _add_zero(op: Any, x: Any, zero: Any) -> Any:
@@ -74,9 +103,7 @@ def _identity(op: Any, x: Any, **_: Any) -> Any:
     return op.Identity(x)
 
 
-def _is_zero(_: Any, zero: onnx_ir.Value, **__: Any) -> bool:
+def _is_zero(_: Any, zero: ir.Value, **__: Any) -> bool:
     """Whether a value is the scalar 0, exactly; a larger array of zeros may broadcast the other term."""
-    import onnx_ir as ir
-
     constant = ir.convenience.get_const_tensor(zero)
     return constant is not None and constant.shape.rank() == 0 and not constant.numpy().any()

@@ -1,21 +1,28 @@
-"""Pool wide values of tokens in blocks of tokens: a text's values are never in memory all at once.
+"""Pool wide values of tokens in blocks of tokens: never are all values of a sequence in memory.
 
-SPLADE pools logits [batch, tokens, vocabulary], 500 MB for a text of 4096 tokens and a vocabulary of 30522. In a loop,
-each turn makes one block's logits and keeps their maximum, [batch, vocabulary], or adds their sums, [batch, sums,
-vocabulary].
+SPLADE pools logits [batch, tokens, vocabulary], 500 MB for a sequence of 4096 tokens and a vocabulary of 30522. In a
+loop, each step computes the logits of one block and keeps their maximum, [batch, vocabulary], or adds their sums,
+[batch, sums, vocabulary].
 
-Engines do not get it: `hdexport.graph.targets` says why.
+Engines do not use the pass: `hdexport.graph.targets.tensorrt.lowering` says why.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import itertools
+import logging
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    import onnx_ir
+import onnx_ir as ir
+
+from hdplugins.op_builder import OpBuilder
+from hdruntime.errors import ExportError
+
+logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 256
-"""Most tokens of a block, in all rows of a batch together. So many cost no time: 4096 tokens take as long as whole."""
+"""Maximum number of tokens of a block, in all rows of a batch together. Such blocks cost no time: 4096 tokens take as
+long as without blocks."""
 
 _ELEMENTWISE = frozenset({
     "Add", "Cast", "Div", "Identity", "Log", "Max", "Min", "Mul", "Relu", "Sub", "Tanh", "Where",
@@ -25,55 +32,95 @@ _TOKENS_AXIS, _RANK = 1, 3
 """The tokens' axis, and the rank, of [batch, tokens, width]."""
 
 
-class _Pooled(NamedTuple):
-    """A product with a weight whose tokens are pooled.
+class _Pool(NamedTuple):
+    """A pool over the tokens of a linear layer's output.
 
     Attributes:
-        nodes: in the order of the graph: the product, elementwise operators, the pool, and a Cast of its result.
-        sequences: [batch, tokens, ...], all that they read beside constants and `factors`.
-        pool: the node that pools: a maximum, or a product from the left.
-        factors: [batch, sums, tokens], the product's; None for a maximum.
-        result: [batch, width] or [batch, sums, width], all that other nodes read of them.
+        nodes: in the order of the graph: the linear layer, elementwise operators, the pool, and a Cast of its output.
+        sequences: [batch, tokens, ...], all that the nodes read beside constants and `factors`.
+        pool: the node that pools: a maximum, or a matmul with factors on the left.
+        factors: [batch, sums, tokens], the matmul's factors; None for a maximum.
+        result: [batch, width] or [batch, sums, width], all that other nodes read of the nodes.
     """
 
-    nodes: list[onnx_ir.Node]
-    sequences: list[onnx_ir.Value]
-    pool: onnx_ir.Node
-    factors: onnx_ir.Value | None
-    result: onnx_ir.Value
+    nodes: list[ir.Node]
+    sequences: list[ir.Value]
+    pool: ir.Node
+    factors: ir.Value | None
+    result: ir.Value
 
 
-def pool_in_blocks(model: onnx_ir.Model) -> int:
-    """Replace pools over the tokens of a product with a weight by loops over blocks of tokens, in place; returns how
-    many.
+class PoolInBlocks(ir.passes.InPlacePass):
+    """Replace pools over the tokens of a linear layer's output by loops over blocks of tokens.
 
-    A pool is a maximum over the tokens, or a product with factors for each token, which sums. Between the product with
-    the weight and the pool are elementwise operators alone, whose other inputs are constants and one value for each
-    token. A batch of up to 256 tokens in all is one block.
+    1. A pool is a maximum over the tokens, or a matmul with factors of each token, which sums (`_pooled_by`).
+    2. The linear layer makes more values of a token than it reads. Between it and the pool there are only elementwise
+       operators, whose other inputs are constants and one value per token. No other node reads a value in between
+       (`_pool_of`).
+    3. All blocks have one size. The last block ends with the last token. Where it starts with tokens of the block
+       before it, their maximum changes nothing, and their factors in a sum are 0.
+    4. A batch of up to `BLOCK_TOKENS` tokens in all is one block.
     """
-    pooled = _products(model)
-    for number, each in enumerate(pooled):
-        _replace_by_loop(each, name=f"pooled_{number}")
-    return len(pooled)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Replace the pools."""
+        pools, _ = _pools(model)
+        for number, pool in enumerate(pools):
+            _replace_by_loop(pool, name=f"pooled_{number}")
+        if pools:
+            logger.info("%d pools over tokens compute blocks of %d tokens", len(pools), BLOCK_TOKENS)
+        return ir.passes.PassResult(model, modified=bool(pools))
 
 
-def pools_products(model: onnx_ir.Model) -> bool:
-    """Whether there is something that `pool_in_blocks` replaces."""
-    return bool(_products(model))
+def check_pools_logits(model: ir.Model, *, model_type: str) -> None:
+    """Raise an ExportError with the nearest miss if `PoolInBlocks` finds nothing in a graph that pools logits."""
+    pools, misses = _pools(model)
+    if not pools:
+        nearest = max(misses, key=lambda miss: miss.nodes, default="there is no maximum or sum over tokens")
+        raise ExportError(
+            f"The graph of a {model_type} pools no linear layer's output, so that logits of all tokens would be in "
+            f"memory at once. The nearest miss: {nearest}.",
+            hint="Please report the model and the versions that `hdexport doctor` prints.",
+        )
 
 
-def _products(model: onnx_ir.Model) -> list[_Pooled]:
-    found = [_before(node) for node in model.graph if node.op_type in ("ReduceMax", "MatMul") and not node.domain]
-    return [each for each in found if each is not None]
+class _NoPoolError(Exception):
+    """A node pools no linear layer's output; `nodes` is the number of nodes that could belong to a pool."""
+
+    def __init__(self, pool: ir.Node, nodes: int, reason: str) -> None:
+        super().__init__(f"{pool.op_type} {pool.name or ''} pools no linear layer's output: {reason}")
+        self.nodes = nodes
 
 
-def _before(pool: onnx_ir.Node) -> _Pooled | None:
-    """The product that a node pools; None where that is no product with a weight, or the axis is not the tokens'."""
-    factors, pooled = _pooled_by(pool)
-    if pooled is None:
-        return None
-    sequences: dict[onnx_ir.Value, None] = {}
-    inside, pending, has_product = {pool}, [pooled], False
+def _pools(model: ir.Model) -> tuple[list[_Pool], list[_NoPoolError]]:
+    pools, misses = [], []
+    for node in model.graph:
+        factors, pooled = _pooled_by(node)
+        if pooled is not None:
+            try:
+                pools.append(_pool_of(node, factors, pooled))
+            except _NoPoolError as miss:
+                misses.append(miss)
+    return pools, misses
+
+
+def _pooled_by(pool: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
+    """The factors of a pool, if any, and its input, [batch, tokens, width]; None for a node that is no pool."""
+    if pool.domain or pool.op_type not in ("ReduceMax", "MatMul"):
+        return None, None
+    first, second = pool.inputs[0], pool.inputs[1] if len(pool.inputs) > 1 else None
+    if pool.op_type == "ReduceMax":
+        axes = ir.convenience.get_const_tensor(second)
+        is_over_tokens = axes is not None and axes.numpy().tolist() == [_TOKENS_AXIS]
+        return None, first if is_over_tokens and not pool.attributes.get_int("keepdims", 1) else None
+    has_factors = first is not None and first.shape is not None and len(first.shape) == _RANK
+    return (first, second) if has_factors and not _is_weight(second) else (None, None)
+
+
+def _pool_of(pool: ir.Node, factors: ir.Value | None, pooled: ir.Value) -> _Pool:
+    """The pool whose last node is `pool`; rule 2."""
+    sequences: dict[ir.Value, None] = {}
+    inside, pending, has_linear = {pool}, [pooled], False
     while pending:
         value = pending.pop()
         if value is None or value.shape is None or value.is_initializer() or value.const_value is not None:
@@ -82,70 +129,50 @@ def _before(pool: onnx_ir.Node) -> _Pooled | None:
         if len(value.shape) == _RANK and value.shape[-1] == 1:
             sequences[value] = None
         elif node is None or node.domain or len(value.shape) != _RANK:
-            return None
+            raise _NoPoolError(pool, len(inside), f"{value.name} has the shape {value.shape}")
         elif node.op_type == "MatMul" and _is_weight(node.inputs[1]) and _widens(node):
             inside.add(node)
             assert node.inputs[0] is not None
             sequences[node.inputs[0]] = None
-            has_product = True
+            has_linear = True
         elif node.op_type in _ELEMENTWISE:
             inside.add(node)
             pending += node.inputs
         else:
-            return None
+            raise _NoPoolError(pool, len(inside), f"{node.op_type} {node.name or ''} is before it")
     result = pool.outputs[0]
     users = [use.node for use in result.uses()]
     if len(users) == 1 and users[0].op_type == "Cast":
-        # Maxima of half precision are kept in the type that is wanted.
+        # Maxima of half precision are kept in the type of the Cast.
         inside.add(users[0])
         result = users[0].outputs[0]
-    others = (output for node in inside for output in node.outputs if output is not result)
-    if not has_product or any(
-        value.is_graph_output() or any(use.node not in inside for use in value.uses()) for value in others
-    ):
-        return None
+    if not has_linear:
+        raise _NoPoolError(pool, len(inside), "there is no linear layer before it")
+    for value in (output for node in inside for output in node.outputs if output is not result):
+        if value.is_graph_output() or any(use.node not in inside for use in value.uses()):
+            raise _NoPoolError(pool, len(inside), f"another node reads {value.name}")
     assert pool.graph is not None
     nodes = [node for node in pool.graph if node in inside]
-    return _Pooled(nodes=nodes, sequences=list(sequences), pool=pool, factors=factors, result=result)
+    return _Pool(nodes=nodes, sequences=list(sequences), pool=pool, factors=factors, result=result)
 
 
-def _pooled_by(pool: onnx_ir.Node) -> tuple[onnx_ir.Value | None, onnx_ir.Value | None]:
-    """The factors of a pool, if any, and its input, [batch, tokens, width]; None for a node that is no pool."""
-    import onnx_ir as ir
-
-    first, second = pool.inputs[0], pool.inputs[1] if len(pool.inputs) > 1 else None
-    if pool.op_type == "ReduceMax":
-        axes = ir.convenience.get_const_tensor(second)
-        is_of_tokens = axes is not None and axes.numpy().tolist() == [_TOKENS_AXIS]
-        return None, first if is_of_tokens and not pool.attributes.get_int("keepdims", 1) else None
-    has_factors = first is not None and first.shape is not None and len(first.shape) == _RANK
-    return (first, second) if has_factors and not _is_weight(second) else (None, None)
-
-
-def _is_weight(value: onnx_ir.Value | None) -> bool:
-    """Whether a value is an initializer, or one transposed, as a weight that is the table of tokens' vectors, too."""
+def _is_weight(value: ir.Value | None) -> bool:
+    """Whether a value is an initializer, or a transposed one, such as the embedding table that is also the weight."""
     node = None if value is None else value.producer()
     if node is not None and node.op_type == "Transpose":
         value = node.inputs[0]
     return value is not None and value.is_initializer()
 
 
-def _widens(product: onnx_ir.Node) -> bool:
-    """Whether a product makes more values of a token than it reads; others are small enough."""
-    read, made = product.inputs[0], product.outputs[0]
-    assert read is not None
-    return read.shape is not None and made.shape is not None and int(made.shape[-1]) > int(read.shape[-1])
+def _widens(linear: ir.Node) -> bool:
+    """Whether a linear layer makes more values of a token than it reads; other outputs are small enough."""
+    source, output = linear.inputs[0], linear.outputs[0]
+    assert source is not None
+    return source.shape is not None and output.shape is not None and int(output.shape[-1]) > int(source.shape[-1])
 
 
-def _replace_by_loop(pooled: _Pooled, *, name: str) -> None:
-    """Put a loop in the nodes' place; blocks are all of one size.
-
-    The last block ends with the last token, and begins with tokens of the block before it, which change no maximum, and
-    whose factors in a sum are 0.
-    """
-    import onnx_ir as ir
-
-    graph, result, sequence = pooled.pool.graph, pooled.result, pooled.sequences[0]
+def _replace_by_loop(pool: _Pool, *, name: str) -> None:
+    graph, result, sequence = pool.pool.graph, pool.result, pool.sequences[0]
     assert graph is not None
     assert result.shape is not None
     assert result.dtype is not None
@@ -153,81 +180,62 @@ def _replace_by_loop(pooled: _Pooled, *, name: str) -> None:
     whole = ir.Value(name=result.name, type=result.type, shape=result.shape)
     result.name = f"{result.name}_of_block"
     ir.convenience.replace_all_uses_with(result, whole, replace_graph_outputs=True)
-    tape = ir.tape.Tape()
-    one = tape.op("Constant", [], {"value_int": 1})
-    most = tape.op("Constant", [], {"value_int": BLOCK_TOKENS})
-    batch = tape.op("Shape", [sequence], {"start": 0, "end": 1})
-    rows, tokens = (
-        tape.op("Squeeze", [axis]) for axis in (batch, tape.op("Shape", [sequence], {"start": 1, "end": 2}))
-    )
-    size = tape.op("Min", [tape.op("Max", [tape.op("Div", [most, rows]), one]), tokens])
-    last = tape.op("Sub", [tokens, size])
-    blocks = tape.op("Div", [tape.op("Sub", [tape.op("Add", [tokens, size]), one]), size])
-    width = tape.op("Constant", [], {"value_ints": [int(axis) for axis in result.shape[1:]]})
-    nothing = result.dtype.min if pooled.factors is None else 0.0
-    initial = tape.op("Constant", [], {"value": ir.tensor([nothing], dtype=result.dtype)})
-    before = tape.op("Expand", [initial, tape.op("Concat", [batch, width], {"axis": 0})])
-    loop = ir.node("Loop", [blocks, None, before], outputs=[whole])
-    place = pooled.nodes[-1]
-    graph.insert_before(place, [*tape.nodes, loop])
-    loop.attributes["body"] = ir.AttrGraph("body", _body(pooled, size=size, last=last, name=name))
+    op = OpBuilder.before(pool.nodes[-1])
+    batch_1d, tokens_1d = (op.Shape(sequence, start=axis, end=axis + 1) for axis in (0, _TOKENS_AXIS))
+    rows, tokens = op.Squeeze(batch_1d), op.Squeeze(tokens_1d)
+    size = op.Min(op.Max(op.Div(BLOCK_TOKENS, rows), 1), tokens)  # 4
+    last = op.Sub(tokens, size)
+    blocks = op.Div(op.Sub(op.Add(tokens, size), 1), size)
+    initial = op.Constant(value=ir.tensor([result.dtype.min if pool.factors is None else 0.0], dtype=result.dtype))
+    shape = op.Concat(batch_1d, [int(axis) for axis in result.shape[1:]], axis=0)
+    op.Loop(blocks, None, op.Expand(initial, shape), _outputs=[whole])
+    loop = whole.producer()
+    assert loop is not None
+    loop.attributes["body"] = ir.AttrGraph("body", _body(pool, size=size, last=last, name=name))
 
 
-def _body(pooled: _Pooled, *, size: onnx_ir.Value, last: onnx_ir.Value, name: str) -> onnx_ir.Graph:
-    """A block's turn: its number, whether to go on and the earlier blocks' pool -> the last two, after this block."""
-    import onnx_ir as ir
-
-    graph, result = pooled.pool.graph, pooled.result
+def _body(pool: _Pool, *, size: ir.Value, last: ir.Value, name: str) -> ir.Graph:
+    """A block's step: its number, whether to continue and the earlier blocks' pool -> the last two after this block."""
+    graph, result = pool.pool.graph, pool.result
     assert graph is not None
-    scalar = ir.Shape([])
-    number = ir.Value(name=f"{name}_number", type=ir.TensorType(ir.DataType.INT64), shape=scalar)
-    goes_on = ir.Value(name=f"{name}_goes_on", type=ir.TensorType(ir.DataType.BOOL), shape=scalar)
+    number = ir.val(f"{name}_number", ir.DataType.INT64, [])
+    condition = ir.val(f"{name}_condition", ir.DataType.BOOL, [])
     before = ir.Value(name=f"{name}_before", type=result.type, shape=result.shape)
-    tape = ir.tape.Tape()
-    zeros, ones = (tape.op("Constant", [], {"value_ints": [each]}) for each in (0, 1))
-    wanted = tape.op("Mul", [number, size])
-    start = tape.op("Min", [wanted, last])
-    first, end = (tape.op("Unsqueeze", [value, zeros]) for value in (start, tape.op("Add", [start, size])))
-    inside = set(pooled.nodes)
-    for sequence in pooled.sequences:
-        block = tape.op("Slice", [sequence, first, end, ones])
+    body = ir.Graph([number, condition, before], [], nodes=[], name=name)
+    numbers = itertools.count()
+    op = OpBuilder.append(body, name_value=lambda op_type: f"block_{op_type}_{next(numbers)}")
+    wanted = op.Mul(number, size)
+    start = op.Min(wanted, last)
+    first, end = op.Unsqueeze(start, [0]), op.Unsqueeze(op.Add(start, size), [0])
+    inside = set(pool.nodes)
+    for sequence in pool.sequences:
+        block = op.Slice(sequence, first, end, [_TOKENS_AXIS])
         block.type = sequence.type
         block.shape = None if sequence.shape is None else ir.Shape([sequence.shape[0], None, *sequence.shape[2:]])
         for use in [use for use in sequence.uses() if use.node in inside]:
             use.node.replace_input_with(use.idx, block)
-    if pooled.factors is not None:
-        pooled.pool.replace_input_with(0, _factors(tape, pooled.factors, first=first, end=end, wanted=wanted))
-    after = ir.node("Max" if pooled.factors is None else "Add", [before, result])
-    still = ir.node("Identity", [goes_on])
-    graph.remove(pooled.nodes)
-    nodes = [*tape.nodes, *pooled.nodes, after, still]
-    for index, node in enumerate(nodes):
+    if pool.factors is not None:
+        pool.pool.replace_input_with(0, _factors(op, pool.factors, first=first, end=end, wanted=wanted))
+    graph.remove(pool.nodes)
+    body.extend(pool.nodes)
+    after = op.call("Max" if pool.factors is None else "Add", before, result)
+    outputs = [op.Identity(condition), after]
+    for node in body:
         for output in node.outputs:
             # Later passes give out names that are free in the outer graph, which the loop shares.
-            output.name = f"{name}_{output.name or index}"
-            if node in pooled.nodes and output.shape is not None and len(output.shape) == _RANK:
+            output.name = f"{name}_{output.name}"
+            if node in inside and output.shape is not None and len(output.shape) == _RANK:
                 output.shape = ir.Shape([output.shape[0], None, output.shape[2]])
-    for node, given in ((after, before), (still, goes_on)):
-        node.outputs[0].name = f"{given.name}_after"
-        node.outputs[0].type, node.outputs[0].shape = given.type, given.shape
-    return ir.Graph([number, goes_on, before], [still.outputs[0], after.outputs[0]], nodes=nodes, name=name)
+    for output, source in zip(outputs, (condition, before), strict=True):
+        output.name, output.type, output.shape = f"{source.name}_after", source.type, source.shape
+    body.outputs.extend(outputs)
+    return body
 
 
-def _factors(
-    tape: onnx_ir.tape.Tape,
-    factors: onnx_ir.Value,
-    *,
-    first: onnx_ir.Value,
-    end: onnx_ir.Value,
-    wanted: onnx_ir.Value,
-) -> onnx_ir.Value:
+def _factors(op: OpBuilder, factors: ir.Value, *, first: ir.Value, end: ir.Value, wanted: ir.Value) -> ir.Value:
     """[batch, sums, size], the factors of the tokens from `first` to `end`; 0 before `wanted`."""
-    import onnx_ir as ir
-
     assert factors.dtype is not None
-    last_axis, one = (tape.op("Constant", [], {"value_ints": [each]}) for each in (2, 1))
-    of_block = tape.op("Slice", [factors, first, end, last_axis, one])
-    step = tape.op("Constant", [], {"value_int": 1})
-    tokens = tape.op("Range", [tape.op("Squeeze", [first]), tape.op("Squeeze", [end]), step])
-    nothing = tape.op("Constant", [], {"value": ir.tensor([0.0], dtype=factors.dtype)})
-    return tape.op("Where", [tape.op("GreaterOrEqual", [tokens, wanted]), of_block, nothing])
+    of_block = op.Slice(factors, first, end, [2])
+    tokens = op.Range(op.Squeeze(first), op.Squeeze(end), 1)
+    zero = op.Constant(value=ir.tensor([0.0], dtype=factors.dtype))
+    return op.Where(op.GreaterOrEqual(tokens, wanted), of_block, zero)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from hdexport.graph.targets.openvino.lowering import lower_for_openvino, scans_to_loops
+from hdexport.graph.targets.openvino.lowering import ScansToLoops, lower_for_openvino
 from hdruntime.optional import require
 from support.attention_graphs import answer_by_definition, chain_of, portable_graph, session_of, states_of
 from support.attention_layers import GLOBALS, PADDINGS, Layer, token_kinds
@@ -270,7 +270,7 @@ def test_a_loop_gives_what_its_scan_gave() -> None:
     lower_for_openvino(model, padded=True)
     types = Counter(node.op_type for node in model.graph.all_nodes())
     assert (types["Scan"], types["Loop"]) == (0, 2)
-    assert scans_to_loops(model) == 0
+    assert not ScansToLoops()(model).modified
     feeds = feeds_of(token_kinds("holes", 300), *layers)
     (got,) = session_of(model).run(None, feeds)
     assert_close(got, answer_by_definition(layers, feeds), atol=ATOL)

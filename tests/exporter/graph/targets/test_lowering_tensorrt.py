@@ -313,16 +313,16 @@ def test_nodes_of_different_windows_and_dilations_all_become_plugins() -> None:
 )
 def test_what_no_kernel_computes_names_what_it_does_and_the_way_around(wrong: dict[str, object], message: str) -> None:
     portable = attention_model(replace(_WINDOW, **wrong))
-    with pytest.raises(ExportError, match=rf"SlidingWindowAttention by our plugin here\. .*{message}"):
+    with pytest.raises(ExportError, match=rf"plugin cannot run SlidingWindowAttention here\. .*{message}"):
         tensorrt_graph(portable, dtype="float16")
-    with pytest.raises(ExportError, match=r"\n.*--attention-impl native"):
+    with pytest.raises(ExportError, match=r"\n.*attention_impl='native'"):
         tensorrt_graph(portable, dtype="float16")
 
 
 def test_a_graph_that_does_not_state_a_shape_is_refused() -> None:
     portable = attention_model(_WINDOW)
     portable.graph.inputs[0].shape = None
-    with pytest.raises(ExportError, match=r"does not state the shapes(.|\n)*--attention-impl native"):
+    with pytest.raises(ExportError, match=r"does not state the shapes(.|\n)*attention_impl='native'"):
         tensorrt_graph(portable, dtype="float16")
 
 
@@ -332,7 +332,7 @@ def test_more_global_tokens_than_tensorrt_selects_are_refused_where_it_selects_t
 ) -> None:
     portable = attention_model(replace(_WINDOW, bound=bound))
     if bound > 3840 and impl is AttentionImpl.NATIVE:
-        with pytest.raises(ExportError, match=r"up to 3841 global tokens .* 3840 at most\.\n.*--max-global 3840"):
+        with pytest.raises(ExportError, match=r"up to 3841 global tokens .* at most 3840\.\n.*max_global=3840"):
             tensorrt_graph(portable, dtype="float16", attention_impl=impl)
     else:
         tensorrt_graph(portable, dtype="float16", attention_impl=impl)

@@ -35,13 +35,16 @@ head of keys that several heads of queries share is repeated.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from hdexport.attention.registry import lowerings_of
-from hdexport.graph.passes.narrow_norms import narrow_norms
-from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
-from hdexport.graph.targets.onnxruntime.shared_block_indexes import share_block_indexes
+from hdexport.graph.passes.downcast_layer_norms import DowncastLayerNorms
+from hdexport.graph.passes.graph_pass import run_passes
+from hdexport.graph.passes.pool_in_blocks import PoolInBlocks
+from hdexport.graph.targets.onnxruntime.shared_block_indexes import ShareBlockIndexes
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN, fused_attention
 from hdexport.lowering.nodes import (
@@ -62,8 +65,7 @@ from hdexport.lowering.relative_position_bias import LONG_SEQUENCES, relative_po
 from hdplugins import ONNX_DOMAIN, ONNX_OPSET
 from hdplugins.op_builder import OpBuilder, cond
 
-if TYPE_CHECKING:
-    import onnx_ir
+logger = logging.getLogger(__name__)
 
 _LONGEST_BIASED = 2048
 """Tokens up to which a bias of all queries and keys is made: it is quadratic in them, as are scores under a mask."""
@@ -75,53 +77,63 @@ _LEAST_FLOAT32_TOKENS = 256
 """Below, ONNX Runtime does not take the memory-efficient kernel in float32."""
 
 
-def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
-    """Lower a portable graph, in place; returns how many pools are in blocks, normalisations narrowed, attentions fused
-    and plans of keys taken from another layer. With none the graph is the portable one still."""
+def lower_for_onnxruntime_cuda(model: ir.Model) -> bool:
+    """Lower a portable graph in place; returns whether it differs from the portable graph."""
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
-    # Plans first: what a bias is made by would be taken for a node of attention.
-    shared, pooled, narrowed = share_block_indexes(model), pool_in_blocks(model), narrow_norms(model)
-    dense = [(node, lowering) for node, lowering in lowerings_of(model) if lowering.is_dense(node)]
-    parts = SharedParts(model)
-    functions: dict[onnx_ir.OperatorIdentifier, onnx_ir.Function] = {}
-    # A name has one body: nodes that are unlike the first one of their name are fused where they are.
-    decided: dict[str, object] = {
-        node.op_type: None for node, lowering in lowerings_of(model) if not lowering.is_dense(node)
-    }
-    for node, lowering in dense:
-        has_bias, decides = lowering.has_bias(node), _decides_body(node)
-        if has_bias:
-            _name_body_for_long_sequences(model, node)
-        if decided.setdefault(node.op_type, decides) != decides:
-            _fuse(node, parts, has_bias=has_bias)
-        elif node.op_identifier() not in functions:
-            functions[node.op_identifier()] = _fused_function(model, node, has_bias=has_bias)
-    model.functions.update(functions)
-    if dense:
-        model.graph.opset_imports[CONTRIB_DOMAIN] = 1
-    if dense or narrowed or shared:
-        RemoveUnusedNodesPass()(model)
-        RemoveUnusedFunctionsPass()(model)
-    return pooled + narrowed + len(dense) + shared
+    # Block indexes first: the function that makes a bias would be taken for a node of attention.
+    modified = run_passes(model, [ShareBlockIndexes(), PoolInBlocks(), DowncastLayerNorms(), FuseDenseAttention()])
+    if modified:
+        run_passes(model, [RemoveUnusedNodesPass(), RemoveUnusedFunctionsPass()])
+    return modified
 
 
-def _name_body_for_long_sequences(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
+class FuseDenseAttention(ir.passes.InPlacePass):
+    """Give nodes of dense attention bodies of ONNX Runtime's fused attention.
+
+    1. A function has one body. Nodes that differ in what decides the body (`_decides_body`) from the first node of
+       their type become fused attention in the graph.
+    2. Where all sequences share a relative position bias, longer sequences are computed by the portable body, under a
+       second name.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Replace bodies and nodes."""
+        dense = [(node, lowering) for node, lowering in lowerings_of(model) if lowering.is_dense(node)]
+        parts = SharedParts(model)
+        functions: dict[ir.OperatorIdentifier, ir.Function] = {}
+        decided: dict[str, object] = {
+            node.op_type: None for node, lowering in lowerings_of(model) if not lowering.is_dense(node)
+        }
+        for node, lowering in dense:
+            has_bias, decides = lowering.has_bias(node), _decides_body(node)
+            if has_bias:
+                _name_body_for_long_sequences(model, node)  # 2
+            if decided.setdefault(node.op_type, decides) != decides:
+                _fuse(node, parts, has_bias=has_bias)  # 1
+            elif node.op_identifier() not in functions:
+                functions[node.op_identifier()] = _fused_function(model, node, has_bias=has_bias)
+        model.functions.update(functions)
+        if dense:
+            model.graph.opset_imports[CONTRIB_DOMAIN] = 1
+            logger.info("%d attentions are fused in ONNX Runtime on a GPU", len(dense))
+        return ir.passes.PassResult(model, modified=bool(dense))
+
+
+def _name_body_for_long_sequences(model: ir.Model, node: ir.Node) -> None:
     """Give a node's body a second name, by which longer sequences call it."""
     body = model.functions[node.op_identifier()].clone()
     body.name += LONG_SEQUENCES
     model.functions.setdefault(body.identifier(), body)
 
 
-def _fuse(node: onnx_ir.Node, parts: SharedParts, *, has_bias: bool) -> None:
+def _fuse(node: ir.Node, parts: SharedParts, *, has_bias: bool) -> None:
     """Put the fused attention in the place of a node of dense attention."""
     replace_by_merged(OpBuilder.before(node), node, _Fusion(node, parts).attended(has_bias=has_bias))
 
 
-def _fused_function(model: onnx_ir.Model, node: onnx_ir.Node, *, has_bias: bool) -> onnx_ir.Function:
+def _fused_function(model: ir.Model, node: ir.Node, *, has_bias: bool) -> ir.Function:
     """The fused attention as the body of the node's function."""
-    import onnx_ir as ir
-
     given = dict(zip(operator_of(node).inputs, node.inputs, strict=False))
     inputs = [ir.Value(name=name, shape=value.shape, type=value.type) for name, value in given.items() if value]
     answer = ir.Value(name="out", shape=node.outputs[0].shape, type=node.outputs[0].type)
@@ -133,7 +145,7 @@ def _fused_function(model: onnx_ir.Model, node: onnx_ir.Node, *, has_bias: bool)
     return ir.Function(node.domain, node.op_type, graph=graph, attributes=declared)
 
 
-def _decides_body(node: onnx_ir.Node) -> object:
+def _decides_body(node: ir.Node) -> object:
     """What nodes must have alike that share a body of fused attention."""
     query, key, *_ = states_of(node)
     return query.dtype, shape_of(query)[2:], shape_of(key)[2:], attributes_of(node)
@@ -145,7 +157,7 @@ class _Fusion:
     Methods return [batch, tokens, hidden].
     """
 
-    def __init__(self, node: onnx_ir.Node, parts: SharedParts) -> None:
+    def __init__(self, node: ir.Node, parts: SharedParts) -> None:
         assert node.inputs[0] is not None
         assert node.inputs[0].dtype is not None
         self._op = OpBuilder.before(node)
@@ -153,7 +165,7 @@ class _Fusion:
         self._node, self._parts = node, parts
         self._name, self._dtype = parts.new_name("attention"), node.inputs[0].dtype
 
-    def attended(self, *, has_bias: bool) -> onnx_ir.Value:
+    def attended(self, *, has_bias: bool) -> ir.Value:
         """The attention of all tokens to each other, or of each token to those before it."""
         op, node, parts, key_mask = self._op, self._node, self._parts, token_mask_of(self._node)
         if is_causal(node):
@@ -166,10 +178,10 @@ class _Fusion:
         if bias.dtype != self._dtype:
             bias = op.Cast(bias, to=self._dtype)
 
-        def fused(op: OpBuilder) -> onnx_ir.Value:
+        def fused(op: OpBuilder) -> ir.Value:
             return self._fused(op, states, mask, bias=bias, name=f"{self._name}_fused")
 
-        def function(op: OpBuilder) -> onnx_ir.Value:
+        def function(op: OpBuilder) -> ir.Value:
             return merge_heads(op, same_node(op, node, node.op_type + LONG_SEQUENCES))
 
         return cond(op, mask.is_short, fused, function, name=self._name, dtype=self._dtype)
@@ -177,29 +189,29 @@ class _Fusion:
     def _fused(
         self,
         op: OpBuilder,
-        states: Sequence[onnx_ir.Value],
+        states: Sequence[ir.Value],
         mask: _Mask,
         *,
-        bias: onnx_ir.Value | None = None,
+        bias: ir.Value | None = None,
         name: str,
-    ) -> onnx_ir.Value:
+    ) -> ir.Value:
         """The attention for the mask."""
         node = self._node
         scale = self._op.Cast(node.attributes["scale"].as_float(), to=self._dtype)
 
-        def unmasked(op: OpBuilder) -> onnx_ir.Value:
+        def unmasked(op: OpBuilder) -> ir.Value:
             return fused_attention(op, node, states, bias=bias)
 
-        def by_key(op: OpBuilder) -> onnx_ir.Value:
+        def by_key(op: OpBuilder) -> ir.Value:
             # With this mask the products are stored in the graph's type before they are scaled, so the query is scaled
             # instead: float16 overflows otherwise.
             scaled = [op.Mul(states[0], scale), *states[1:]]
             return fused_attention(op, node, scaled, key_mask=mask.int32_mask, bias=bias, scale=1.0)
 
-        def by_start(op: OpBuilder) -> onnx_ir.Value:
+        def by_start(op: OpBuilder) -> ir.Value:
             return fused_attention(op, node, states, key_mask=mask.starts)
 
-        def masked(op: OpBuilder) -> onnx_ir.Value:
+        def masked(op: OpBuilder) -> ir.Value:
             if bias is None and _has_memory_efficient_kernel(node):
                 attended = cond(op, mask.ends, by_start, by_key, name=f"{name}_masked", dtype=self._dtype)
             else:
@@ -209,16 +221,16 @@ class _Fusion:
 
         return cond(op, mask.unmasked, unmasked, masked, name=name, dtype=self._dtype)
 
-    def _causal(self, packing: PackedTokens) -> onnx_ir.Value:
+    def _causal(self, packing: PackedTokens) -> ir.Value:
         """The attention of each token to those before it, which packs no sequences where no token is padding."""
         op, node = self._op, self._node
         zero = op.Cast(0.0, to=self._dtype)
         states = merged_states(op, node)
 
-        def unmasked(op: OpBuilder) -> onnx_ir.Value:
+        def unmasked(op: OpBuilder) -> ir.Value:
             return fused_attention(op, node, states, causal=True)
 
-        def packed(op: OpBuilder) -> onnx_ir.Value:
+        def packed(op: OpBuilder) -> ir.Value:
             attended = fused_attention(op, node, packing.pack(op, states), causal=True)
             return packing.unpack(op, attended, zero)
 
@@ -239,9 +251,7 @@ class _Mask:
         short: [batch, tokens], bool, the key mask where they are, else [batch, 0].
     """
 
-    def __init__(self, op: OpBuilder, key_mask: onnx_ir.Value, dtype: onnx_ir.DataType) -> None:
-        import onnx_ir as ir
-
+    def __init__(self, op: OpBuilder, key_mask: ir.Value, dtype: ir.DataType) -> None:
         int32, boolean = ir.DataType.INT32, ir.DataType.BOOL
         self.int32_mask = op.Cast(key_mask, to=int32)
         self.unmasked = op.Cast(op.ReduceMin(self.int32_mask, keepdims=0), to=boolean)
@@ -266,7 +276,7 @@ class _Mask:
         self.starts = op.Concat(lengths, starts, starts, axis=0)
 
 
-def _has_memory_efficient_kernel(node: onnx_ir.Node) -> bool:
+def _has_memory_efficient_kernel(node: ir.Node) -> bool:
     assert node.inputs[0] is not None
     assert node.inputs[0].shape is not None
     head_dim = node.inputs[0].shape[3]

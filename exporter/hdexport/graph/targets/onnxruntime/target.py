@@ -38,19 +38,20 @@ class OnnxTarget(Target):
         """The graph for a GPU is only written where it differs from the portable one."""
         import onnx_ir as ir
 
-        from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
-        from hdexport.graph.passes.zero_padding import zero_padding
+        from hdexport.graph.passes.chunk_feed_forward import ChunkFeedForward
+        from hdexport.graph.passes.graph_pass import run_passes
+        from hdexport.graph.passes.zero_padding import ZeroPadding
         from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
         from hdexport.graph.targets.onnxruntime.cuda import lower_for_onnxruntime_cuda
 
-        for_gpu, chunked = portable.clone(), 0
-        if request.ffn_chunk is not None:
-            chunked = chunk_feed_forward(for_gpu, tokens=request.ffn_chunk, layers=request.layers)
+        chunking = [] if request.ffn_chunk is None else [ChunkFeedForward(request.ffn_chunk, layers=request.layers)]
+        for_gpu = portable.clone()
+        chunked = run_passes(for_gpu, chunking)
         for_cpu = GraphFile(file=f"{CPU_LOWERING}.onnx", lowering=CPU_LOWERING, dtype="float32")
         ir.save(lower_for_onnxruntime_cpu(for_gpu.clone()), directory / for_cpu.file)
         if not (lower_for_onnxruntime_cuda(for_gpu) or chunked):
             return [for_cpu]
-        zero_padding(for_gpu)
+        run_passes(for_gpu, [ZeroPadding()])
         graph = GraphFile(file=f"{CUDA_LOWERING}.onnx", lowering=CUDA_LOWERING, dtype=request.dtype)
         ir.save(for_gpu, directory / graph.file)
         return [for_cpu, graph]

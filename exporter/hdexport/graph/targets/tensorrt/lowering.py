@@ -1,4 +1,4 @@
-"""The graph that TensorRT runs fastest: dense attention becomes an operator that it fuses, sparse attention our plugin.
+"""The graph that TensorRT runs fastest: dense attention becomes a fused operator, sparse attention hdexport's plugin.
 
 TensorRT's ONNX parser turns ``Attention`` (opset 23) into its attention layer, one kernel whose memory is
 linear in tokens. What that costs depends on the mask. Activations that TensorRT-RTX 1.7.1 plans for two
@@ -24,9 +24,9 @@ nothing else. Dense attention with a bias that all texts share, where it is no p
 fourth of these masks in engines for short texts.
 
 Two passes of other targets are not for engines. TensorRT-RTX 1.7.1 ends with an internal error where it plans a loop of
-`pool_in_blocks`. It fuses the activation of a feed-forward network with the first product, and plans memory mostly for
+`PoolInBlocks`. It fuses the activation of a feed-forward network with the first product, and plans memory mostly for
 attention: 201 MB for two layers of BERT-base at 16384 tokens in float16, and as much if their networks are cut out.
-Loops of `chunk_feed_forward` add to that, because their results are kept to the end: 12 networks alone take 159 MB, in
+Loops of `ChunkFeedForward` add to that, because their results are kept to the end: 12 networks alone take 159 MB, in
 loops 383 MB.
 """
 
@@ -35,10 +35,12 @@ from __future__ import annotations
 import functools
 import logging
 from enum import StrEnum
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from hdexport.attention.registry import lowering_of
-from hdexport.graph.targets.tensorrt.plugin_nodes import plugin_nodes, use_plugins
+from hdexport.graph.passes.graph_pass import run_passes
+from hdexport.graph.targets.tensorrt.plugin_nodes import UsePlugins, plugin_nodes
 from hdexport.lowering.lowering import SharedParts
 from hdexport.lowering.nodes import (
     is_causal,
@@ -53,11 +55,7 @@ from hdexport.lowering.packed_tokens import PackedTokens
 from hdexport.lowering.relative_position_bias import relative_position_bias
 from hdplugins.attention.function_parts import transpose_heads_and_tokens
 from hdplugins.op_builder import OpBuilder
-from hdruntime.errors import ExportError
-from hdruntime.optional import require
-
-if TYPE_CHECKING:
-    import onnx_ir
+from hdruntime.errors import ExportError, Setting
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +81,7 @@ the score itself, so that the sum stays finite; exact in float16 and bfloat16.""
 _FUSED_HEAD_DIMS = range(12, 257)
 """Sizes of a head that the attention layer has a kernel for (TensorRT-RTX 1.7.1: 8 and 264 fail to build)."""
 
-_MOST_TOP_VALUES = 3840
+_MAX_TOP_VALUES = 3840
 """Values that TensorRT's TopK layer takes; one more fails in its parser, and a computed number is miscounted."""
 
 
@@ -102,12 +100,12 @@ class AttentionImpl(StrEnum):
 
 
 def tensorrt_graph(
-    model: onnx_ir.Model,
+    model: ir.Model,
     *,
     dtype: str,
     attention_impl: AttentionImpl = AttentionImpl.AUTO,
     longest: int | None = None,
-) -> onnx_ir.Model:
+) -> ir.Model:
     """Lower a portable graph for TensorRT and TensorRT-RTX: a graph of its own that shares the weights.
 
     In float32 TensorRT has no fused attention and refuses the layer: there, and for heads of a size it has no kernel
@@ -122,32 +120,51 @@ def tensorrt_graph(
         ExportError: the graph cannot be raised to the opset that attention needs, a plugin has no kernel for a node, or
             there are more global tokens than TensorRT can select.
     """
-    require("onnx_ir")
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
-    lowered: onnx_ir.Model = model.clone()
-    if attention_impl is not AttentionImpl.NATIVE:
-        logger.info("%d attentions are nodes of our plugins", use_plugins(lowered, dtype=dtype))
-    _check_selections(lowered)
-    nodes = _fusible_nodes(lowered, longest=longest) if dtype in _LAYER_DTYPES else []
-    if nodes:
-        _raise_opset(lowered)
-    parts = SharedParts(lowered)
-    for node in nodes:
-        key_mask, op = token_mask_of(node), OpBuilder.before(node)
-        if is_causal(node):
-            packed = parts.once((PackedTokens, key_mask), functools.partial(PackedTokens, op, key_mask))
-            _replace_by_causal_attention(node, packed, dtype)
-        else:
-            mask = parts.once((_Mask, key_mask), functools.partial(_Mask, op, key_mask, dtype))
-            has_bias = lowering_of(node).has_bias(node)
-            bias = relative_position_bias(op, node, parts, by_rows=False) if has_bias else None
-            _replace_by_attention(node, mask, bias, dtype)
-    RemoveUnusedNodesPass()(lowered)
-    # TensorRT's parser prefers bodies to everything else.
-    RemoveUnusedFunctionsPass()(lowered)
-    logger.info("%d attentions are TensorRT attention layers", len(nodes))
+    lowered: ir.Model = model.clone()
+    plugins = [] if attention_impl is AttentionImpl.NATIVE else [UsePlugins(dtype=dtype)]
+    # TensorRT's parser prefers functions to everything else: unused functions are removed.
+    passes = [
+        *plugins,
+        CheckSelections(),
+        FuseDenseAttention(dtype=dtype, longest=longest),
+        RemoveUnusedNodesPass(),
+        RemoveUnusedFunctionsPass(),
+    ]
+    run_passes(lowered, passes)
     return lowered
+
+
+class FuseDenseAttention(ir.passes.InPlacePass):
+    """Replace nodes of dense attention by ``Attention`` (opset 23), where TensorRT has a fused kernel.
+
+    1. Causal attention takes no mask: sequences with padding are packed.
+    2. Other attention takes the mask, and a relative position bias that all sequences share, as additive scores.
+    """
+
+    def __init__(self, *, dtype: str, longest: int | None) -> None:
+        self._dtype, self._longest = dtype, longest
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Replace the nodes."""
+        dtype = self._dtype
+        nodes = _fusible_nodes(model, longest=self._longest) if dtype in _LAYER_DTYPES else []
+        if nodes:
+            _raise_opset(model)
+        parts = SharedParts(model)
+        for node in nodes:
+            key_mask, op = token_mask_of(node), OpBuilder.before(node)
+            if is_causal(node):  # 1
+                packed = parts.once((PackedTokens, key_mask), functools.partial(PackedTokens, op, key_mask))
+                _replace_by_causal_attention(node, packed, dtype)
+            else:  # 2
+                mask = parts.once((_Mask, key_mask), functools.partial(_Mask, op, key_mask, dtype))
+                has_bias = lowering_of(node).has_bias(node)
+                bias = relative_position_bias(op, node, parts, by_rows=False) if has_bias else None
+                _replace_by_attention(node, mask, bias, dtype)
+        logger.info("%d attentions are TensorRT attention layers", len(nodes))
+        return ir.passes.PassResult(model, modified=bool(nodes))
 
 
 class _Mask:
@@ -159,26 +176,25 @@ class _Mask:
         zero: scalar, the value of a masked token.
     """
 
-    def __init__(self, op: OpBuilder, key_mask: onnx_ir.Value, dtype: str) -> None:
-        import onnx_ir as ir
-
+    def __init__(self, op: OpBuilder, key_mask: ir.Value, dtype: str) -> None:
         to = ir.DataType[dtype.upper()]
         row, self.keep = (op.Unsqueeze(key_mask, axes) for axes in ([1, 2], [1, 3]))
         self.scores = op.Cast(op.Where(row, 0.0, _MASKED_SCORE), to=to)
         self.zero = op.Cast(0.0, to=to)
 
 
-def _fusible_nodes(model: onnx_ir.Model, *, longest: int | None) -> list[onnx_ir.Node]:
+def _fusible_nodes(model: ir.Model, *, longest: int | None) -> list[ir.Node]:
     plugins, is_short = plugin_nodes(model), longest is not None and longest <= _LONGEST_BIASED
     dense = [node for node in operator_nodes(model) if node not in plugins and lowering_of(node).is_dense(node)]
     nodes = [node for node in dense if is_short or not lowering_of(node).has_bias(node)]
-    reasons = {node: _why_not_fused(node) for node in nodes}
+    reasons = {node: _unfused_reason(node) for node in nodes}
     for reason in sorted({reason for reason in reasons.values() if reason is not None}):
         logger.warning("TensorRT has no fused attention for %s; its memory will be quadratic in tokens.", reason)
     return [node for node in nodes if reasons[node] is None]
 
 
-def _why_not_fused(node: onnx_ir.Node) -> str | None:
+def _unfused_reason(node: ir.Node) -> str | None:
+    """What of a node TensorRT has no fused attention for, or None."""
     heads, size = _axis(node, 2), _axis(node, 3)
     if size is not None and size not in _FUSED_HEAD_DIMS:
         return f"heads of {size}"
@@ -186,29 +202,27 @@ def _why_not_fused(node: onnx_ir.Node) -> str | None:
     return "a single head" if heads == 1 else None
 
 
-def _axis(node: onnx_ir.Node, axis: int) -> int | None:
+def _axis(node: ir.Node, axis: int) -> int | None:
     """Size of an axis of the query, None when the graph does not say."""
     query = node.inputs[0]
     size = None if query is None or query.shape is None else query.shape[axis]
     return size if isinstance(size, int) else None
 
 
-def _raise_opset(model: onnx_ir.Model) -> None:
+def _raise_opset(model: ir.Model) -> None:
     changed = sorted({node.op_type for node in model.graph.all_nodes()} & _CHANGED_SINCE_OPSET_20)
     if changed:
         raise ExportError(
             f"The graph uses {', '.join(changed)}, whose meaning changed before opset {_ATTENTION_OPSET}, "
             "which attention needs.",
-            hint="Build without an engine: --target onnx",
+            hint=("Build without an engine: ", Setting("target", "onnx", command="build")),
         )
     opset = model.graph.opset_imports.get("", 0)
     model.graph.opset_imports[""] = max(opset, _ATTENTION_OPSET)
     model.ir_version = max(model.ir_version, _ATTENTION_IR_VERSION)
 
 
-def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, bias: onnx_ir.Value | None, dtype: str) -> None:
-    import onnx_ir as ir
-
+def _replace_by_attention(node: ir.Node, mask: _Mask, bias: ir.Value | None, dtype: str) -> None:
     op, scores = OpBuilder.before(node), mask.scores
     query, key, value = (transpose_heads_and_tokens(op, state) for state in states_of(node))
     # Rows without any real key are 0 by definition. Zeroed values give that, and here TensorRT can fuse the zeros
@@ -220,10 +234,8 @@ def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, bias: onnx_ir.Value |
     replace_result(node, transpose_heads_and_tokens(op, attended))
 
 
-def _replace_by_causal_attention(node: onnx_ir.Node, packed: PackedTokens, dtype: str) -> None:
+def _replace_by_causal_attention(node: ir.Node, packed: PackedTokens, dtype: str) -> None:
     """Replace a node of causal attention: TensorRT's layer takes no mask then, so the sequences are packed."""
-    import onnx_ir as ir
-
     op = OpBuilder.before(node)
     zero = op.Constant(value=ir.tensor(0.0, ir.DataType[dtype.upper()]))
     states = [transpose_heads_and_tokens(op, state) for state in packed.pack(op, states_of(node))]
@@ -232,17 +244,26 @@ def _replace_by_causal_attention(node: onnx_ir.Node, packed: PackedTokens, dtype
     replace_by_merged(op, node, packed.unpack(op, merged, zero))
 
 
-def _check_selections(model: onnx_ir.Model) -> None:
-    """Refuse what TensorRT's parser would refuse with no word of the reason: the selection of too many tokens."""
-    import onnx_ir as ir
+class CheckSelections(ir.passes.InPlacePass):
+    """Reject a graph that selects more tokens than TensorRT selects; TensorRT's parser would give no reason."""
 
-    for graph in (model.graph, *model.functions.values()):
-        for node in graph:
-            count = ir.convenience.get_const_tensor(node.inputs[1]) if node.op_type == "TopK" else None
-            if count is not None and int(count.numpy().item()) > _MOST_TOP_VALUES:
-                raise ExportError(
-                    f"The graph selects up to {int(count.numpy().item())} global tokens of a text; TensorRT selects "
-                    f"{_MOST_TOP_VALUES} at most.",
-                    hint=f"Build with fewer global tokens (--max-global {_MOST_TOP_VALUES} or "
-                    "less, or --attention window:W,global:G), or without an engine: --target onnx",
-                )
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Check the TopK nodes."""
+        for graph in (model.graph, *model.functions.values()):
+            for node in graph:
+                tensor = ir.convenience.get_const_tensor(node.inputs[1]) if node.op_type == "TopK" else None
+                count = 0 if tensor is None else int(tensor.numpy().item())
+                if count > _MAX_TOP_VALUES:
+                    raise ExportError(
+                        f"The graph selects up to {count} global tokens of a sequence; TensorRT selects at most "
+                        f"{_MAX_TOP_VALUES}.",
+                        hint=(
+                            "Build with fewer global tokens (",
+                            Setting("max_global", _MAX_TOP_VALUES, command="build"),
+                            " or less, or ",
+                            Setting("attention", "window:W,global:G", command="build"),
+                            "), or without an engine: ",
+                            Setting("target", "onnx", command="build"),
+                        ),
+                    )
+        return ir.passes.PassResult(model, modified=False)

@@ -17,8 +17,15 @@ import hdexport.graph.tracing
 from hdexport.attention.interface import use_operators
 from hdexport.attention.registry import attention_from_spec
 from hdexport.build import BuildOptions, build
-from hdexport.graph.passes.repeat_layers import FIRST, INPUTS, LAYERS_DOMAIN, OUTPUTS, REPEAT, repeat_layers
-from hdexport.graph.repeated_layers import layers_traced_once
+from hdexport.graph.layer_deduplication import (
+    DOMAIN,
+    DUPLICATE,
+    INPUTS,
+    OUTPUTS,
+    TRACED,
+    CopyDuplicateLayers,
+    deduplicated_layers,
+)
 from hdexport.model.graph_module import GraphModule, graph_inputs
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ExportError
@@ -64,7 +71,7 @@ def test_the_graph_is_that_of_all_layers_traced(
 
     once = built("once")
     assert copies(caplog) == expected_copies
-    monkeypatch.setattr(hdexport.graph.tracing, "layers_traced_once", lambda module: contextlib.nullcontext())
+    monkeypatch.setattr(hdexport.graph.tracing, "deduplicated_layers", lambda module: contextlib.nullcontext())
     every = built("every")
     assert copies(caplog) == 0
     assert [fingerprint(model) for model in once] == [fingerprint(model) for model in every]
@@ -105,10 +112,10 @@ def test_a_layer_that_computes_something_else_is_traced(tmp_path: Path) -> None:
     for number, layer in enumerate(scaled):
         layer.scale = torch.tensor(float(number))  # no parameter, no buffer
     ids = torch.arange(10)[None]
-    with torch.inference_mode(), layers_traced_once(module):
+    with torch.inference_mode(), deduplicated_layers(module):
         nodes = torch.export.export(module, (ids, torch.ones_like(ids)), strict=False).graph.nodes
-    marks = Counter(node.args[1] for node in nodes if node.kwargs.get("domain") == LAYERS_DOMAIN)
-    assert marks == {INPUTS: 10, OUTPUTS: 10, REPEAT: 1}
+    marks = Counter(node.args[1] for node in nodes if node.kwargs.get("domain") == DOMAIN)
+    assert marks == {INPUTS: 10, OUTPUTS: 10, DUPLICATE: 1}
 
 
 def test_layers_are_as_before_whatever_happens(tmp_path: Path) -> None:
@@ -116,7 +123,7 @@ def test_layers_are_as_before_whatever_happens(tmp_path: Path) -> None:
     layers = module.model.encoder.layer
     layers[1].forward = forward = layers[1].forward
     before = [dict(vars(layer)) for layer in layers]
-    with contextlib.suppress(ZeroDivisionError), layers_traced_once(module):
+    with contextlib.suppress(ZeroDivisionError), deduplicated_layers(module):
         assert all("forward" in vars(layer) for layer in layers)
         raise ZeroDivisionError
     assert [dict(vars(layer)) for layer in layers] == before
@@ -128,7 +135,7 @@ def test_outside_of_an_export_layers_compute(tmp_path: Path) -> None:
     ids = torch.arange(10)[None]
     with torch.inference_mode():
         (expected,) = module(ids, torch.ones_like(ids))
-        with layers_traced_once(module):
+        with deduplicated_layers(module):
             (actual,) = module(ids, torch.ones_like(ids))
     assert torch.equal(actual, expected)
 
@@ -138,13 +145,13 @@ def marked_model(*, weights_of_repeat: int = 1) -> ir.Model:
     x, a, b, shared = (ir.Value(name=name, type=FLOAT) for name in ("x", "a", "b", "shared"))
     for value, number in ((a, 2), (b, 3), (shared, 10)):
         value.const_value = ir.tensor(np.array([number], np.float32), name=value.name)
-    mark = {"domain": LAYERS_DOMAIN, "attributes": {FIRST: 0}}
+    mark = {"domain": DOMAIN, "attributes": {TRACED: 0}}
     start = ir.node(INPUTS, [x], **mark)
     scaled = ir.node("Mul", [start.outputs[0], a])
     constant = ir.node("Identity", [shared])
     moved = ir.node("Add", [scaled.outputs[0], constant.outputs[0]])
     end = ir.node(OUTPUTS, [moved.outputs[0], a], num_outputs=1, **mark)
-    repeat = ir.node(REPEAT, [end.outputs[0], *[b] * weights_of_repeat], num_outputs=1, **mark)
+    repeat = ir.node(DUPLICATE, [end.outputs[0], *[b] * weights_of_repeat], num_outputs=1, **mark)
     repeat.outputs[0].name = "y"
     nodes = [start, scaled, constant, moved, end, repeat]
     return ir.Model(ir.Graph([x], repeat.outputs, nodes=nodes, initializers=[a, b, shared]), ir_version=10)
@@ -152,7 +159,9 @@ def marked_model(*, weights_of_repeat: int = 1) -> ir.Model:
 
 def test_a_copy_has_weights_of_its_own_and_shares_the_rest() -> None:
     model = marked_model()
-    assert repeat_layers(model) == 1
+    copying = CopyDuplicateLayers()
+    copying(model)
+    assert copying.copies == 1
     assert [node.op_type for node in model.graph] == ["Mul", "Identity", "Add", "Mul", "Add"]
     first_mul, constant, first_add, second_mul, second_add = model.graph
     assert [value.name for value in first_mul.inputs] == ["x", "a"]
@@ -164,5 +173,5 @@ def test_a_copy_has_weights_of_its_own_and_shares_the_rest() -> None:
 
 @pytest.mark.parametrize("weights", [0, 2])
 def test_a_layer_that_does_not_fit_the_one_it_repeats_is_refused(weights: int) -> None:
-    with pytest.raises(ExportError, match="A layer has other inputs, outputs or weights than the one that it repeats"):
-        repeat_layers(marked_model(weights_of_repeat=weights))
+    with pytest.raises(ExportError, match="other inputs, outputs or weights than the layer that it duplicates"):
+        CopyDuplicateLayers()(marked_model(weights_of_repeat=weights))
