@@ -1,4 +1,4 @@
-"""The parts that the ONNX function bodies of several operators share."""
+"""What the ONNX function bodies of several operators share: masks, scales, blocks, loops and rows of states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hdplugins.op_builder import OpBuilder, float_attribute
+from hdplugins.op_builder import OpBuilder, float_attribute, scan
 
 if TYPE_CHECKING:
     from onnx_ir import Value
@@ -132,14 +132,14 @@ def query_blocks(op: OpBuilder, query: Value, *, is_fixed: bool) -> Blocks:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceBlocks(Blocks):
-    """Blocks that begin with the first token of a sequence; padding fills the last block.
+    """Blocks that start with the first token of a sequence; padding fills the last block.
 
     Attributes:
         scale: [], the factor of the scores, in the element type of the queries.
         scaled_query: [batch, heads, padded, head_dim].
         first_queries: [blocks], the number of each block's first query.
         key_bias: [batch, tokens], float32, 0 for a key that the mask shows.
-        is_text: [batch, 1, 1, 1], false for a sequence that consists of padding.
+        has_keys: [batch, 1, 1, 1], false for a sequence that consists of padding.
     """
 
     scale: Value
@@ -166,6 +166,71 @@ def blocks_from_start(op: OpBuilder, query: Value, key_mask: Value, *, is_fixed:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SequenceSizes:
+    """The sizes of the sequences of a mask. Values whose names end in ``_1d`` are [1], the others are [].
+
+    Attributes:
+        batch_1d: the number of sequences.
+        tokens: the number of tokens of a sequence.
+        last_token: the index of the last token.
+    """
+
+    batch_1d: Value
+    tokens_1d: Value
+    tokens: Value
+    last_token: Value
+
+
+def sequence_sizes(op: OpBuilder, mask: Value) -> SequenceSizes:
+    """The sizes of the sequences of a mask, [batch, tokens]."""
+    batch_1d, tokens_1d = op.Shape(mask, end=1), op.Shape(mask, start=1)
+    tokens = op.Squeeze(tokens_1d)
+    return SequenceSizes(batch_1d=batch_1d, tokens_1d=tokens_1d, tokens=tokens, last_token=op.Sub(tokens, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateRows:
+    """States as rows: row (sequence * tokens + token) * heads + head. Nothing is copied.
+
+    Attributes:
+        states: [rows, head_dim] each.
+        shape: [-1, head_dim].
+        heads_1d: [1], the number of heads.
+        num_heads: the number of heads as [].
+        head_dim_1d: [1].
+        sequence_rows: [], the number of rows of a sequence.
+    """
+
+    states: list[Value]
+    shape: Value
+    heads_1d: Value
+    num_heads: Value
+    head_dim_1d: Value
+    sequence_rows: Value
+
+
+def state_rows(op: OpBuilder, tokens: Value, *states: Value) -> StateRows:
+    """Number the rows of states, [batch, tokens, heads, head_dim]."""
+    heads_1d, head_dim_1d = (op.Shape(states[0], start=axis, end=axis + 1) for axis in (2, 3))
+    num_heads = op.Squeeze(heads_1d)
+    shape = op.Concat([-1], head_dim_1d, axis=0)
+    return StateRows(
+        states=[op.Reshape(state, shape) for state in states],
+        shape=shape,
+        heads_1d=heads_1d,
+        num_heads=num_heads,
+        head_dim_1d=head_dim_1d,
+        sequence_rows=op.Mul(tokens, num_heads),
+    )
+
+
+def join_steps(op: OpBuilder, sizes: SequenceSizes, rows: StateRows, sums: Value, like: Value) -> Value:
+    """Turn float32 sums of a loop's steps, [steps, ..., heads, head_dim], into [batch, tokens, heads, head_dim]."""
+    shape = op.Concat(sizes.batch_1d, [-1], rows.heads_1d, rows.head_dim_1d, axis=0)
+    return op.Slice(op.Reshape(op.CastLike(sums, like), shape), [0], sizes.tokens_1d, [1])
+
+
 def steps_of_sequences(op: OpBuilder, batch_1d: Value, count: Value) -> tuple[Value, Value]:
     """Return the sequence of each step of a loop, and the step's number in its sequence; `count` steps per sequence."""
     steps = op.Range(0, op.Mul(op.Squeeze(batch_1d), count), 1)
@@ -179,16 +244,61 @@ def split_by_block(op: OpBuilder, blocks: SequenceBlocks) -> Value:
     return op.Transpose(op.Reshape(blocks.scaled_query, shape), perm=[2, 0, 1, 3, 4])
 
 
-def join_heads(op: OpBuilder, blocks: SequenceBlocks, sums: Value) -> Value:
-    """Turn float32 sums, [steps, padded, head_dim], into [batch, heads, tokens, head_dim]."""
-    shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0)
-    rows = op.Slice(op.Reshape(sums, shape), [0], blocks.tokens_1d, [2])
-    return rows_or_zero(op, blocks.has_keys, rows)
+def padded_heads(op: OpBuilder, blocks: Blocks, sums: Value) -> Value:
+    """Turn sums of the heads' blocks, in order, into [batch, heads, padded, head_dim]."""
+    return op.Reshape(sums, op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0))
 
 
-def join_blocks(op: OpBuilder, blocks: SequenceBlocks, sums: Value) -> Value:
-    """Turn float32 sums, [blocks, batch, heads, block, head_dim], into [batch, heads, tokens, head_dim]."""
-    return join_heads(op, blocks, op.Transpose(sums, perm=[1, 2, 0, 3, 4]))
+def scan_blocks(op: OpBuilder, attend: Callable[..., Value], firsts: Value) -> Value:
+    """Compute the blocks of all heads of all sequences in a loop, one block per step.
+
+    Args:
+        attend: takes an `OpBuilder`, the number of the block, and an element of `firsts`, and returns the sums of the
+            block, [batch, heads, block, head_dim].
+        firsts: [blocks], such as the first query of each block.
+
+    Returns:
+        [batch, heads, blocks, block, head_dim], float32.
+    """
+
+    def step(op: OpBuilder, number: Value, first: Value) -> tuple[Value, Value]:
+        return op.Add(number, 1), upcast(op, attend(op, number, first))
+
+    _, sums = scan(op, step, firsts, states=[0], shapes=[("batch", "heads", "block", "head_dim")])
+    return op.Transpose(sums, perm=[1, 2, 0, 3, 4])
+
+
+def scan_heads(op: OpBuilder, blocks: SequenceBlocks, attend: Callable[..., Value], key: Value, value: Value) -> Value:
+    """Compute one head of one sequence after another in a loop.
+
+    Args:
+        blocks: the blocks of the queries.
+        attend: takes an `OpBuilder`, the numbers of the sequence and the head, [], the blocks of scaled queries,
+            [blocks, block, head_dim], and the keys and values, [tokens, head_dim], and returns the sums of the blocks.
+        key: [batch, heads, tokens, head_dim], float32; so is `value`.
+
+    Returns:
+        [batch, heads, blocks, block, head_dim], float32.
+    """
+
+    def step(
+        op: OpBuilder, sequence: Value, head: Value, head_queries: Value, head_key: Value, head_value: Value
+    ) -> Value:
+        sums = attend(op, sequence, head, head_queries, head_key, head_value)
+        return op.Reshape(sums, op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0))
+
+    sequences, heads = steps_of_sequences(op, blocks.batch_1d, op.Squeeze(blocks.heads_1d))
+    blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
+    keys_shape = op.Concat([-1], blocks.tokens_1d, blocks.head_dim_1d, axis=0)
+    queries = op.Reshape(blocks.scaled_query, blocks_shape)
+    keys, values = (op.Reshape(state, keys_shape) for state in (key, value))
+    return scan(op, step, sequences, heads, queries, keys, values, shapes=[("padded", "head_dim")])
+
+
+def join_blocks(op: OpBuilder, blocks: SequenceBlocks, sums: Value, like: Value) -> Value:
+    """Turn float32 sums of `scan_blocks` or `scan_heads` into [batch, heads, tokens, head_dim], 0 without keys."""
+    rows = op.Slice(padded_heads(op, blocks, sums), [0], blocks.tokens_1d, [2])
+    return op.CastLike(rows_or_zero(op, blocks.has_keys, rows), like)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,9 +327,9 @@ def row_shift(op: OpBuilder, block_1d: Value, width_1d: Value, *, axes: int) -> 
 
 
 def shift_rows(op: OpBuilder, shift: RowShift, rows: Value, kept_1d: Value) -> Value:
-    """Turn [..., block, width] into [..., block, kept], where row r begins in column block - 1 - r of `rows`.
+    """Turn [..., block, width] into [..., block, kept], where row r starts in column block - 1 - r of `rows`.
 
-    Flattened, each row begins one number less than a row after the row before.
+    In the flattened rows, each row starts one value earlier than the row before it.
     """
     flat = op.Reshape(rows, [0] * (shift.axes - 2) + [-1])
     shifted = op.Reshape(op.Slice(flat, shift.begin_1d, shift.end_1d, [-1]), shift.shape)

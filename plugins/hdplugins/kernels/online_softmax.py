@@ -14,7 +14,7 @@ numbers, and TF32 keeps 10 bits of the mantissa, no more than float16, which is 
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# Annotations of device functions are read by Triton, as types of its own.
+# Triton reads the annotations of device functions as Triton types.
 from __future__ import annotations
 
 import triton

@@ -17,7 +17,7 @@ The machine code depends on this file, on `online_softmax` and on constants. The
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# Annotations of device functions are read by Triton, as types of its own.
+# Triton reads the annotations of device functions as Triton types.
 from __future__ import annotations
 
 import triton
@@ -187,7 +187,7 @@ def attend(
     index_ints,
     list_ints,
     max_listed,
-    table_heads,  # 1 if all heads have the same lists
+    table_heads,  # 1 if all heads have equal lists
     first_global,
     last_global,
     splits,  # CTAs that share the keys of global queries; 0 if one CTA takes all keys

@@ -6,21 +6,20 @@ key counts (`tables.py`). The few queries of global blocks meet all keys, and so
 densely.
 
 The blocks are computed in two variants. In the batched variant, they are one batch of products, which engines fuse: the
-sequence is cut into blocks by reshaping, neighbours are the same blocks shifted, and only listed blocks are gathered.
+sequence is cut into blocks by reshaping, neighbours are the blocks shifted, and only listed blocks are gathered.
 Short sequences are computed densely in a branch that runs where there are any; it sees no more keys than the longest
 short sequence has, for an engine plans memory for the largest shapes. In the blockwise variant, a loop takes one block
 of one sequence per step, which fits in a CPU's caches at any batch size; a step gathers the keys that it sees. The rows
 of global blocks come from a separate loop, one head per step, so that no step holds all keys of all heads. Three
-quarters of the sequential time are products.
+quarters of the time of the blockwise variant are products.
 
 Everything but query, key and value comes from `token_mask`, not from the shapes of these: ONNX Runtime sees then that
-all layers of a model need the same tables, and computes them once.
+all layers of a model need equal tables, and computes them once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,17 @@ from onnx_ir import Value
 
 from hdplugins.attention.blocks.tables import BlockTables, Parts, block_tables, neighbours
 from hdplugins.attention.function_bodies import FunctionBodies
-from hdplugins.attention.function_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
+from hdplugins.attention.function_parts import (
+    MASKED,
+    StateRows,
+    attention,
+    bshd_body,
+    join_steps,
+    rows_or_zero,
+    state_rows,
+    steps_of_sequences,
+    upcast,
+)
 from hdplugins.op_builder import OpBuilder, cond, float_attribute, scan
 
 
@@ -129,8 +138,8 @@ def _batched(
 def _cut(op: OpBuilder, tables: BlockTables, state: Value, head_dim_1d: Value, *, window: int) -> tuple[Value, Value]:
     """A state in blocks, [batch, heads, blocks, block, head_dim]: with `window` empty ones on both sides, and alone."""
     before_1d = op.Mul(tables.block_1d, [window])
-    behind_1d = op.Add(before_1d, tables.missing_1d)
-    padded = op.Pad(state, op.Concat([0, 0], before_1d, [0, 0, 0], behind_1d, [0], axis=0))
+    after_1d = op.Add(before_1d, tables.missing_1d)
+    padded = op.Pad(state, op.Concat([0, 0], before_1d, [0, 0, 0], after_1d, [0], axis=0))
     wide_blocks = op.Reshape(padded, op.Concat([0, 0, -1], tables.block_1d, head_dim_1d, axis=0))
     return wide_blocks, op.Slice(wide_blocks, [window], op.Add(tables.blocks_1d, [window]), [2])
 
@@ -157,7 +166,7 @@ def _spans(op: OpBuilder, parts: Parts, tables: BlockTables, state: Value) -> Va
     if parts.window >= 0:
         spans.append(neighbours(op, wide_blocks, tables.blocks_1d, reach, axis=2))
     if tables.listed is not None:
-        # The blocks of all heads are numbered through, for heads may have rows of their own.
+        # One index for the blocks of all heads, since each head may have rows in the table.
         head_starts = op.Unsqueeze(op.Mul(op.Range(0, op.Squeeze(heads_1d), 1), tables.blocks), [1, 2])
         rows = op.Reshape(blocks, op.Concat([0, -1], tables.block_1d, head_dim_1d, axis=0))
         listed = op.Gather(rows, op.Add(head_starts, tables.listed), axis=1)
@@ -178,11 +187,14 @@ def _blockwise(
     tables = block_tables(op, parts, token_mask, listed_blocks)
     scale = op.CastLike(float_attribute(op, "scale"), query)
     block_range = op.Range(0, tables.block, 1)
-    rows = _rows(op, tables, (query, key, value))
+    rows = state_rows(op, tables.tokens, query, key, value)
+    all_queries, all_keys, all_values = rows.states
+    head_numbers = op.Range(0, rows.num_heads, 1)
 
     # A step is a block of a sequence.
     sequences, step_blocks = steps_of_sequences(op, tables.batch_1d, tables.blocks)
-    row_starts = op.Unsqueeze(op.Add(op.Mul(op.Unsqueeze(sequences, [1]), rows.of_sequence), rows.heads), [-1])
+    sequence_starts = op.Mul(op.Unsqueeze(sequences, [1]), rows.sequence_rows)
+    row_starts = op.Unsqueeze(op.Add(sequence_starts, head_numbers), [-1])
     query_starts = op.Unsqueeze(op.Mul(step_blocks, tables.block), [1])
     query_tokens = op.Min(op.Add(query_starts, block_range), tables.last_token)
     query_offsets = op.Mul(query_tokens, rows.num_heads)  # [steps, block]
@@ -203,9 +215,11 @@ def _blockwise(
         short_offsets = op.Unsqueeze(op.Mul(op.Range(0, end, 1), rows.num_heads), [0])
         short_token_bias = op.Slice(tables.token_bias, [0], op.Unsqueeze(end, [0]), [1])
         short_bias = op.Unsqueeze(short_token_bias, [1, 2])
-    global_rows = is_global_step = places = None
+    global_rows = is_global_step = global_index = None
     if parts.global_rows:
-        global_rows, is_global_step, places = _global_rows(op, parts, tables, rows, scale, block_range)
+        global_rows, is_global_step, global_index = _global_rows(
+            op, parts, tables, rows, head_numbers, scale, block_range
+        )
 
     def attend(
         op: OpBuilder,
@@ -217,7 +231,7 @@ def _blockwise(
         is_short: Value | None,
         sequence: Value | None,
         is_global: Value | None,
-        place: Value | None,
+        index: Value | None,
     ) -> Value:
         def dense_keys(op: OpBuilder) -> tuple[Value, Value]:
             return op.Identity(short_offsets), op.Gather(short_bias, sequence, axis=0)
@@ -229,60 +243,21 @@ def _blockwise(
             offsets, step_bias = (
                 (key_offsets, bias) if is_short is None else cond(op, is_short, dense_keys, sparse_keys)
             )
-            block_query = op.Gather(rows.query, op.Add(row_starts, query_offsets), axis=0)
+            block_query = op.Gather(all_queries, op.Add(row_starts, query_offsets), axis=0)
             key_rows = op.Add(row_starts, offsets)
-            keys, values = (op.Gather(state, key_rows, axis=0) for state in (rows.key, rows.value))
+            keys, values = (op.Gather(state, key_rows, axis=0) for state in (all_keys, all_values))
             return _sparse_attention(op, parts, op.Mul(block_query, scale), keys, values, step_bias, axes=3)
 
         def global_sums(op: OpBuilder) -> Value:
-            return op.Gather(global_rows, place, axis=0)
+            return op.Gather(global_rows, index, axis=0)
 
         sums = attend_to_list(op) if is_global is None else cond(op, is_global, global_sums, attend_to_list)
         return upcast(op, rows_or_zero(op, is_real, op.Transpose(sums, perm=[1, 0, 2])))
 
     of_short = (None, None) if short is None else (short_steps, sequences)
-    scan_inputs = row_starts, query_offsets, key_offsets, bias, real, *of_short, is_global_step, places
+    scan_inputs = row_starts, query_offsets, key_offsets, bias, real, *of_short, is_global_step, global_index
     scanned = scan(op, attend, *scan_inputs, shapes=[("block", "heads", "head_dim")])
-    sequence_shape = op.Concat(tables.batch_1d, [-1], rows.heads_1d, rows.head_dim_1d, axis=0)
-    by_sequence = op.Reshape(op.CastLike(scanned, query), sequence_shape)
-    return op.Slice(by_sequence, [0], tables.tokens_1d, [1])
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """The states as rows, [rows, head_dim]: row (sequence * tokens + token) * heads + head. Nothing is copied for that.
-
-    Attributes:
-        heads: [heads], from 0.
-        of_text: [], the number of rows of a sequence.
-    """
-
-    query: Value
-    key: Value
-    value: Value
-    heads_1d: Value
-    num_heads: Value
-    heads: Value
-    head_dim_1d: Value
-    of_sequence: Value
-
-
-def _rows(op: OpBuilder, tables: BlockTables, token_states: Sequence[Value]) -> _Rows:
-    """Number the rows of states, [batch, tokens, heads, head_dim]."""
-    heads_1d, head_dim_1d = (op.Shape(token_states[0], start=axis, end=axis + 1) for axis in (2, 3))
-    num_heads = op.Squeeze(heads_1d)
-    shape = op.Concat([-1], head_dim_1d, axis=0)
-    query, key, value = (op.Reshape(state, shape) for state in token_states)
-    return _Rows(
-        query=query,
-        key=key,
-        value=value,
-        heads_1d=heads_1d,
-        num_heads=num_heads,
-        heads=op.Range(0, num_heads, 1),
-        head_dim_1d=head_dim_1d,
-        of_sequence=op.Mul(tables.tokens, num_heads),
-    )
+    return join_steps(op, tables, rows, scanned, query)
 
 
 def _key_tokens(op: OpBuilder, parts: Parts, tables: BlockTables, block_range: Value) -> Value:
@@ -312,29 +287,36 @@ def _key_tokens(op: OpBuilder, parts: Parts, tables: BlockTables, block_range: V
 
 
 def _global_rows(
-    op: OpBuilder, parts: Parts, tables: BlockTables, rows: _Rows, scale: Value, block_range: Value
+    op: OpBuilder,
+    parts: Parts,
+    tables: BlockTables,
+    rows: StateRows,
+    head_numbers: Value,
+    scale: Value,
+    block_range: Value,
 ) -> tuple[Value, Value, Value]:
     """Let the queries of global blocks see all keys, one head of one sequence per step.
 
-    The results are [batch * slots, heads, block, head_dim]; then whether the block of each step of the sequential body
-    is global, [steps], and the place of that block among the results, [steps].
+    Returns [batch * slots, heads, block, head_dim]; whether the block of each step of the blockwise body is global,
+    [steps]; and the index of the block in the first result, [steps].
     """
+    all_queries, all_keys, all_values = rows.states
     last_block = op.Sub(tables.blocks, 1)
-    slots, last_place = [], None
+    slots, last_slot = [], None
     if parts.first:
         first = op.Min(op.Range(0, tables.first_global, 1), last_block)
         slots.append(op.Expand(first, op.Concat(tables.batch_1d, [1], axis=0)))
     if tables.last is not None:
         slots.append(op.Unsqueeze(tables.last.numbers, [1]))
-        last_place = tables.first_global if parts.first else 0
+        last_slot = tables.first_global if parts.first else 0
     blocks = op.Concat(*slots, axis=1)  # [batch, slots]
     starts = op.Unsqueeze(op.Mul(blocks, tables.block), [-1])
     tokens = op.Min(op.Reshape(op.Add(starts, block_range), [0, 1, -1]), tables.last_token)  # [batch, 1, slots * block]
     batch = op.Squeeze(tables.batch_1d)
     sequences = op.Unsqueeze(op.Range(0, batch, 1), [1])
-    head_starts = op.Add(op.Mul(sequences, rows.of_sequence), rows.heads)  # [batch, heads]
+    head_starts = op.Add(op.Mul(sequences, rows.sequence_rows), head_numbers)  # [batch, heads]
     query_rows = op.Add(op.Unsqueeze(head_starts, [-1]), op.Mul(tokens, rows.num_heads))
-    scaled_queries = op.Mul(op.Gather(rows.query, query_rows, axis=0), scale)
+    scaled_queries = op.Mul(op.Gather(all_queries, query_rows, axis=0), scale)
     steps_1d = op.Unsqueeze(op.Mul(batch, rows.num_heads), [0])
     queries = op.Reshape(scaled_queries, op.Concat(steps_1d, [-1], rows.head_dim_1d, axis=0))
     token_offsets = op.Mul(op.Range(0, tables.tokens, 1), rows.num_heads)
@@ -344,21 +326,21 @@ def _global_rows(
 
     def attend_to_all(op: OpBuilder, head_queries: Value, head_start: Value, head_bias: Value) -> Value:
         own_rows = op.Add(head_start, token_offsets)
-        keys, values = (op.Gather(state, own_rows, axis=0) for state in (rows.key, rows.value))
+        keys, values = (op.Gather(state, own_rows, axis=0) for state in (all_keys, all_values))
         return upcast(op, attention(op, head_queries, keys, values, head_bias, axes=2))
 
     scanned = scan(op, attend_to_all, queries, op.Reshape(head_starts, [-1]), biases, shapes=[("rows", "head_dim")])
     slots_1d = op.Shape(blocks, start=1)
     by_slot = op.Concat(tables.batch_1d, rows.heads_1d, slots_1d, tables.block_1d, rows.head_dim_1d, axis=0)
-    slots_first = op.Transpose(op.Reshape(op.CastLike(scanned, rows.query), by_slot), perm=[0, 2, 1, 3, 4])
+    slots_first = op.Transpose(op.Reshape(op.CastLike(scanned, all_queries), by_slot), perm=[0, 2, 1, 3, 4])
     shape = op.Concat([-1], rows.heads_1d, tables.block_1d, rows.head_dim_1d, axis=0)
-    own_slot = last_place
+    slot = last_slot
     if parts.first:
-        own_slot = tables.numbers if last_place is None else op.Where(tables.is_first, tables.numbers, last_place)
-    places = op.Add(op.Mul(sequences, op.Squeeze(slots_1d)), own_slot)
-    of_text_blocks = op.Concat(tables.batch_1d, tables.blocks_1d, axis=0)
+        slot = tables.numbers if last_slot is None else op.Where(tables.is_first, tables.numbers, last_slot)
+    indices = op.Add(op.Mul(sequences, op.Squeeze(slots_1d)), slot)
+    sequence_blocks = op.Concat(tables.batch_1d, tables.blocks_1d, axis=0)
     return (
         op.Reshape(slots_first, shape),
-        op.Reshape(op.Expand(tables.is_global, of_text_blocks), [-1]),
-        op.Reshape(op.Expand(places, of_text_blocks), [-1]),
+        op.Reshape(op.Expand(tables.is_global, sequence_blocks), [-1]),
+        op.Reshape(op.Expand(indices, sequence_blocks), [-1]),
     )

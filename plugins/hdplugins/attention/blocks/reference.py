@@ -40,14 +40,14 @@ def block_sparse_attention(
     The query of a padding token, and one that sees no key, have the result 0.
 
     Args:
-        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
         key: [batch, tokens, heads, head_dim].
         value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         listed_blocks: [1 or heads, rows, listed], int32. Entries that are not blocks of the sequence list nothing, and
             neither do rows beyond the table.
         block_size: tokens of a block, 1 or more.
-        first_global: blocks at the beginning that see all and are seen by all, 0 or more.
+        first_global: blocks at the start that see all keys and that all queries see, 0 or more.
         last_global: 1 if the last block is such a block, else 0.
         window: blocks on each side of a query's own that it sees; -1 for none, not even its own.
         first_repeats: how many times more block 0 is seen, 0 or more.
@@ -70,12 +70,12 @@ def block_sparse_attention(
     if listed_blocks is not None:
         check_table(listed_blocks.shape, heads)
     real = token_mask != 0  # [batch, tokens]
-    places = torch.arange(tokens, device=query.device)
+    positions = torch.arange(tokens, device=query.device)
     ends = torch.full_like(token_mask[:, 0], tokens)
     if ends_by_row:
-        ends = (real * (places + 1)).amax(1)  # [batch]
+        ends = (real * (positions + 1)).amax(1)  # [batch]
     last = ((ends + block_size - 1) // block_size - 1)[:, None]  # [batch, 1]
-    block = places // block_size  # [tokens]
+    block = positions // block_size  # [tokens]
 
     keys_are_global = (block < first_global) | (bool(last_global) & (block == last))  # [batch, tokens]
     near = (block[:, None] - block[None, :]).abs() <= window  # [queries, keys]

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx_ir import DataType, Value
 
-from hdplugins.attention.function_parts import MASKED, upcast
+from hdplugins.attention.function_parts import MASKED, SequenceSizes, sequence_sizes, upcast
 from hdplugins.op_builder import OpBuilder, integer_attribute
 
 
@@ -19,10 +19,10 @@ class Parts:
     Attributes:
         first: the first blocks are global.
         last: the last block is global.
-        window: the blocks on each side that a query sees; -1 for none, not even the query's own.
+        window: the blocks on each side that a query sees; -1 for none, not even the query's block.
         repeats: block 0 is seen (once more), though it is not global.
         dense: short sequences are attended to densely.
-        by_row: sequences end after their own last real token, and that matters.
+        by_row: each sequence ends after its last real token, and that matters.
         listed: a table lists blocks.
     """
 
@@ -70,7 +70,7 @@ class Parts:
 
     @property
     def front(self) -> bool:
-        """Whether queries see blocks at the beginning wherever they are."""
+        """Whether all queries see blocks at the start of the sequence."""
         return self.first or self.repeats
 
     @property
@@ -120,24 +120,22 @@ class ShortSequences:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockTables:
+class BlockTables(SequenceSizes):
     """The blocks of the sequences. Values whose names end in ``_1d`` are [1].
 
     Attributes:
-        tokens: [], the number of tokens of a sequence.
-        last_token: [], the number of the last token.
         block: [], the tokens of a block.
         blocks: [], the number of blocks.
-        missing_1d: the tokens of the blocks behind the sequence.
-        first_global: [], the number of global blocks at the beginning.
+        missing_1d: the tokens of the blocks after the sequence.
+        first_global: [], the number of global blocks at the start.
         numbers: [blocks], from 0.
         is_first: [blocks], whether a block is one of the first, global ones.
         is_global: [batch, blocks], or [blocks] where only the first ones are global; None without global blocks.
         real: [batch, tokens], whether a token is no padding.
         token_bias: [batch, tokens], float32, 0 for real keys.
-        key_bias: [batch, blocks, block], float32, 0 for real keys; padding, also behind the sequence, is masked.
+        key_bias: [batch, blocks, block], float32, 0 for real keys; padding, also after the sequence, is masked.
         last: the last blocks; None where they are not global.
-        front_end_1d: the number of blocks at the beginning that all queries see; None without any.
+        front_end_1d: the number of blocks at the start that all queries see; None without any.
         listed: [1 or heads, blocks, listed], the blocks that the table lists, and 0 where it lists none; None without a
             table.
         bias: [batch, 1 or heads, blocks, 1, span], float32: 0 for a key that counts once, log(m) for m times, and far
@@ -145,10 +143,6 @@ class BlockTables:
         short: the sequences that are attended to densely; None without any.
     """
 
-    batch_1d: Value
-    tokens: Value
-    tokens_1d: Value
-    last_token: Value
     block: Value
     block_1d: Value
     blocks: Value
@@ -172,12 +166,10 @@ def block_tables(op: OpBuilder, parts: Parts, token_mask: Value, listed_blocks: 
     """The tables for a mask, [batch, tokens], and listed blocks, [1 or heads, rows, listed], or None."""
     block, first_global = integer_attribute(op, "block_size"), integer_attribute(op, "first_global")
     block_1d = op.Unsqueeze(block, [0])
-    batch_1d, tokens_1d = op.Shape(token_mask, end=1), op.Shape(token_mask, start=1)
-    tokens = op.Squeeze(tokens_1d)
-    last_token = op.Sub(tokens, 1)
-    blocks = op.Add(op.Div(last_token, block), 1)
+    sizes = sequence_sizes(op, token_mask)
+    blocks = op.Add(op.Div(sizes.last_token, block), 1)
     blocks_1d = op.Unsqueeze(blocks, [0])
-    missing_1d = op.Sub(op.Mul(blocks_1d, block_1d), tokens_1d)
+    missing_1d = op.Sub(op.Mul(blocks_1d, block_1d), sizes.tokens_1d)
     numbers = op.Range(0, blocks, 1)
     is_first = op.Less(numbers, first_global)
     real = op.Cast(token_mask, to=DataType.BOOL)
@@ -188,9 +180,9 @@ def block_tables(op: OpBuilder, parts: Parts, token_mask: Value, listed_blocks: 
 
     last = short = None
     if parts.last or parts.dense:
-        ends = _ends_by_row(op, real, tokens) if parts.by_row else op.Expand(tokens, batch_1d)
+        ends = _ends_by_row(op, real, sizes.tokens) if parts.by_row else op.Expand(sizes.tokens, sizes.batch_1d)
         last = _last_blocks(op, ends, block, numbers) if parts.last else None
-        short = _short_sequences(op, parts, ends, tokens) if parts.dense else None
+        short = _short_sequences(op, parts, ends, sizes.tokens) if parts.dense else None
     is_global, near_key_bias = (is_first if parts.first else None), key_bias
     if last is not None:
         is_global = last.is_last if is_global is None else op.Or(is_global, last.is_last)
@@ -231,10 +223,7 @@ def block_tables(op: OpBuilder, parts: Parts, token_mask: Value, listed_blocks: 
             bias = op.Concat(op.Expand(bias, to_heads), listed_bias, axis=4)
     assert bias is not None
     return BlockTables(
-        batch_1d=batch_1d,
-        tokens=tokens,
-        tokens_1d=tokens_1d,
-        last_token=last_token,
+        **vars(sizes),
         block=block,
         block_1d=block_1d,
         blocks=blocks,
@@ -256,8 +245,8 @@ def block_tables(op: OpBuilder, parts: Parts, token_mask: Value, listed_blocks: 
 
 
 def neighbours(op: OpBuilder, rows: Value, count_1d: Value, window: int, *, axis: int) -> Value:
-    """The rows of each block's neighbours, which stand `window` before it and behind it, joined along the axis behind
-    `axis`.
+    """The rows of each block's neighbours, `window` blocks before and after it, joined along the axis after `axis`.
+
 
     `rows` are those of all blocks, and of `window` more on both sides, along the axis of the blocks; `count_1d`, [1],
     is how many blocks there are.
@@ -267,7 +256,7 @@ def neighbours(op: OpBuilder, rows: Value, count_1d: Value, window: int, *, axis
 
 
 def _ends_by_row(op: OpBuilder, real: Value, tokens: Value) -> Value:
-    """Return the place behind the last real token of each sequence, [batch]."""
+    """Return the position after the last real token of each sequence, [batch]."""
     ordinals = op.Range(1, op.Add(tokens, 1), 1)
     return op.ReduceMax(op.Mul(op.Cast(real, to=DataType.INT64), ordinals), [1], keepdims=0)
 

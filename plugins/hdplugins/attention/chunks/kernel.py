@@ -5,7 +5,7 @@ depends on this file, on `online_softmax` and on constants. The notation is expl
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# Annotations of device functions are read by Triton, as types of its own.
+# Triton reads the annotations of device functions as Triton types.
 from __future__ import annotations
 
 import triton

@@ -4,9 +4,9 @@ Each chunk of queries meets the chunks that it sees, joined into one span of key
 [tokens, tokens].
 
 The chunks are computed in two variants. In the batched variant, they are one batch of products, which engines fuse. In
-the blockwise order, a loop takes a few chunks of one sequence per step, whose scores fit in a CPU's cache at any batch
-size. CPU milliseconds and megabytes of growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see one
-before; beside it Hugging Face's module in PyTorch, without its projections, called in turn:
+the blockwise variant, a loop takes a few chunks of one sequence per step, whose scores fit in a CPU's cache at any
+batch size. CPU milliseconds and megabytes of growth on one core of an Intel Xeon, 12 heads of 64, chunks of 64 that see
+one before; beside it Hugging Face's module in PyTorch, without its projections, called in turn:
 
 ======  ==========  ============
 tokens  blockwise   Hugging Face
@@ -17,7 +17,7 @@ tokens  blockwise   Hugging Face
 ======  ==========  ============
 
 Everything but query, key and value comes from `token_mask`, not from the shapes of these: ONNX Runtime sees then that
-all layers of a model need the same tables, and computes them once in the batched variant.
+all layers of a model need equal tables, and computes them once in the batched variant.
 """
 
 from __future__ import annotations
@@ -30,7 +30,18 @@ from typing import Any
 from onnx_ir import DataType, Value
 
 from hdplugins.attention.function_bodies import FunctionBodies
-from hdplugins.attention.function_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
+from hdplugins.attention.function_parts import (
+    MASKED,
+    SequenceSizes,
+    attention,
+    bshd_body,
+    join_steps,
+    rows_or_zero,
+    sequence_sizes,
+    state_rows,
+    steps_of_sequences,
+    upcast,
+)
 from hdplugins.op_builder import OpBuilder, float_attribute, scan
 
 _STEP_TOKENS = 64
@@ -38,7 +49,7 @@ _STEP_TOKENS = 64
 
 
 def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
-    """The bodies for nodes with these attributes, of which all but ``scale`` decide the body."""
+    """The bodies for nodes with these attributes; all attributes but ``scale`` decide the body."""
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
     return FunctionBodies(
         suffix=suffix + "_causal" * attributes["causal"],
@@ -52,15 +63,15 @@ def _batched(
 ) -> Value:
     chunk, tables = attributes["chunk"], chunk_tables(op, token_mask, attributes)
     scale = op.CastLike(float_attribute(op, "scale"), query)
-    seen, query_places, key_places = _places(op, tables, chunk)
-    bias = op.Unsqueeze(op.Gather(tables.padded_bias, key_places, axis=1), [1, 3])  # [batch, 1, chunks, 1, span]
+    seen, query_positions, key_positions = _positions(op, tables, chunk)
+    bias = op.Unsqueeze(op.Gather(tables.padded_bias, key_positions, axis=1), [1, 3])  # [batch, 1, chunks, 1, span]
     if attributes["causal"]:
-        bias = behind_bias(op, query_places, key_places, bias)
-    behind = op.Concat([0] * 6, tables.missing_1d, [0], axis=0)
+        bias = causal_bias(op, query_positions, key_positions, bias)
+    padding = op.Concat([0] * 6, tables.missing_1d, [0], axis=0)
     head_dim_1d, value_dim_1d = op.Shape(query, start=3, end=4), op.Shape(value, start=3, end=4)
 
     def chunks_of(state: Value, size_1d: Value) -> Value:  # [batch, heads, chunks, chunk, head_dim]
-        return op.Reshape(op.Pad(state, behind), op.Concat([0, 0, -1, chunk], size_1d, axis=0))
+        return op.Reshape(op.Pad(state, padding), op.Concat([0, 0, -1, chunk], size_1d, axis=0))
 
     def spans_of(state: Value, size_1d: Value) -> Value:  # [batch, heads, chunks, span, head_dim]
         chunks = op.Gather(chunks_of(state, size_1d), seen, axis=2)
@@ -78,7 +89,7 @@ def _blockwise(
 ) -> Value:
     chunk, tables = attributes["chunk"], chunk_tables(op, token_mask, attributes)
     scale = op.CastLike(float_attribute(op, "scale"), query)
-    _, query_places, key_places = _places(op, tables, chunk)
+    _, query_positions, key_positions = _positions(op, tables, chunk)
 
     # A step takes a group of chunks of a sequence; the last chunk fills the last group.
     group = op.Min(max(_STEP_TOKENS // chunk, 1), tables.chunks)
@@ -87,74 +98,66 @@ def _blockwise(
     numbers = op.Min(op.Range(0, op.Mul(groups, group), 1), last_chunk)
     group_1d = op.Unsqueeze(group, [0])
     query_groups, key_groups = (
-        op.Reshape(op.Gather(places, numbers, axis=0), op.Concat([-1], group_1d, op.Shape(places, start=1), axis=0))
-        for places in (query_places, key_places)
+        op.Reshape(
+            op.Gather(positions, numbers, axis=0), op.Concat([-1], group_1d, op.Shape(positions, start=1), axis=0)
+        )
+        for positions in (query_positions, key_positions)
     )
 
-    # The rows of all heads of all tokens of all sequences are numbered through, in that order from the inside.
-    heads_1d, head_dim_1d = (op.Shape(query, start=axis, end=axis + 1) for axis in (2, 3))
-    num_heads = op.Squeeze(heads_1d)
-    head_numbers = op.Unsqueeze(op.Range(0, num_heads, 1), [1, 2])
-    rows_shape = op.Concat([-1], head_dim_1d, axis=0)
-    all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in (query, key, value))
-    sequence_rows = op.Mul(tables.tokens, num_heads)
+    rows = state_rows(op, tables.tokens, query, key, value)
+    all_queries, all_keys, all_values = rows.states
+    head_numbers = op.Unsqueeze(op.Range(0, rows.num_heads, 1), [1, 2])
 
-    def attend(op: OpBuilder, sequence: Value, place: Value) -> Value:
-        queries, keys = op.Gather(query_groups, place, axis=0), op.Gather(key_groups, place, axis=0)
+    def attend(op: OpBuilder, sequence: Value, group: Value) -> Value:
+        queries, keys = op.Gather(query_groups, group, axis=0), op.Gather(key_groups, group, axis=0)
         sequence_bias = op.Gather(tables.padded_bias, sequence, axis=0)
         bias = op.Unsqueeze(op.Gather(sequence_bias, keys, axis=0), [-2])  # [group, 1, span]
         if attributes["causal"]:
-            bias = behind_bias(op, queries, keys, bias)
-        head_starts = op.Add(head_numbers, op.Mul(sequence, sequence_rows))
+            bias = causal_bias(op, queries, keys, bias)
+        head_starts = op.Add(head_numbers, op.Mul(sequence, rows.sequence_rows))
         query_rows, key_rows = (
-            op.Add(head_starts, op.Mul(op.Min(places, tables.last_token), num_heads)) for places in (queries, keys)
+            op.Add(head_starts, op.Mul(op.Min(positions, tables.last_token), rows.num_heads))
+            for positions in (queries, keys)
         )
         block_query = op.Gather(all_queries, query_rows, axis=0)  # [heads, group, chunk, head_dim]
-        block_key, block_value = (op.Gather(rows, key_rows, axis=0) for rows in (all_keys, all_values))
+        block_key, block_value = (op.Gather(state, key_rows, axis=0) for state in (all_keys, all_values))
         sums = attention(op, op.Mul(block_query, scale), block_key, block_value, bias, axes=4)
         transposed_sums = op.Transpose(sums, perm=[1, 2, 0, 3])
         is_real = op.Unsqueeze(op.Equal(op.Gather(sequence_bias, queries, axis=0), 0.0), [-2, -1])
         return upcast(op, rows_or_zero(op, is_real, transposed_sums))
 
-    sequences, places = steps_of_sequences(op, tables.batch_1d, groups)
-    scanned = scan(op, attend, sequences, places, shapes=[("group", "chunk", "heads", "head_dim")])
-    by_sequence = op.Reshape(
-        op.CastLike(scanned, query), op.Concat(tables.batch_1d, [-1], heads_1d, head_dim_1d, axis=0)
-    )
-    return op.Slice(by_sequence, [0], tables.tokens_1d, [1])
+    sequences, numbers = steps_of_sequences(op, tables.batch_1d, groups)
+    scanned = scan(op, attend, sequences, numbers, shapes=[("group", "chunk", "heads", "head_dim")])
+    return join_steps(op, tables, rows, scanned, query)
 
 
-def behind_bias(op: OpBuilder, query_places: Value, key_places: Value, bias: Value) -> Value:
-    """A float32 bias, [..., queries, keys], in which keys behind a query are masked as well."""
-    is_behind = op.Greater(op.Unsqueeze(key_places, [-2]), op.Unsqueeze(query_places, [-1]))
-    return op.Where(is_behind, MASKED, bias)
+def causal_bias(op: OpBuilder, query_positions: Value, key_positions: Value, bias: Value) -> Value:
+    """A float32 bias, [..., queries, keys], in which keys after a query are masked as well."""
+    is_after = op.Greater(op.Unsqueeze(key_positions, [-2]), op.Unsqueeze(query_positions, [-1]))
+    return op.Where(is_after, MASKED, bias)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkTables:
+class ChunkTables(SequenceSizes):
     """Which tokens are real, and which chunks a chunk sees. Values whose names end in ``_1d`` are [1].
 
     Attributes:
         padded: [], the number of tokens of all chunks of a round.
-        missing_1d: the number of these behind the sequence.
+        missing_1d: the number of these tokens after the sequence.
         chunks: [], the number of chunks of a round.
         all_chunks: [], the number of chunks of all rounds.
-        places: [padded], from 0.
+        positions: [padded], from 0.
         real: [batch, tokens], whether a token is no padding.
         padded_bias: [batch, padded], float32, 0 for real keys and `MASKED` for padding.
         seen: [batch or 1, chunks of all rounds, before + 1 + after], the chunks that a chunk sees.
     """
 
-    batch_1d: Value
-    tokens: Value
-    tokens_1d: Value
-    last_token: Value
     padded: Value
     padded_1d: Value
     missing_1d: Value
     chunks: Value
     all_chunks: Value
-    places: Value
+    positions: Value
     real: Value
     padded_bias: Value
     seen: Value
@@ -168,26 +171,21 @@ def chunk_tables(op: OpBuilder, token_mask: Value, attributes: Mapping[str, Any]
     """
     chunk, before, after, multiple = (attributes[name] for name in ("chunk", "before", "after", "multiple"))
     rounds, by_row = attributes.get("rounds", 1), attributes.get("ends_by_row", 0)
-    batch_1d, tokens_1d = op.Shape(token_mask, end=1), op.Shape(token_mask, start=1)
-    tokens = op.Squeeze(tokens_1d)
-    last_token = op.Sub(tokens, 1)
-    padded = op.Mul(op.Add(op.Div(last_token, multiple), 1), multiple)
+    sizes = sequence_sizes(op, token_mask)
+    padded = op.Mul(op.Add(op.Div(sizes.last_token, multiple), 1), multiple)
     padded_1d = op.Unsqueeze(padded, [0])
-    missing_1d = op.Sub(padded_1d, tokens_1d)
+    missing_1d = op.Sub(padded_1d, sizes.tokens_1d)
     chunks = op.Div(padded, chunk)
     real = op.Cast(token_mask, to=DataType.BOOL)
     own_chunks = _own_chunks(op, real, chunk=chunk, multiple=multiple) if by_row else op.Unsqueeze(chunks, [0])
     return ChunkTables(
-        batch_1d=batch_1d,
-        tokens=tokens,
-        tokens_1d=tokens_1d,
-        last_token=last_token,
+        **vars(sizes),
         padded=padded,
         padded_1d=padded_1d,
         missing_1d=missing_1d,
         chunks=chunks,
         all_chunks=op.Mul(chunks, rounds),
-        places=op.Range(0, padded, 1),
+        positions=op.Range(0, padded, 1),
         real=real,
         padded_bias=op.Pad(op.Where(real, 0.0, MASKED), op.Concat([0, 0, 0], missing_1d, axis=0), MASKED),
         seen=_seen_chunks(op, own_chunks, chunks, rounds=rounds, steps=list(range(-before, after + 1))),
@@ -204,7 +202,7 @@ def _own_chunks(op: OpBuilder, real: Value, *, chunk: int, multiple: int) -> Val
 def _seen_chunks(op: OpBuilder, own_chunks: Value, chunks: Value, *, rounds: int, steps: list[int]) -> Value:
     """Return the chunks that a chunk sees.
 
-    A step of as many chunks as the circle has, or more, leads nowhere. Chunks behind the end of a sequence's own chunks
+    A step of as many chunks as the circle has, or more, leads nowhere. Chunks after the end of a sequence's chunks
     see some chunks of the sequence: as their queries are padding, it does not matter which.
     """
     own_rows = op.Unsqueeze(own_chunks, [1, 2, 3])
@@ -219,8 +217,8 @@ def _seen_chunks(op: OpBuilder, own_chunks: Value, chunks: Value, *, rounds: int
     return op.Reshape(op.Add(op.Mul(seen_rounds, chunks), seen_of_round), [0, -1, len(steps)])
 
 
-def _places(op: OpBuilder, tables: ChunkTables, chunk: int) -> tuple[Value, Value, Value]:
-    """Return the chunks that each chunk sees, and the places of queries, [chunks, chunk], and keys, [chunks, span]."""
+def _positions(op: OpBuilder, tables: ChunkTables, chunk: int) -> tuple[Value, Value, Value]:
+    """Return the chunks that a chunk sees, and the positions of queries, [chunks, chunk], and keys, [chunks, span]."""
     seen = op.Squeeze(tables.seen, [0])
-    query_places = op.Reshape(tables.places, [-1, chunk])
-    return seen, query_places, op.Reshape(op.Gather(query_places, seen, axis=0), [0, -1])
+    query_positions = op.Reshape(tables.positions, [-1, chunk])
+    return seen, query_positions, op.Reshape(op.Gather(query_positions, seen, axis=0), [0, -1])

@@ -23,15 +23,15 @@ def chunk_attention(
     causal: int,
     scale: float,
 ) -> torch.Tensor:
-    """Softmax attention in which a chunk of queries sees its own keys and those of the chunks before and after it.
+    """Softmax attention in which a chunk of queries sees the keys of its chunk and of chunks before and after it.
 
-    The sequence is padded behind its last token to a multiple of ``multiple`` tokens and cut into chunks, which form a
+    The sequence is padded after its last token to a multiple of ``multiple`` tokens and cut into chunks, which form a
     circle: the chunk before the first one is the last. See `neighbours` for sequences of few chunks. A key that is seen
     several times counts as several equal keys. A sequence of one chunk is attended to densely. Keys of padding are not
-    seen, and with ``causal`` neither are those behind the query. The result of a padding token is 0.
+    seen, and with ``causal`` neither are keys after the query. The output of a padding token is 0.
 
     Args:
-        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
         key: [batch, tokens, heads, head_dim].
         value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
@@ -39,7 +39,7 @@ def chunk_attention(
         before: chunks before a query's own that it sees, 0 or more.
         after: likewise after it.
         multiple: of how many tokens a padded sequence is; a multiple of ``chunk``.
-        causal: 1 if queries see no key behind them, else 0.
+        causal: 1 if queries see no key after them, else 0.
         scale: factor of the scores, usually head_dim ** -0.5.
 
     Raises:
@@ -50,8 +50,8 @@ def chunk_attention(
     padding = padded_tokens(tokens, multiple) - tokens
     query, key, value = (torch.nn.functional.pad(state, (0, 0, 0, 0, 0, padding)) for state in (query, key, value))
     real = torch.nn.functional.pad(token_mask != 0, (0, padding))  # [batch, padded]
-    places = torch.arange(tokens + padding, device=query.device)
-    table = neighbours(len(places) // chunk, before, after)
+    positions = torch.arange(tokens + padding, device=query.device)
+    table = neighbours(len(positions) // chunk, before, after)
 
     def chunked(of_tokens: torch.Tensor, axis: int) -> torch.Tensor:
         return of_tokens.unflatten(axis, (-1, chunk))
@@ -63,7 +63,7 @@ def chunk_attention(
     scores = torch.einsum("bcihd,bcjhd->bhcij", chunked(query, 1), seen(key, 1)) * scale
     hidden = ~seen(real, 1)[:, None, :, None, :]
     if causal:
-        hidden = hidden | (seen(places, 0)[:, None, :] > chunked(places, 0)[:, :, None])
+        hidden = hidden | (seen(positions, 0)[:, None, :] > chunked(positions, 0)[:, :, None])
     # A query of padding may see nothing and have NaN for weights; it is defined as 0.
     weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
     weights = weights.masked_fill(~chunked(real, 1)[:, None, :, :, None], 0.0)

@@ -3,7 +3,7 @@
 Scores and softmax are float32 whatever the dtype of the inputs. The scores of all keys are materialised, so memory is
 quadratic in tokens: these bodies are for runtimes without a fused attention.
 
-The heads of queries that share a head of keys stand behind each other as rows of one matrix, so that no key is
+The heads of queries that share a head of keys follow each other as rows of one matrix, so that no key is
 repeated: reshaping [batch, heads, tokens, head_dim] to [batch, kv_heads, heads / kv_heads * tokens, head_dim] copies
 nothing.
 """
@@ -22,7 +22,7 @@ from hdplugins.op_builder import OpBuilder, float_attribute
 
 
 def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool) -> FunctionBodies:
-    """The body for nodes with these attributes, of which ``causal`` decides the body; it serves grouped heads too."""
+    """The body for nodes with these attributes; ``causal`` decides the body, which serves grouped heads too."""
     causal = bool(attributes["causal"])
     return FunctionBodies(suffix="_causal" * causal, batched=bshd_body(partial(_attended, causal=causal)))
 
@@ -38,8 +38,8 @@ def _attended(op: OpBuilder, query: Value, key: Value, value: Value, key_mask: V
         tokens = op.Squeeze(op.Shape(key_mask, start=1))
         rows = op.Range(0, op.Squeeze(op.Shape(grouped_query, start=2, end=3)), 1)
         # Row r of a group is the token r modulo the tokens.
-        places = op.Unsqueeze(op.Mod(rows, tokens), [1])
-        seen = op.And(mask, op.LessOrEqual(op.Range(0, tokens, 1), places))
+        positions = op.Unsqueeze(op.Mod(rows, tokens), [1])
+        seen = op.And(mask, op.LessOrEqual(op.Range(0, tokens, 1), positions))
     weights = op.Softmax(op.Where(seen, scores, MASKED), axis=-1)
     grouped_sums = op.MatMul(op.CastLike(weights, query), value)
     sums = op.Reshape(grouped_sums, op.Concat([0], heads_1d, [-1, 0], axis=0))

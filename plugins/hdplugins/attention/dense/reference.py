@@ -20,7 +20,7 @@ def dense_attention(
     causal, so are the rows of padding.
 
     Args:
-        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
         key: [batch, tokens, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`, and head h of the queries sees
             head h // (heads // kv_heads) of the keys.
         value: [batch, tokens, kv_heads, head_dim].

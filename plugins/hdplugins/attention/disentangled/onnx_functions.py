@@ -22,9 +22,9 @@ from hdplugins.attention.function_parts import (
     bshd_body,
     column,
     join_blocks,
-    join_heads,
+    scan_blocks,
+    scan_heads,
     split_by_block,
-    steps_of_sequences,
     upcast,
 )
 from hdplugins.op_builder import OpBuilder, integer_attribute, scan
@@ -55,7 +55,7 @@ def _batched(
     scores_shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.block_1d, blocks.tokens_1d, axis=0)
     reach, int32_rows = integer_attribute(op, "reach"), _int32_rows(op, row_of_distance)
 
-    def attend(op: OpBuilder, number: Value, first_query: Value) -> tuple[Value, Value]:
+    def attend(op: OpBuilder, number: Value, first_query: Value) -> Value:
         block_query = op.Gather(query_blocks, number, axis=0)
         distances = op.Sub(distances_of_first, first_query)
         rows = op.Expand(_rows_of_distances(op, int32_rows, reach, distances), scores_shape)
@@ -65,10 +65,9 @@ def _batched(
         products = upcast(op, op.MatMul(block_query, key_columns))
         scores = op.Add(products, op.Add(to_positions, from_positions))
         weights = op.Softmax(op.Add(scores, key_bias), axis=-1)
-        return op.Add(number, 1), upcast(op, op.MatMul(op.CastLike(weights, value), value))
+        return op.MatMul(op.CastLike(weights, value), value)
 
-    _, sums = scan(op, attend, blocks.first_queries, states=[0], shapes=[("batch", "heads", "block", "head_dim")])
-    return op.CastLike(join_blocks(op, blocks, sums), query)
+    return join_blocks(op, blocks, scan_blocks(op, attend, blocks.first_queries), query)
 
 
 def _blockwise(
@@ -89,7 +88,7 @@ def _blockwise(
     first_row, last_row = (op.Gather(row_of_distance, [end], axis=0) for end in (0, -1))
 
     # The band of a block holds the keys within reach of any of its queries. Column c of the band is the key that lies
-    # c - near tokens behind the block's first query, so all blocks share the rows of the distances.
+    # c - near tokens after the block's first query, so all blocks share the rows of the distances.
     near = op.Min(reach, blocks.tokens)
     near_1d = op.Unsqueeze(near, [0])
     columns = op.Range(0, op.Add(blocks.block, op.Add(near, near)), 1)
@@ -107,7 +106,7 @@ def _blockwise(
         head_position_queries = op.Gather(scaled_position_queries, head, axis=0)
         of_keys = op.Gemm(head_position_queries, head_key, sequence_bias, transB=1)  # [rows, tokens]
         of_keys_before = op.Gather(of_keys, first_row, axis=0)
-        of_keys_behind = op.Gather(of_keys, last_row, axis=0)
+        of_keys_after = op.Gather(of_keys, last_row, axis=0)
 
         def attend(op: OpBuilder, first_query: Value, block_query: Value) -> Value:
             first_1d = op.Unsqueeze(first_query, [0])
@@ -121,21 +120,14 @@ def _blockwise(
             here = op.Add(to_positions, from_positions)
             keys_before = op.Slice(of_keys_before, [0], begin, [1])
             before = op.Add(op.Gather(of_queries, first_row, axis=1), keys_before)
-            keys_behind = op.Slice(of_keys_behind, end, blocks.tokens_1d, [1])
-            behind = op.Add(op.Gather(of_queries, last_row, axis=1), keys_behind)
-            scores = op.Gemm(block_query, head_key, op.Concat(before, here, behind, axis=1), transB=1)
+            keys_after = op.Slice(of_keys_after, end, blocks.tokens_1d, [1])
+            after = op.Add(op.Gather(of_queries, last_row, axis=1), keys_after)
+            scores = op.Gemm(block_query, head_key, op.Concat(before, here, after, axis=1), transB=1)
             return op.Gemm(op.Softmax(scores, axis=-1), head_value)
 
-        sums = scan(op, attend, blocks.first_queries, head_queries, shapes=[("block", "head_dim")])
-        return op.Reshape(sums, op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0))
+        return scan(op, attend, blocks.first_queries, head_queries, shapes=[("block", "head_dim")])
 
-    sequences, heads = steps_of_sequences(op, blocks.batch_1d, op.Squeeze(blocks.heads_1d))
-    blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
-    keys_shape = op.Concat([-1], blocks.tokens_1d, blocks.head_dim_1d, axis=0)
-    queries = op.Reshape(blocks.scaled_query, blocks_shape)
-    keys, values = (op.Reshape(state, keys_shape) for state in (key32, value32))
-    sums = scan(op, attend_head, sequences, heads, queries, keys, values, shapes=[("padded", "head_dim")])
-    return op.CastLike(join_heads(op, blocks, sums), query)
+    return join_blocks(op, blocks, scan_heads(op, blocks, attend_head, key32, value32), query)
 
 
 def _int32_rows(op: OpBuilder, row_of_distance: Value) -> Value:

@@ -29,7 +29,7 @@ def disentangled_attention(
     A sequence without a single real key has no distribution to draw from: its results are 0 by definition.
 
     Args:
-        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
         key: [batch, tokens, heads, head_dim].
         value: [batch, tokens, heads, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.
@@ -52,8 +52,8 @@ def disentangled_attention(
             f"position_keys and position_queries are {list(position_keys.shape)} and {list(position_queries.shape)}; "
             "both are [heads, rows, head_dim]."
         )
-    places = torch.arange(query.shape[1], device=query.device)
-    distance = (places[None, :] - places[:, None]).clamp(-reach, reach)  # [queries, keys]
+    positions = torch.arange(query.shape[1], device=query.device)
+    distance = (positions[None, :] - positions[:, None]).clamp(-reach, reach)  # [queries, keys]
     row = row_of_distance[distance + reach]
     scores = torch.einsum("bihd,bjhd->bhij", query, key)
     of_queries = torch.einsum("bihd,hrd->bhir", query, position_keys)
@@ -61,6 +61,6 @@ def disentangled_attention(
     index = row.expand(*scores.shape)
     scores = (scores + of_queries.gather(3, index) + of_keys.gather(2, index)) * scale
     scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
-    # A sequence of nothing but padding is -inf throughout, and its softmax is NaN: those rows are defined as 0.
+    # The scores of a sequence that is all padding are -inf, and their softmax is NaN: these rows are defined as 0.
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1), nan=0.0)
     return torch.einsum("bhij,bjhd->bihd", weights, value)

@@ -28,14 +28,14 @@ def clipped_distance_attention(
     A sequence without a single real key has no distribution to draw from: its results are 0 by definition.
 
     Args:
-        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
         key: [batch, tokens, heads, head_dim].
         value: [batch, tokens, heads, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.
         scores_by_distance: [1 or batch, 1 or tokens, heads, 2 * reach + 1], added to the scaled scores.
         values_by_distance: [2 * reach + 1, head_dim], added to the values; None for none.
         reach: the distance, in tokens and 1 or more, that all beyond it count as.
-        scale: factor of the products of queries and keys; `scores_by_distance` holds its own.
+        scale: factor of the products of queries and keys; `scores_by_distance` is not scaled.
 
     Raises:
         ValueError: the tables are not of that reach.
@@ -48,16 +48,16 @@ def clipped_distance_attention(
     ):
         if rows not in (None, 2 * reach + 1):
             raise ValueError(f"{name} has {rows} distances; a reach of {reach} has {2 * reach + 1}.")
-    places = torch.arange(tokens, device=query.device)
-    row = (places[None, :] - places[:, None]).clamp(-reach, reach) + reach  # [queries, keys]
+    positions = torch.arange(tokens, device=query.device)
+    row = (positions[None, :] - positions[:, None]).clamp(-reach, reach) + reach  # [queries, keys]
     scores = torch.einsum("bihd,bjhd->bhij", query, key) * scale
-    numbers = scores_by_distance.expand(*query.shape[:3], -1).transpose(1, 2)  # [batch, heads, queries, distances]
-    scores = scores + numbers.gather(3, row.expand(*scores.shape))
+    bias = scores_by_distance.expand(*query.shape[:3], -1).transpose(1, 2)  # [batch, heads, queries, distances]
+    scores = scores + bias.gather(3, row.expand(*scores.shape))
     scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
-    # A sequence of nothing but padding is -inf throughout, and its softmax is NaN: those rows are defined as 0.
+    # The scores of a sequence that is all padding are -inf, and their softmax is NaN: these rows are defined as 0.
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1), nan=0.0)
     result = torch.einsum("bhij,bjhd->bihd", weights, value)
     if values_by_distance is not None:
-        shares = torch.zeros_like(numbers).scatter_add(3, row.expand(*weights.shape), weights)
+        shares = torch.zeros_like(bias).scatter_add(3, row.expand(*weights.shape), weights)
         result = result + (shares @ values_by_distance).transpose(1, 2)
     return result

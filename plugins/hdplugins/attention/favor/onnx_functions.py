@@ -15,7 +15,15 @@ from typing import Any
 from onnx_ir import DataType, Value
 
 from hdplugins.attention.function_bodies import FunctionBodies
-from hdplugins.attention.function_parts import MASKED, bshd_body, steps_of_sequences, transpose_heads_and_tokens, upcast
+from hdplugins.attention.function_parts import (
+    MASKED,
+    bshd_body,
+    sequence_sizes,
+    state_rows,
+    steps_of_sequences,
+    transpose_heads_and_tokens,
+    upcast,
+)
 from hdplugins.op_builder import OpBuilder, float_attribute, scan
 
 CHUNK_TOKENS = 256
@@ -23,7 +31,7 @@ CHUNK_TOKENS = 256
 
 
 def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
-    """The bodies for nodes with these attributes, of which ``compat`` decides the body."""
+    """The bodies for nodes with these attributes; ``compat`` decides the body."""
     compat = bool(attributes["compat"])
     return FunctionBodies(
         suffix="_compat" * compat,
@@ -77,37 +85,31 @@ def _blockwise(
     """Compute the attention; with `compat`, keys of padding count, with 0 for their values."""
     epsilon, root_scale = float_attribute(op, "epsilon"), op.Sqrt(float_attribute(op, "scale"))
     directions = op.Transpose(upcast(op, projection), perm=[1, 0])
-    batch_1d, tokens_1d = op.Shape(key_mask, end=1), op.Shape(key_mask, start=1)
-    heads_1d = op.Shape(query, start=2, end=3)
-    head_dim_1d, features_1d = op.Shape(query, start=3), op.Shape(projection, end=1)
-    tokens, num_heads = op.Squeeze(tokens_1d), op.Squeeze(heads_1d)
+    sizes = sequence_sizes(op, key_mask)
+    features_1d = op.Shape(projection, end=1)
 
     # The last token fills the last chunk, where it neither counts nor has a value.
-    chunk = op.Min(CHUNK_TOKENS, tokens)
-    last_token = op.Sub(tokens, 1)
-    padded = op.Mul(op.Add(op.Div(last_token, chunk), 1), chunk)
+    chunk = op.Min(CHUNK_TOKENS, sizes.tokens)
+    padded = op.Mul(op.Add(op.Div(sizes.last_token, chunk), 1), chunk)
     chunk_1d, padded_1d = op.Unsqueeze(chunk, [0]), op.Unsqueeze(padded, [0])
-    places = op.Range(0, padded, 1)
-    near_places, is_token = op.Min(places, last_token), op.Less(places, tokens)
-    real = op.And(op.Gather(key_mask, near_places, axis=1), is_token)  # [batch, padded]
-    counted = op.Expand(is_token, op.Concat(batch_1d, padded_1d, axis=0)) if compat else real
+    positions = op.Range(0, padded, 1)
+    clipped_positions, is_token = op.Min(positions, sizes.last_token), op.Less(positions, sizes.tokens)
+    real = op.And(op.Gather(key_mask, clipped_positions, axis=1), is_token)  # [batch, padded]
+    counted = op.Expand(is_token, op.Concat(sizes.batch_1d, padded_1d, axis=0)) if compat else real
     real_columns, counted_columns = op.Unsqueeze(real, [-1]), op.Unsqueeze(counted, [-1])
     count_columns = op.Where(counted_columns, 1.0, 0.0)
     bias_columns = op.Where(counted_columns, 0.0, MASKED)
 
-    # The rows of all heads of all tokens of all sequences are numbered through: a step takes the rows of its head, and
-    # nothing is transposed.
-    sequences, heads = steps_of_sequences(op, batch_1d, num_heads)
-    sequence_rows = op.Mul(tokens, num_heads)
-    first_rows = op.Add(op.Mul(sequences, sequence_rows), heads)
-    row_offsets = op.Mul(near_places, num_heads)
-    rows_shape = op.Concat([-1], head_dim_1d, axis=0)
-    all_query, all_key, all_value = (op.Reshape(upcast(op, state), rows_shape) for state in (query, key, value))
-    chunks_shape = op.Concat([-1], chunk_1d, head_dim_1d, axis=0)
-    width_1d = op.Add(head_dim_1d, [1])
+    # A step takes the rows of its head, and nothing is transposed.
+    rows = state_rows(op, sizes.tokens, *(upcast(op, state) for state in (query, key, value)))
+    sequences, heads = steps_of_sequences(op, sizes.batch_1d, rows.num_heads)
+    first_rows = op.Add(op.Mul(sequences, rows.sequence_rows), heads)
+    row_offsets = op.Mul(clipped_positions, rows.num_heads)
+    chunks_shape = op.Concat([-1], chunk_1d, rows.head_dim_1d, axis=0)
+    width_1d = op.Add(rows.head_dim_1d, [1])
     wide_chunks_shape = op.Concat([-1], chunk_1d, width_1d, axis=0)
     columns_shape = op.Concat([-1], chunk_1d, [1], axis=0)
-    split_sizes = op.Concat(head_dim_1d, [1], axis=0)
+    split_sizes = op.Concat(rows.head_dim_1d, [1], axis=0)
     no_sums = op.Expand(0.0, op.Concat(features_1d, width_1d, axis=0))
     lowest = op.Expand(MASKED, [1, 1])
 
@@ -115,8 +117,8 @@ def _blockwise(
     # chunk has a higher product. The sums have a last column, of counts. `epsilon` is added to every feature, so it
     # adds the sum of the values to each.
     def attend_head(op: OpBuilder, sequence: Value, first_row: Value) -> Value:
-        rows = op.Add(row_offsets, first_row)
-        head_query, head_key, head_value = (op.Gather(state, rows, axis=0) for state in (all_query, all_key, all_value))
+        head_rows = op.Add(row_offsets, first_row)
+        head_query, head_key, head_value = (op.Gather(state, head_rows, axis=0) for state in rows.states)
         seen_value = op.Where(op.Gather(real_columns, sequence, axis=0), head_value, 0.0)
         value_and_count = op.Concat(seen_value, op.Gather(count_columns, sequence, axis=0), axis=1)
         query_chunks, key_chunks = (op.Reshape(state, chunks_shape) for state in (head_query, head_key))
@@ -144,10 +146,11 @@ def _blockwise(
         least_sum = op.Mul(op.ReduceSum(value_and_count, [0]), epsilon)
         feature_sums = op.Add(exponential_sums, least_sum)  # [features, head_dim + 1]
         chunks = scan(op, attend, query_chunks, shapes=[("chunk", "head_dim")])
-        return op.Slice(op.Reshape(chunks, rows_shape), [0], tokens_1d)
+        return op.Slice(op.Reshape(chunks, rows.shape), [0], sizes.tokens_1d)
 
     scanned = scan(op, attend_head, sequences, first_rows, shapes=[("tokens", "head_dim")])
-    by_head = op.Reshape(scanned, op.Concat(batch_1d, heads_1d, tokens_1d, head_dim_1d, axis=0))
+    heads_shape = op.Concat(sizes.batch_1d, rows.heads_1d, sizes.tokens_1d, rows.head_dim_1d, axis=0)
+    by_head = op.Reshape(scanned, heads_shape)
     most_real = op.ReduceMax(upcast(op, key_mask), [1], keepdims=0)
     has_keys = op.Unsqueeze(op.Cast(most_real, to=DataType.BOOL), [1, 2, 3])
     attended = op.CastLike(op.Where(has_keys, by_head, 0.0), query)

@@ -38,7 +38,7 @@ def favor_attention(
     is computed in float32 at least. A sequence without a single real key has the result 0 by definition.
 
     Args:
-        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
         key: [batch, tokens, heads, head_dim].
         value: [batch, tokens, heads, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.

@@ -5,7 +5,7 @@ Query q of a block has the distance s - q - reach from key s of its span, in eve
 by distance, which also hides the keys beyond a window. The scores with sides are [..., tokens, sides].
 
 The blocks are computed in two variants. In the batched variant, they are one batch of products, which engines fuse. In
-the blockwise order, a loop takes one head of one sequence after another, and an inner loop one block of queries after
+the blockwise variant, a loop takes one head of one sequence after another, and an inner loop one block of queries after
 another, whose scores fit in a CPU's cache at any batch size.
 
 Everything but the states comes from `token_mask` and the tables, so that a runtime sees that all layers of a model need
@@ -67,16 +67,16 @@ def _batched(
     blocks = _blocks(op, token_mask, local_bias, radius=radius, is_fixed=True)
     sides = None if side_bias is None else _sides(op, blocks, side_bias, side_tokens)
     scale = op.CastLike(float_attribute(op, "scale"), query)
-    # The first and the last token stand in for places before and behind the sequence, whose scores are masked.
+    # The first and the last token stand in for positions before and after the sequence, whose scores are masked.
     starts = op.Unsqueeze(blocks.starts, [1])
     query_index = op.Min(op.Add(starts, op.Range(0, blocks.block, 1)), blocks.last_token)  # [blocks, block]
-    span_places = op.Add(starts, blocks.span_numbers)  # [blocks, span]
-    key_index = op.Min(op.Max(op.Sub(span_places, blocks.reach), 0), blocks.last_token)
+    span_positions = op.Add(starts, blocks.span_numbers)  # [blocks, span]
+    key_index = op.Min(op.Max(op.Sub(span_positions, blocks.reach), 0), blocks.last_token)
     block_query = op.Gather(op.Mul(query, scale), query_index, axis=2)  # [batch, heads, blocks, block, head_dim]
     block_key, block_value = (op.Gather(state, key_index, axis=2) for state in (key, value))
     products = upcast(op, op.MatMul(block_query, op.Transpose(block_key, perm=[0, 1, 2, 4, 3])))
     by_distance = op.Add(products, op.Unsqueeze(blocks.span_bias, [1]))
-    key_bias = op.Unsqueeze(op.Gather(blocks.padded_key_bias, span_places, axis=1), [1, 3])
+    key_bias = op.Unsqueeze(op.Gather(blocks.padded_key_bias, span_positions, axis=1), [1, 3])
     scores = op.Add(by_distance, key_bias)  # [batch, heads, blocks, block, span]
     if sides is None:
         weights = op.CastLike(op.Softmax(scores, axis=-1), query)
@@ -117,10 +117,10 @@ def _blockwise(
     batch_1d, heads_1d, head_dim_1d = (op.Shape(query32, start=axis, end=axis + 1) for axis in (0, 1, 3))
     sequences, heads = steps_of_sequences(op, batch_1d, op.Squeeze(heads_1d))
     padded_query = op.Pad(
-        op.Mul(query32, float_attribute(op, "scale")), op.Concat([0] * 6, blocks.behind_1d, [0], axis=0)
+        op.Mul(query32, float_attribute(op, "scale")), op.Concat([0] * 6, blocks.after_1d, [0], axis=0)
     )
     queries = op.Reshape(padded_query, op.Concat([-1], blocks.count_1d, blocks.block_1d, head_dim_1d, axis=0))
-    around = op.Concat([0, 0], blocks.reach_1d, [0, 0, 0], blocks.reach_behind_1d, [0], axis=0)
+    around = op.Concat([0, 0], blocks.reach_1d, [0, 0, 0], blocks.reach_after_1d, [0], axis=0)
     padded_key, padded_value = (op.Pad(state, around) for state in (key32, value32))
     keys_shape = op.Concat([-1], op.Shape(padded_key, start=2, end=3), head_dim_1d, axis=0)
     keys, values = (op.Reshape(state, keys_shape) for state in (padded_key, padded_value))
@@ -135,7 +135,7 @@ def _blockwise(
             for state in (side_key, side_value)
         )
         side_rows = _rows_of_sides(op, sides, op.Sub(sides.numbers, op.Unsqueeze(sides.numbers, [1])))
-        own_side = op.Pad(sides.own, op.Concat([0, 0, 0], blocks.behind_1d, axis=0))
+        own_side = op.Pad(sides.own, op.Concat([0, 0, 0], blocks.after_1d, axis=0))
         own_side_blocks = op.Reshape(own_side, op.Concat([-1], blocks.count_1d, blocks.block_1d, axis=0))
 
     # A step is one head of one sequence, and a step of the inner loop is one block of its queries.
@@ -189,16 +189,16 @@ class _Blocks:
         tokens_1d: the number of tokens of a sequence.
         last_token: [], the number of the last token.
         block: [], the number of queries of a block; a Python number where it is fixed.
-        block_1d: the same as `block`.
+        block_1d: the block as [1].
         reach: [], the tokens of a span on each side of a block; a Python number where it is fixed.
-        reach_1d: the same as `reach`.
+        reach_1d: the reach as [1].
         span_1d: the number of keys of a span.
         count_1d: the number of blocks.
         numbers: [blocks], from 0.
-        starts: [blocks], the first query of each block, and the first place of its span in `padded_key_bias`.
+        starts: [blocks], the first query of each block, and the first index of its span in `padded_key_bias`.
         padded_1d: the number of queries of all blocks.
-        behind_1d: the number of these behind the sequence.
-        reach_behind_1d: the number of keys of all spans behind the sequence.
+        after_1d: the number of these queries after the sequence.
+        reach_after_1d: the number of keys of all spans after the sequence.
         span_numbers: [span], from 0.
         real: [batch, tokens], whether a token is no padding.
         padded_key_bias: [batch, padded + 2 * reach], float32, 0 for real keys.
@@ -216,8 +216,8 @@ class _Blocks:
     numbers: Value
     starts: Value
     padded_1d: Value
-    behind_1d: Value
-    reach_behind_1d: Value
+    after_1d: Value
+    reach_after_1d: Value
     span_numbers: Value
     real: Value
     padded_key_bias: Value
@@ -239,11 +239,11 @@ def _blocks(op: OpBuilder, token_mask: Value, local_bias: Value, *, radius: int,
     span = op.Add(block, op.Mul(reach, 2))
     count = op.Add(op.Div(last_token, block), 1)
     padded_1d = op.Unsqueeze(op.Mul(count, block), [0])
-    behind_1d = op.Sub(padded_1d, tokens_1d)
-    reach_behind_1d = op.Add(behind_1d, reach_1d)
+    after_1d = op.Sub(padded_1d, tokens_1d)
+    reach_after_1d = op.Add(after_1d, reach_1d)
     numbers = op.Range(0, count, 1)
     real = op.Cast(token_mask, to=DataType.BOOL)
-    around_keys = op.Concat([0], reach_1d, [0], reach_behind_1d, axis=0)
+    around_keys = op.Concat([0], reach_1d, [0], reach_after_1d, axis=0)
     padded_key_bias = op.Pad(op.Where(real, 0.0, MASKED), around_keys, MASKED)
     span_numbers = op.Range(0, span, 1)
     # Row 0 of the padded table is for keys on the left of a window, the last row for keys on the right.
@@ -263,8 +263,8 @@ def _blocks(op: OpBuilder, token_mask: Value, local_bias: Value, *, radius: int,
         numbers=numbers,
         starts=op.Mul(numbers, block),
         padded_1d=padded_1d,
-        behind_1d=behind_1d,
-        reach_behind_1d=reach_behind_1d,
+        after_1d=after_1d,
+        reach_after_1d=reach_after_1d,
         span_numbers=span_numbers,
         real=real,
         padded_key_bias=padded_key_bias,
@@ -288,7 +288,7 @@ class _Sides:
         numbers: [sides], from 0.
         key_bias: [batch, sides], float32, 0 for a side that queries see.
         own: [batch, tokens], the side of each token.
-        reach: [], the largest distance between sides that has a row of its own.
+        reach: [], the largest distance between sides with a separate row.
         bias: [heads, 2 * reach + 1], float32, by distance.
     """
 

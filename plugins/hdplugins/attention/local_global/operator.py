@@ -1,4 +1,4 @@
-"""Local attention with biases by distance, and with side keys that every query sees: that of LongT5.
+"""Local attention with relative position bias, and with side keys that every query sees: the attention of LongT5.
 
 A query sees the tokens around it, each with a learned number of its distance. Side keys are few and of the whole
 sequence: LongT5 makes them of the sums of blocks of tokens. They have numbers as well, of the distance in blocks.
@@ -23,8 +23,8 @@ def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     import numpy as np
 
     radius, side_tokens = attributes["radius"], attributes["side_tokens"]
-    places = np.arange(tokens)
-    first, last = np.maximum(places - radius, 0), np.minimum(places + radius, tokens - 1)
+    positions = np.arange(tokens)
+    first, last = np.maximum(positions - radius, 0), np.minimum(positions + radius, tokens - 1)
     sides = tokens * (tokens // side_tokens) if side_tokens else 0
     return heads * (int((last - first + 1).sum()) + sides)
 

@@ -39,7 +39,7 @@ def local_global_attention(
     is padding has the result 0.
 
     Args:
-        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
         key: [batch, tokens, heads, head_dim].
         value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
@@ -61,8 +61,8 @@ def local_global_attention(
     check_sides(side_tokens=side_tokens, side_reach=side_reach, has_sides=has_sides)
     if local_bias.shape[1] != 2 * radius + 1:
         raise ValueError(f"local_bias has {local_bias.shape[1]} distances; a radius of {radius} has {2 * radius + 1}.")
-    places = torch.arange(tokens, device=query.device)
-    row = places[None, :] - places[:, None] + radius  # [queries, keys]
+    positions = torch.arange(tokens, device=query.device)
+    row = positions[None, :] - positions[:, None] + radius  # [queries, keys]
     real = token_mask != 0
     hidden = ((row < 0) | (row > 2 * radius)) | ~real[:, None, None, :]  # [batch, 1, queries, keys]
     scores = torch.einsum("bihd,bjhd->bhij", query, key) * scale + local_bias[:, row.clamp(0, 2 * radius)]
@@ -82,7 +82,7 @@ def local_global_attention(
             )
         whole = whole_sides(token_mask, side_tokens)  # [batch, 1]
         numbers = torch.arange(sides, device=query.device)
-        own = torch.minimum(places // side_tokens, whole - 1)  # [batch, tokens]
+        own = torch.minimum(positions // side_tokens, whole - 1)  # [batch, tokens]
         distance = (numbers - own[:, :, None]).clamp(-side_reach, side_reach)  # [batch, tokens, sides]
         by_distance = side_bias[:, distance + side_reach].transpose(0, 1)
         side_scores = torch.einsum("bihd,bghd->bhig", query, side_key) * scale + by_distance
@@ -105,13 +105,14 @@ def whole_sides(token_mask: torch.Tensor, side_tokens: int) -> torch.Tensor:
     the side of the block that it is in, or to side n - 1 if that is earlier. In a sequence without padding, or with
     padding on the right, the latter are the tokens that are left over at the end.
 
-    All this is as in Hugging Face's LongT5, which counts places in the padded row: padding in front of a sequence, or
-    in it, moves tokens to other sides, and such a sequence is not answered as it is alone.
+    This is how Hugging Face's LongT5 computes it, which counts positions in the padded row: padding before a sequence
+    or within it moves tokens to other sides, and the output of such a sequence differs from that of the sequence
+    alone.
 
     Args:
         token_mask: [batch, tokens], 0 for padding.
         side_tokens: tokens of a block.
     """
-    places = torch.arange(token_mask.shape[1], device=token_mask.device)
-    is_end = places % side_tokens == side_tokens - 1
+    positions = torch.arange(token_mask.shape[1], device=token_mask.device)
+    is_end = positions % side_tokens == side_tokens - 1
     return ((token_mask != 0) & is_end).to(torch.int64).sum(1, keepdim=True)

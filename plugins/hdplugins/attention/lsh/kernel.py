@@ -16,7 +16,7 @@ notation is explained in `online_softmax`; `o_sorted` are indices in the sorted 
 """
 
 # mypy: disable-error-code="no-untyped-def"
-# Annotations of device functions are read by Triton, as types of its own.
+# Triton reads the annotations of device functions as Triton types.
 from __future__ import annotations
 
 import triton

@@ -1,8 +1,8 @@
 """LSH attention as function bodies of standard ONNX operators, with memory linear in tokens.
 
 Tokens are hashed and sorted, and each chunk of sorted tokens meets the chunks that it sees: scores are [..., chunk,
-span], never [tokens, tokens]. Rows of queries, keys and values are gathered by the sorted places, and the results of
-all rounds by the ranks of the places. Hashes, sums and weights are float32 whatever the dtype.
+span], never [tokens, tokens]. Rows of queries, keys and values are gathered by the sorted positions, and the results of
+all rounds by the ranks of the positions. Hashes, sums and weights are float32 whatever the dtype.
 
 The chunks are computed in two variants. In the batched variant, the chunks of all rounds, heads and sequences are one
 batch of products, which engines fuse, and the sort counts: an engine's TopK takes 3840 numbers at most. In the
@@ -27,7 +27,7 @@ The value by which a body sorts is called `sorting`, in the body or in its loop:
 there.
 
 Everything but the states comes from `token_mask`, not from the shapes of the states: ONNX Runtime sees then that all
-layers of a model need the same tables, and computes them once in the batched variant.
+layers of a model need equal tables, and computes them once in the batched variant.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from typing import Any
 
 from onnx_ir import DataType, Value
 
-from hdplugins.attention.chunks.onnx_functions import behind_bias, chunk_tables
+from hdplugins.attention.chunks.onnx_functions import causal_bias, chunk_tables
 from hdplugins.attention.function_bodies import FunctionBodies
 from hdplugins.attention.function_parts import (
     biased_scores,
     bshd_body,
     rows_or_zero,
+    state_rows,
     steps_of_sequences,
     transpose_heads_and_tokens,
     upcast,
@@ -60,7 +61,7 @@ exp() of this one is exactly 0."""
 
 
 def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any]) -> FunctionBodies:
-    """The bodies for nodes with these attributes, of which all but ``scale`` decide the body."""
+    """The bodies for nodes with these attributes; all attributes but ``scale`` decide the body."""
     buckets, rounds = attributes["buckets"], attributes["rounds"]
     suffix = "_chunk{chunk}_before{before}_after{after}_of{multiple}".format(**attributes)
     suffix += f"_rounds{rounds}_buckets{'x'.join(map(str, buckets))}"
@@ -88,12 +89,12 @@ def _batched(
 
     bucket = _buckets(op, query32, _directions(op, rotations, buckets, rounds), buckets, rounds, axes=4)
     padding = op.Concat([0] * 7, tables.missing_1d, axis=0)
-    padded_found = op.Pad(op.Transpose(bucket, perm=[0, 1, 3, 2]), padding)  # [batch, heads, rounds, padded]
+    padded_buckets = op.Pad(op.Transpose(bucket, perm=[0, 1, 3, 2]), padding)  # [batch, heads, rounds, padded]
     is_real = op.Unsqueeze(op.Equal(tables.padded_bias, 0.0), [1, 2])
-    behind = math.prod(buckets)
+    last_bucket = math.prod(buckets)
     sorting_shape = op.Concat([-1], tables.padded_1d, axis=0)
-    sorting = op.Reshape(op.Where(is_real, padded_found, behind), sorting_shape, _outputs=["sorting"])
-    rank, order = counting_sort(op, sorting, tables.places, tables.padded, most=behind)
+    sorting = op.Reshape(op.Where(is_real, padded_buckets, last_bucket), sorting_shape, _outputs=["sorting"])
+    rank, order = counting_sort(op, sorting, tables.positions, tables.padded, most=last_bucket)
 
     # The rows of tokens, and chunks, are numbered through all heads of all sequences.
     batch = op.Squeeze(tables.batch_1d)
@@ -101,19 +102,19 @@ def _batched(
     heads = op.Reshape(op.Range(0, all_heads, 1), op.Concat(batch_and_heads, [1, 1], axis=0))
     seen_chunks = op.Add(op.Mul(heads, tables.all_chunks), op.Unsqueeze(tables.seen, [1]))
     key_chunks = op.Gather(op.Reshape(order, [-1, chunk]), seen_chunks, axis=0)
-    key_places = op.Reshape(key_chunks, [0, 0, 0, -1])  # [batch, heads, chunks of all rounds, span]
-    query_places = op.Reshape(
+    key_positions = op.Reshape(key_chunks, [0, 0, 0, -1])  # [batch, heads, chunks of all rounds, span]
+    query_positions = op.Reshape(
         order, op.Concat(batch_and_heads, op.Unsqueeze(tables.all_chunks, [0]), [chunk], axis=0)
     )  # [batch, heads, chunks of all rounds, chunk]
     row_starts = op.Mul(heads, tables.tokens)
     query_rows, key_rows = (
-        op.Add(row_starts, op.Min(places, tables.last_token)) for places in (query_places, key_places)
+        op.Add(row_starts, op.Min(positions, tables.last_token)) for positions in (query_positions, key_positions)
     )
     block_query = op.Gather(all_queries, query_rows, axis=0)
     block_key, block_value = (op.Gather(rows, key_rows, axis=0) for rows in (all_keys, all_values))
     sequence_starts = op.Unsqueeze(op.Mul(op.Range(0, batch, 1), tables.padded), [1, 2, 3])
-    key_bias = op.Gather(op.Reshape(tables.padded_bias, [-1]), op.Add(sequence_starts, key_places), axis=0)
-    bias = _bias(op, query_places, key_places, key_bias, causal=attributes["causal"])
+    key_bias = op.Gather(op.Reshape(tables.padded_bias, [-1]), op.Add(sequence_starts, key_positions), axis=0)
+    bias = _bias(op, query_positions, key_positions, key_bias, causal=attributes["causal"])
     scores = biased_scores(op, block_query, block_key, bias, axes=5)
     weights = op.Softmax(scores, axis=-1)
     sums = op.MatMul(op.CastLike(weights, value), block_value)
@@ -146,14 +147,9 @@ def _blockwise(
     scale = float_attribute(op, "scale")
     directions = _directions(op, rotations, buckets, rounds)
 
-    # The rows of all heads of all tokens of all sequences are numbered through, in that order from the inside.
-    heads_1d, head_dim_1d = op.Shape(query_key, start=2, end=3), op.Shape(query_key, start=3)
-    num_heads = op.Squeeze(heads_1d)
-    sequences, heads = steps_of_sequences(op, tables.batch_1d, num_heads)
-    rows_shape = op.Concat([-1], head_dim_1d, axis=0)
-    all_queries, all_values = (op.Reshape(upcast(op, state), rows_shape) for state in (query_key, value))
-    row_offsets = op.Mul(op.Min(tables.places, tables.last_token), num_heads)
-    sequence_rows = op.Mul(tables.tokens, num_heads)
+    rows = state_rows(op, tables.tokens, upcast(op, query_key), upcast(op, value))
+    sequences, heads = steps_of_sequences(op, tables.batch_1d, rows.num_heads)
+    row_offsets = op.Mul(op.Min(tables.positions, tables.last_token), rows.num_heads)
 
     # A step is a head of a sequence, and a step of the inner loop a group of chunks: the last chunk fills the last
     # group.
@@ -166,36 +162,36 @@ def _blockwise(
     group_1d = op.Unsqueeze(group, [0])
     span = chunk * (attributes["before"] + 1 + attributes["after"])
     query_groups_shape, key_groups_shape = (op.Concat([-1], group_1d, [size], axis=0) for size in (chunk, span))
-    place_row = op.Unsqueeze(tables.places, [0])
+    position_row = op.Unsqueeze(tables.positions, [0])
     sorting_shape = op.Concat([rounds], tables.padded_1d, axis=0)
-    round_places = op.Expand(place_row, sorting_shape)
+    round_positions = op.Expand(position_row, sorting_shape)
     round_offsets = op.Mul(op.Unsqueeze(op.Range(0, rounds, 1), [1]), tables.padded)
 
     def attend_head(op: OpBuilder, sequence: Value, head: Value) -> Value:
-        head_rows = op.Add(row_offsets, op.Add(op.Mul(sequence, sequence_rows), head))
-        head_query, head_value = (op.Gather(rows, head_rows, axis=0) for rows in (all_queries, all_values))
+        head_rows = op.Add(row_offsets, op.Add(op.Mul(sequence, rows.sequence_rows), head))
+        head_query, head_value = (op.Gather(state, head_rows, axis=0) for state in rows.states)
         head_key = op.Mul(head_query, op.Div(scale, _length(op, head_query)))
         head_bias = op.Gather(tables.padded_bias, sequence, axis=0)
         head_directions = [op.Gather(of_factor, head, axis=0) for of_factor in directions]
         bucket = _buckets(op, head_query, head_directions, buckets, rounds, axes=2)
         is_real = op.Equal(head_bias, 0.0)
-        found_rounds = op.Transpose(bucket, perm=[1, 0])
-        sorting = op.Where(is_real, found_rounds, math.prod(buckets), _outputs=["sorting"])  # [rounds, padded]
-        unique_sorting = op.Add(op.Mul(sorting, tables.padded), place_row)
+        bucket_rounds = op.Transpose(bucket, perm=[1, 0])
+        sorting = op.Where(is_real, bucket_rounds, math.prod(buckets), _outputs=["sorting"])  # [rounds, padded]
+        unique_sorting = op.Add(op.Mul(sorting, tables.padded), position_row)
         _, order = op.TopK(unique_sorting, tables.padded_1d, largest=0, _outputs=2)
-        rank = op.ScatterElements(op.Expand(0, sorting_shape), order, round_places, axis=1)
+        rank = op.ScatterElements(op.Expand(0, sorting_shape), order, round_positions, axis=1)
         int32_order = op.Cast(order, to=DataType.INT32)
         chunks = op.Reshape(int32_order, [-1, chunk])
         query_groups = op.Reshape(op.Gather(chunks, chunk_numbers, axis=0), query_groups_shape)
         seen = op.Gather(grouped_seen, op.Min(sequence, last_table), axis=0)
         key_groups = op.Reshape(op.Gather(chunks, seen, axis=0), key_groups_shape)
 
-        def attend(op: OpBuilder, query_places: Value, key_places: Value) -> tuple[Value, ...]:
-            block_query = op.Gather(head_query, query_places, axis=0)
+        def attend(op: OpBuilder, query_positions: Value, key_positions: Value) -> tuple[Value, ...]:
+            block_query = op.Gather(head_query, query_positions, axis=0)
             block_key, block_value, key_bias = (
-                op.Gather(rows, key_places, axis=0) for rows in (head_key, head_value, head_bias)
+                op.Gather(rows, key_positions, axis=0) for rows in (head_key, head_value, head_bias)
             )
-            bias = _bias(op, query_places, key_places, key_bias, causal=attributes["causal"])
+            bias = _bias(op, query_positions, key_positions, key_bias, causal=attributes["causal"])
             scores = biased_scores(op, block_query, block_key, bias, axes=3)
             weights = op.Softmax(scores, axis=-1)
             sums = op.MatMul(weights, block_value)
@@ -204,7 +200,7 @@ def _blockwise(
         shapes = [("group", "chunk", "head_dim"), ("group", "chunk", "one")][: 1 + (rounds > 1)]
         scanned = scan(op, attend, query_groups, key_groups, shapes=shapes)
         sums, log_sums = scanned if rounds > 1 else (scanned, None)
-        attended_rows = op.Reshape(sums, rows_shape)
+        attended_rows = op.Reshape(sums, rows.shape)
         row_numbers = op.Slice(op.Add(rank, round_offsets), [0], tables.tokens_1d, [1])  # [rounds, tokens]
         if rounds > 1:
             token_rows = op.Transpose(row_numbers, perm=[1, 0])
@@ -216,7 +212,8 @@ def _blockwise(
         return rows_or_zero(op, op.Unsqueeze(op.Gather(tables.real, sequence, axis=0), [1]), joined)
 
     scanned = scan(op, attend_head, sequences, heads, shapes=[("tokens", "head_dim")])
-    by_head = op.Reshape(scanned, op.Concat(tables.batch_1d, heads_1d, tables.tokens_1d, head_dim_1d, axis=0))
+    heads_shape = op.Concat(tables.batch_1d, rows.heads_1d, tables.tokens_1d, rows.head_dim_1d, axis=0)
+    by_head = op.Reshape(scanned, heads_shape)
     attended = op.CastLike(by_head, query_key)
     return transpose_heads_and_tokens(op, attended)
 
@@ -257,11 +254,11 @@ def _buckets(
     return bucket
 
 
-def _bias(op: OpBuilder, query_places: Value, key_places: Value, key_bias: Value, *, causal: bool) -> Value:
-    """Return the bias of scores, [..., queries, keys], by places of queries and keys and the bias of keys."""
-    is_self = op.Equal(op.Unsqueeze(query_places, [-1]), op.Unsqueeze(key_places, [-2]))
+def _bias(op: OpBuilder, query_positions: Value, key_positions: Value, key_bias: Value, *, causal: bool) -> Value:
+    """Return the bias of scores, [..., queries, keys], by positions of queries and keys and the bias of keys."""
+    is_self = op.Equal(op.Unsqueeze(query_positions, [-1]), op.Unsqueeze(key_positions, [-2]))
     bias = op.Where(is_self, _SELF_SCORE, op.Unsqueeze(key_bias, [-2]))
-    return behind_bias(op, query_places, key_places, bias) if causal else bias
+    return causal_bias(op, query_positions, key_positions, bias) if causal else bias
 
 
 def _log_sums(op: OpBuilder, scores: Value, weights: Value) -> Value:
@@ -276,12 +273,12 @@ _BLOCK = 64
 """The numbers of a block, which are compared with each other."""
 
 
-def counting_sort(op: OpBuilder, numbers: Value, places: Value, padded: Value, *, most: int) -> tuple[Value, Value]:
+def counting_sort(op: OpBuilder, numbers: Value, positions: Value, padded: Value, *, most: int) -> tuple[Value, Value]:
     """The rank of each number, [rows, padded], int64, among the sorted numbers of its row, and the order,
     its inverse.
 
     A number's rank is how many numbers are smaller, how many equal ones earlier blocks have, and how many equal ones
-    stand before it in its own block. What is counted per number is counted per pair of the number's two digits, so that
+    precede it in its block. What is counted per number is counted per pair of the number's two digits, so that
     the counts of a block are one product of matrices, in memory linear in numbers. Counts are exact in float32 up to 2
     ** 24 numbers, of 0 to `most`. Equal numbers keep their order. Every runtime has the operators at any length.
     """
@@ -306,5 +303,5 @@ def counting_sort(op: OpBuilder, numbers: Value, places: Value, padded: Value, *
     in_own_block = op.ReduceSum(upcast(op, is_before), [-1], keepdims=0)
     ranks = op.Cast(op.Add(first_rank, in_own_block), to=DataType.INT64)
     rank = op.Slice(op.Reshape(ranks, [0, -1]), [0], op.Unsqueeze(padded, [0]), [1])
-    row_places = op.Expand(places, op.Shape(numbers))
-    return rank, op.ScatterElements(row_places, rank, row_places, axis=1)
+    row_positions = op.Expand(positions, op.Shape(numbers))
+    return rank, op.ScatterElements(row_positions, rank, row_positions, axis=1)

@@ -36,21 +36,21 @@ def lsh_attention(
 ) -> torch.Tensor:
     """Softmax attention among tokens whose hashes are alike.
 
-    In each round the tokens are sorted by their buckets, those of one bucket by their places, and padding comes last.
-    The sequence is padded to a multiple of ``multiple`` tokens, and the sorted tokens are cut into chunks. The chunks
-    of all rounds, one round after the other, form a circle, in which a chunk sees itself and those before and after it:
-    the first of a round sees the last of the round before. With ``ends_by_row`` a round has the chunks of each
-    sequence's own padded length, without it those of the batch's. A chunk may be of several buckets, and all of it is
-    seen.
+    In each round the tokens are sorted by bucket and then by position, and padding comes last. The sequence is padded
+    to a multiple of ``multiple`` tokens, and the sorted tokens are split into chunks. The chunks of all rounds, one
+    round after the other, form a circle, in which a chunk sees itself and the chunks before and after it: the first
+    chunk of a round sees the last chunk of the previous round. With ``ends_by_row`` a round has the chunks of the
+    padded length of each sequence, otherwise the chunks of the padded length of the batch. A chunk may have tokens of
+    several buckets, and queries see all of it.
 
-    A key is the query_key of its token divided by its root mean square. A query sees neither keys of padding nor its
-    own token's, and with ``causal`` none behind its own; its own is seen where it sees no other in any round. A key
-    that is seen several times counts as several equal keys. The rounds' results are weighted by their sums of
+    A key is the query_key of its token divided by its root mean square. A query sees no key of padding, not the key of
+    its token, and with ``causal`` no key after it; it sees the key of its token if it sees no other key in any round. A
+    key that is seen several times counts as several equal keys. The results of the rounds are weighted by their sums of
     exponentials. The result of a padding token is 0.
 
     Args:
         query_key: [batch, tokens, heads, head_dim], any float dtype, the queries, and the keys before normalisation;
-            the result has the same shape and dtype.
+            which is also the shape and dtype of the output.
         value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         rotations: [heads, head_dim, rounds, sum(buckets) / 2], float32; see `hash_tokens`.
@@ -60,7 +60,7 @@ def lsh_attention(
         buckets: factors of the number of buckets, each even.
         rounds: of hashing, 1 or more.
         multiple: of how many tokens a padded sequence is; a multiple of ``chunk``.
-        causal: 1 if queries see no key behind them, else 0.
+        causal: 1 if queries see no key after them, else 0.
         ends_by_row: 1 if each sequence ends after as many tokens as it has real ones, 0 if all end with the batch.
         scale: factor of the scores, usually head_dim ** -0.5.
 
@@ -92,10 +92,10 @@ def lsh_attention(
     tables = [_table(max(end, 1), padded, chunk, before, after, rounds, multiple) for end in ends]
     keys = torch.stack([of_row[:, table].flatten(2) for of_row, table in zip(chunks, tables, strict=True)])
 
-    def rows(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """[batch, heads, chunks, places of a chunk, head_dim]"""
-        index = places.flatten(2)[..., None].expand(-1, -1, -1, states.shape[-1])
-        return states.gather(2, index).unflatten(2, places.shape[2:])
+    def rows(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[batch, heads, chunks, positions of a chunk, head_dim]"""
+        index = positions.flatten(2)[..., None].expand(-1, -1, -1, states.shape[-1])
+        return states.gather(2, index).unflatten(2, positions.shape[2:])
 
     normalised = query * (query.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
     scores = torch.einsum("bhcid,bhcjd->bhcij", rows(query, chunks), rows(normalised, keys)) * scale

@@ -35,9 +35,11 @@ from hdplugins.attention.function_parts import (
     RowShift,
     attention,
     bshd_body,
+    padded_heads,
     query_blocks,
     row_shift,
     rows_or_zero,
+    scan_blocks,
     shift_rows,
     steps_of_sequences,
     upcast,
@@ -89,7 +91,7 @@ def _batched(
         shape = op.Concat([0], blocks.count_1d, blocks.block_1d, blocks.heads_1d, [1], axis=0)
         segment_blocks = op.Transpose(op.Reshape(scores, shape), perm=[1, 0, 3, 2, 4])
 
-    def attend(op: OpBuilder, number: Value, first_row: Value) -> tuple[Value, Value]:
+    def attend(op: OpBuilder, number: Value, first_row: Value) -> Value:
         block_content = op.Gather(content_blocks, number, axis=0)
         block_position = op.Gather(position_blocks, number, axis=0)
         rows = op.Add(columns, first_row)
@@ -101,10 +103,9 @@ def _batched(
         if segment_scores is not None:
             is_same = op.Equal(op.Gather(kind_blocks, number, axis=0), key_kinds)
             bias = op.Add(bias, op.Where(is_same, 0.0, op.Gather(segment_blocks, number, axis=0)))
-        return op.Add(number, 1), upcast(op, attention(op, block_content, key, value, bias, axes=4))
+        return attention(op, block_content, key, value, bias, axes=4)
 
-    _, sums = scan(op, attend, blocks.first_rows, states=[0], shapes=[("batch", "heads", "block", "head_dim")])
-    return op.CastLike(_join(op, blocks, op.Transpose(sums, perm=[1, 2, 0, 3, 4])), query)
+    return op.CastLike(_join(op, blocks, scan_blocks(op, attend, blocks.first_rows)), query)
 
 
 def _blockwise(
@@ -196,13 +197,13 @@ class _BlocksToEnd(Blocks):
         content_query: [batch, heads, padded, head_dim], with the bias of contents, scaled.
         position_query: [batch, heads, padded, head_dim], with the bias of positions, scaled.
         keys: [], the number of keys.
-        keys_1d: the same as [1].
+        keys_1d: the number of keys as [1].
         width_1d: [1], the number of rows of the positions that a block takes: keys + block.
         positions: [heads, padded + keys, head_dim], by distance.
         first_rows: [blocks], the first row of `positions` that each block takes.
         shift: the shift of scores from rows of positions to keys.
         key_bias: [batch, keys], float32, 0 for real keys.
-        own_kind: [batch, tokens], the kinds of the sequence's own tokens.
+        own_kind: [batch, tokens], the kinds of the tokens of the sequence, without the cached tokens.
     """
 
     missing_1d: Value
@@ -233,7 +234,7 @@ def _blocks_to_end(
     scale = op.CastLike(float_attribute(op, "scale"), query)
     missing_1d = op.Sub(blocks.padded_1d, blocks.tokens_1d)
     keys_1d = op.Shape(key_kind, start=1, end=2)
-    blocks_behind = op.Sub(op.Sub(blocks.count, 1), op.Range(0, blocks.count, 1))
+    blocks_after = op.Sub(op.Sub(blocks.count, 1), op.Range(0, blocks.count, 1))
     padded_query = op.Pad(query, op.Concat([0, 0], missing_1d, [0, 0, 0, 0, 0], axis=0))
     content_query, position_query = (
         op.Mul(op.Add(padded_query, op.CastLike(op.Unsqueeze(bias, [1]), query)), scale)
@@ -253,7 +254,7 @@ def _blocks_to_end(
         keys_1d=keys_1d,
         width_1d=width_1d,
         positions=op.Pad(op.CastLike(used_positions, query), after_rows),
-        first_rows=op.Mul(blocks_behind, blocks.block),
+        first_rows=op.Mul(blocks_after, blocks.block),
         shift=row_shift(op, blocks.block_1d, width_1d, axes=axes),
         key_bias=op.Where(op.Cast(key_kind, to=DataType.BOOL), 0.0, MASKED),
         own_kind=op.Slice(key_kind, op.Sub(keys_1d, blocks.tokens_1d), keys_1d, [1]),
@@ -263,7 +264,7 @@ def _blocks_to_end(
 def _distance_bias(op: OpBuilder, blocks: _BlocksToEnd, *, causal: bool, reach: int) -> Value | None:
     """The bias of each row of the positions, [padded + keys], float32; None if queries see all distances.
 
-    Queries see distances below the reach, or all for 0, and, if attention is causal, no key behind them.
+    Queries see distances below the reach, or all for 0, and, if attention is causal, no key after them.
     """
     if not causal and not reach:
         return None
@@ -285,7 +286,6 @@ def _padded_segments(op: OpBuilder, blocks: _BlocksToEnd, segment_scores: Value)
 
 def _join(op: OpBuilder, blocks: _BlocksToEnd, sums: Value) -> Value:
     """Turn float32 sums of heads and blocks into [batch, heads, tokens, head_dim], with 0 for padding."""
-    shape = op.Concat(blocks.batch_1d, blocks.heads_1d, blocks.padded_1d, blocks.head_dim_1d, axis=0)
-    rows = op.Slice(op.Reshape(sums, shape), blocks.missing_1d, blocks.padded_1d, [2])
+    rows = op.Slice(padded_heads(op, blocks, sums), blocks.missing_1d, blocks.padded_1d, [2])
     real = op.Unsqueeze(op.Cast(blocks.own_kind, to=DataType.BOOL), [1, 3])
     return rows_or_zero(op, real, rows)

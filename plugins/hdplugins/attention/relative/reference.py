@@ -29,7 +29,7 @@ def relative_attention(
     """Softmax attention whose scores are of a key's content, and of its distance from the query.
 
     The keys are those of a memory, followed by those of the sequence: query i is the token of key ``keys - tokens +
-    i``. The distance of query i from key j, ``keys - tokens + i - j``, is negative where the key is behind the query.
+    i``. The distance of query i from key j, ``keys - tokens + i - j``, is negative where the key is after the query.
     With row ``tokens - 1 - i + j`` of the positions being that of the distance, the score is::
 
         scale * ((query[i] + content_bias) . key[j] + (query[i] + position_bias) . positions[tokens - 1 - i + j]
@@ -38,7 +38,7 @@ def relative_attention(
     Keys of padding are not seen. A query that is padding, or sees no key, has the result 0.
 
     Args:
-        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
         key: [batch, keys, heads, head_dim], ``keys >= tokens``.
         value: [batch, keys, heads, head_dim].
         key_kind: [batch, keys], int32, 0 for padding, and for real tokens 1 or more: their segment, and 1.
@@ -48,8 +48,9 @@ def relative_attention(
         position_bias: [heads, head_dim], v in the paper.
         segment_scores: [batch, tokens, heads], what is added to a query's products with keys of other segments; None
             for nothing.
-        causal: 1 if queries see no key behind them, else 0.
-        reach: distances that a query sees, its own 0 included: those below it; 0 for all. Keys behind are not affected.
+        causal: 1 if queries see no key after them, else 0.
+        reach: number of distances that a query sees, with distance 0; 0 for all. Keys after the query are not
+            affected.
         scale: factor of the scores, usually head_dim ** -0.5.
 
     Raises:
@@ -58,13 +59,13 @@ def relative_attention(
     tokens, keys = query.shape[1], key.shape[1]
     OPERATOR.check(causal=causal, reach=reach)
     if keys < tokens:
-        raise ValueError(f"There are {keys} keys for {tokens} tokens; the text's own must be among them.")
+        raise ValueError(f"There are {keys} keys for {tokens} tokens; keys must include the tokens of the sequence.")
     needed = keys if causal else keys + tokens - 1
     if positions.shape[1] < needed:
         raise ValueError(f"positions has {positions.shape[1]} distances; {needed} are needed.")
-    places = torch.arange(tokens, device=query.device)[:, None]
+    queries = torch.arange(tokens, device=query.device)[:, None]
     others = torch.arange(keys, device=query.device)[None, :]
-    distance = keys - tokens + places - others  # [tokens, keys]
+    distance = keys - tokens + queries - others  # [tokens, keys]
     # Distances that are not seen have no row where attention is causal.
     row = (keys - 1 - distance).clamp(max=positions.shape[1] - 1)
     content = torch.einsum("bihd,bjhd->bhij", query + content_bias, key)

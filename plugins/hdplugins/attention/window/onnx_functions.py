@@ -4,13 +4,13 @@ The queries are cut into blocks, and each block meets the span of keys that its 
 span], never [tokens, tokens]. Two tables hold the tokens of each block and of its span. They are computed from the
 length of the sequence: no length needs to be a multiple of anything, and a span is never longer than the sequence. A
 head of dilation D is D windows over every D-th token, one per residue class, which is an axis of the tables. Global
-tokens are copied behind the keys, or found where they are, and joined to every span, so that one softmax covers both.
+tokens are copied after the keys, or gathered where they are, and joined to every span, so that one softmax covers both.
 
 The blocks are computed in two variants. In the batched variant they are one batch of products, which engines fuse; the
 size of a block must not depend on the length then, or an engine's bounds multiply to gigabytes of planned memory. In
-the blockwise order they are a loop, one block of one sequence per step, which fits in a CPU's caches at any batch size:
-about as fast in ONNX Runtime, with a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31
-on two cores, 12 heads of 64, a window of 256 tokens each side:
+the blockwise variant they are a loop, one block of one sequence per step, which fits in a CPU's caches at any batch
+size: about as fast in ONNX Runtime, with a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX
+Runtime 1.31 on two cores, 12 heads of 64, a window of 256 tokens each side:
 
 ======  ==========  ==========  ==========================
 tokens  batched     blockwise   dense (MultiHeadAttention)
@@ -26,7 +26,7 @@ Two thirds of the time of the blockwise variant are the two products, at the pro
 gathering them, masks computed once for all layers and MultiHeadAttention inside a step gained 5 % at most.
 
 Everything but query, key and value comes from `token_kind`, not from the shapes of these: ONNX Runtime sees then that
-all layers of a model need the same tables and masks, and computes them once.
+all layers of a model need equal tables and masks, and computes them once.
 """
 
 from __future__ import annotations
@@ -39,19 +39,28 @@ from typing import Any
 from onnx_ir import DataType, Value
 
 from hdplugins.attention.function_bodies import FunctionBodies
-from hdplugins.attention.function_parts import MASKED, attention, bshd_body, rows_or_zero, steps_of_sequences, upcast
+from hdplugins.attention.function_parts import (
+    MASKED,
+    SequenceSizes,
+    attention,
+    bshd_body,
+    rows_or_zero,
+    sequence_sizes,
+    steps_of_sequences,
+    upcast,
+)
 from hdplugins.attention.operator import BodyVariant
 from hdplugins.op_builder import OpBuilder, float_attribute, integer_attribute, scan
 
 _NOWHERE = 1.0e9
-"""The place of a key behind the end of its sequence."""
+"""The position of a key after the end of its sequence."""
 
 
 def function_bodies(inputs: Sequence[str], attributes: Mapping[str, Any], *, grouped: bool = False) -> FunctionBodies:
     """The bodies for nodes with these attributes; a body reads ``left``, ``right`` and ``scale`` from each node.
 
-    ``global_bound`` is the most global tokens that a sequence may hold; 0 leaves out all that they need. The answer for
-    a sequence with more is undefined. An engine takes up to 3840. `grouped` says whether key and value have fewer heads
+    ``global_bound`` is the maximum number of global tokens of a sequence; 0 omits the nodes for them. The output for a
+    sequence with more is undefined. An engine takes up to 3840. `grouped` says whether key and value have fewer heads
     than query; the shapes of each node say how many. A ValueError says that a dilation is below 1 or missing, or that
     the bound is negative.
     """
@@ -100,7 +109,7 @@ def _batched(
             rows = _batched_rows(op, sequences, spans, *states, grouped=False)
         rows = op.Reshape(rows, op.Concat([0, 0, -1], op.Shape(query, start=3), axis=0))
         sums.append(op.Slice(rows, [0], sequences.tokens_1d, [2]))
-    # Padding needs a rule of its own, since it may see keys.
+    # The rows of padding are set to 0: padding may see keys.
     real = op.Unsqueeze(sequences.real, [1, 3])
     return rows_or_zero(op, real, _joined_heads(op, sums, dilation, axis=1))
 
@@ -139,8 +148,8 @@ class _Globals:
     """The global tokens of the sequences.
 
     Attributes:
-        tokens: [batch, bound], the numbers of the tokens.
-        columns: [bound], the columns of `_Texts.visible` that say which of them there are.
+        tokens: [batch, bound], the indices of the tokens.
+        columns: [bound], the columns of `_Sequences.visible` that say which of them exist.
         bound: the most global tokens of a sequence.
     """
 
@@ -150,32 +159,22 @@ class _Globals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sequences:
-    """The parts that windows of all dilations share.
+class _Sequences(SequenceSizes):
+    """What windows of all dilations share.
 
     Attributes:
-        batch_1d: [1], the number of sequences.
-        tokens: [], the number of tokens of a sequence.
-        tokens_1d: the same as [1].
-        last_token: [], the number of the last token.
         real: [batch, tokens], whether a token is no padding.
         visible: [batch, tokens + bound]: which tokens a window may show, and which of the global columns are filled.
         globals_: the global tokens; None for a bound of 0.
     """
 
-    batch_1d: Value
-    tokens: Value
-    tokens_1d: Value
-    last_token: Value
     real: Value
     visible: Value
     globals_: _Globals | None
 
 
 def _sequences(op: OpBuilder, token_kind: Value, bound: int) -> _Sequences:
-    batch_1d, tokens_1d = op.Shape(token_kind, end=1), op.Shape(token_kind, start=1)
-    tokens = op.Squeeze(tokens_1d)
-    last_token = op.Sub(tokens, 1)
+    sizes = sequence_sizes(op, token_kind)
     visible = op.Equal(token_kind, op.CastLike(1, token_kind))
     globals_ = None
     if bound:
@@ -184,13 +183,10 @@ def _sequences(op: OpBuilder, token_kind: Value, bound: int) -> _Sequences:
         kinds = op.Pad(upcast(op, token_kind), [0, 0, 0, bound])
         top_kinds, top_tokens = op.TopK(kinds, [bound], axis=1, _outputs=2)
         visible = op.Concat(visible, op.Greater(top_kinds, 1.5), axis=1)
-        columns = op.Add(op.Range(0, bound, 1), tokens)
-        globals_ = _Globals(tokens=op.Min(top_tokens, last_token), columns=columns, bound=bound)
+        columns = op.Add(op.Range(0, bound, 1), sizes.tokens)
+        globals_ = _Globals(tokens=op.Min(top_tokens, sizes.last_token), columns=columns, bound=bound)
     return _Sequences(
-        batch_1d=batch_1d,
-        tokens=tokens,
-        tokens_1d=tokens_1d,
-        last_token=last_token,
+        **vars(sizes),
         real=op.Cast(token_kind, to=DataType.BOOL),
         visible=visible,
         globals_=globals_,
@@ -198,7 +194,7 @@ def _sequences(op: OpBuilder, token_kind: Value, bound: int) -> _Sequences:
 
 
 def _with_globals(op: OpBuilder, globals_: _Globals, key: Value, value: Value) -> tuple[Value, Value]:
-    """Copy the rows of the global tokens behind both: [batch, kv_heads, tokens + bound, head_dim]."""
+    """Append copies of the rows of the global tokens to both: [batch, kv_heads, tokens + bound, head_dim]."""
     shape = op.Concat(op.Shape(key, end=2), [globals_.bound], op.Shape(key, start=3), axis=0)
     index = op.Expand(op.Unsqueeze(globals_.tokens, [1, 3]), shape)
     keys, values = (op.Concat(state, op.GatherElements(state, index, axis=2), axis=2) for state in (key, value))
@@ -219,7 +215,7 @@ def _states_of_heads(
 
 
 def _joined_heads(op: OpBuilder, sums: Sequence[Value], dilation: Sequence[int], *, axis: int) -> Value:
-    """Put the heads of all dilations, which come in the order of these, back into their own order on that axis."""
+    """Put the heads of all dilations, which are in the order of the dilations, back into order on that axis."""
     if len(sums) == 1:
         return sums[0]
     held = sorted(range(len(dilation)), key=lambda head: dilation[head])  # the sort is stable
@@ -228,7 +224,7 @@ def _joined_heads(op: OpBuilder, sums: Sequence[Value], dilation: Sequence[int],
 
 @dataclass(frozen=True, kw_only=True)
 class _Spans:
-    """The tokens of each block and of its span. Those behind the end of the sequence continue the count.
+    """The tokens of each block and of its span. Indices after the end of the sequence continue.
 
     Attributes:
         blocks: [], the number of blocks.
@@ -248,8 +244,8 @@ class _Spans:
 def _spans(op: OpBuilder, sequences: _Sequences, step: int, variant: BodyVariant) -> _Spans:
     """Compute the tables of a dilation. Their rows count the tokens of one residue class.
 
-    A span that would begin before the sequence is moved to its beginning, so that a span never needs more keys than
-    there are rows. One may still end behind the sequence.
+    A span that would start before the sequence is moved to the start of the sequence, so that a span never needs more
+    keys than there are rows. A span may still end after the sequence.
     """
     left, right = integer_attribute(op, "left"), integer_attribute(op, "right")
     reach = op.Add(left, right)
@@ -283,13 +279,13 @@ def _spans(op: OpBuilder, sequences: _Sequences, step: int, variant: BodyVariant
 class _Lookup:
     """Where to gather queries and keys, and which of them belong together.
 
-    The last token stands in for those behind the end of the sequence: as queries they are dropped later, as keys they
-    are nowhere near.
+    The last token replaces tokens after the end of the sequence: such queries are dropped later, and such keys are out
+    of reach.
 
     Attributes:
         queries: [..., block], tokens.
         keys: [..., span], tokens.
-        columns: [..., span + bound], the same tokens as columns of `visible`, with its global columns.
+        columns: [..., span + bound], these tokens and the global columns as columns of `visible`.
         reached: [..., block, span + bound].
     """
 
@@ -302,9 +298,9 @@ class _Lookup:
 def _lookup(op: OpBuilder, sequences: _Sequences, spans: _Spans, queries: Value, keys: Value) -> _Lookup:
     """Look up the tokens `queries`, [..., block], and `keys`, [..., span]."""
     key_index = op.Min(keys, sequences.last_token)
-    places = op.Where(op.Less(keys, sequences.tokens), upcast(op, keys), _NOWHERE)
+    positions = op.Where(op.Less(keys, sequences.tokens), upcast(op, keys), _NOWHERE)
     centers = op.Add(op.Unsqueeze(upcast(op, queries), [-1]), spans.center)
-    distances = op.Abs(op.Sub(op.Unsqueeze(places, [-2]), centers))
+    distances = op.Abs(op.Sub(op.Unsqueeze(positions, [-2]), centers))
     columns = key_index
     if sequences.globals_ is not None:
         # A global token is at distance 0 from every query.
@@ -319,7 +315,7 @@ def _lookup(op: OpBuilder, sequences: _Sequences, spans: _Spans, queries: Value,
 
 
 def _appended(op: OpBuilder, rows: Value, columns: Value | float, globals_: _Globals) -> Value:
-    """Append the same columns, [bound] or a single number, to each row: [..., row + bound]."""
+    """Append columns, [bound] or a single number, to each row: [..., row + bound]."""
     shape = op.Concat(op.Shape(rows, end=-1), [globals_.bound], axis=0)
     return op.Concat(rows, op.Expand(columns, shape), axis=-1)
 
@@ -344,7 +340,7 @@ def _sums(
 def _batched_rows(
     op: OpBuilder, sequences: _Sequences, spans: _Spans, query: Value, key: Value, value: Value, *, grouped: bool
 ) -> Value:
-    """Compute [batch, heads, blocks, block, step, head_dim]: tokens in order, and some behind the sequence.
+    """Compute [batch, heads, blocks, block, step, head_dim]: tokens in order, and some after the sequence.
 
     The states are [batch, heads, tokens, head_dim].
     """
@@ -377,7 +373,7 @@ def _blockwise_rows(
     heads: list[int] | None,
     grouped: bool,
 ) -> Value:
-    """Compute [batch, blocks, block, step, heads, head_dim]: tokens in order, and some behind the sequence.
+    """Compute [batch, blocks, block, step, heads, head_dim]: tokens in order, and some after the sequence.
 
     The states are [batch, tokens, heads, head_dim]; `heads` are the queries' heads to compute, None for all.
     """
@@ -416,7 +412,7 @@ def _blockwise_rows(
         sums, sees_any = _sums(op, scaled_query, block_keys, block_values, seen, axes=4 + with_groups)
         if with_groups:
             sums = op.Reshape(sums, op.Concat([-1], op.Shape(sums, start=2), axis=0))
-        # Padding needs a rule of its own, since it may see keys.
+        # The rows of padding are set to 0: padding may see keys.
         real = op.Gather(op.Gather(sequences.real, sequence, axis=0), lookup.queries, axis=0)
         outputs = rows_or_zero(op, op.And(sees_any, op.Unsqueeze(real, [-1])), sums)
         return upcast(op, op.Transpose(outputs, perm=[2, 1, 0, 3]))

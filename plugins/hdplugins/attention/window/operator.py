@@ -32,7 +32,7 @@ def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     steps = Counter(steps_of_heads(attributes["dilation"], heads))
     global_tokens, most = attributes.get("global_tokens", 0), min(tokens, attributes["global_bound"])
     if not 0 <= global_tokens <= most:
-        raise ValueError(f"{global_tokens} global tokens: a text of {tokens} tokens may have 0 to {most} here.")
+        raise ValueError(f"{global_tokens} global tokens: a sequence of {tokens} tokens may have 0 to {most} here.")
     return sum(count * _pairs_of_head(tokens, global_tokens, left, right, step) for step, count in steps.items())
 
 

@@ -29,12 +29,12 @@ def sliding_window_attention(
     divides ``j - i``. The query of a padding token, and one that sees no key, has the result 0.
 
     Args:
-        query: [batch, tokens, heads, head_dim], any float dtype; the result has the same shape and dtype.
+        query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
         key: [batch, tokens, kv_heads, head_dim]; `heads` is a multiple of `kv_heads`, and head h of the queries sees
             head h // (heads // kv_heads) of the keys.
         value: [batch, tokens, kv_heads, head_dim].
         token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones, which every query
-            sees, -1 for unseen ones, whose queries are answered and whose keys no query sees.
+            sees, -1 for unseen ones, whose queries see keys and whose keys no query sees.
         left: steps that a window reaches before its query, in units of the dilation, 0 or more.
         right: steps that it reaches after its query, 0 or more.
         dilation: tokens that one step is, 1 or more: one value per head, or a single one for all heads.
@@ -56,9 +56,9 @@ def sliding_window_attention(
     key, value = key.repeat_interleave(group, dim=2), value.repeat_interleave(group, dim=2)
     most = int((token_kind == _GLOBAL).sum(dim=1).max())
     if global_bound is not None and most > global_bound:
-        raise ValueError(f"A text has {most} global tokens; the bound is {global_bound}.")
-    places = torch.arange(tokens, device=query.device)
-    offset = (places[None, :] - places[:, None])[None]  # [1, queries, keys]
+        raise ValueError(f"A sequence has {most} global tokens; global_bound is {global_bound}.")
+    positions = torch.arange(tokens, device=query.device)
+    offset = (positions[None, :] - positions[:, None])[None]  # [1, queries, keys]
     step = torch.tensor(steps, device=query.device)[:, None, None]  # [heads, 1, 1]
     near = (offset >= -left * step) & (offset <= right * step) & (offset % step == 0)
     kinds = token_kind[:, None, None, :]  # [batch, 1, 1, keys]
