@@ -27,7 +27,7 @@ from benchmarks.baselines import BASELINES
 from benchmarks.command import exit_with
 from hdexport.bench.baselines.baseline import CaseSpec
 from hdexport.bench.measure.processes import run_function
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.bench.run.plan import BenchOptions, PlannedSeries, parse_lengths, plan
 from hdexport.bench.run.preparation import inputs_path, write_inputs
 from hdexport.bench.run.worker import measured
@@ -59,7 +59,7 @@ _AMOUNT = re.compile(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
 class Probe(NamedTuple):
     """How one tried batch ended, the memory that it took, or why there is no figure."""
 
-    status: Status
+    status: RunStatus
     peak_bytes: int | None = None
     reason: str | None = None
 
@@ -103,8 +103,8 @@ def probe_case(spec: CaseSpec, *, budget_bytes: int, time_limit_s: float) -> Pro
         return Probe(status=outcome.status, reason=outcome.reason)
     peak_bytes = figures.memory.rss_bytes if spec.device == "cpu" else figures.memory.vram_bytes
     if peak_bytes is None:
-        return Probe(status=Status.FAILED, reason="This machine does not report how much memory a process takes.")
-    return Probe(status=Status.OK, peak_bytes=peak_bytes)
+        return Probe(status=RunStatus.FAILED, reason="This machine does not report how much memory a process takes.")
+    return Probe(status=RunStatus.OK, peak_bytes=peak_bytes)
 
 
 def largest_batch(
@@ -139,7 +139,7 @@ def largest_batch(
             return found(f"The search ended at its time limit, {time_limit_s:g} s.")
         tried = probe(batch)
         logger.info("batch %d: %s, %s bytes", batch, tried.status.value, tried.peak_bytes)
-        if tried.status in (Status.FAILED, Status.TIMEOUT):
+        if tried.status in (RunStatus.FAILED, RunStatus.TIMEOUT):
             return found(f"A batch of {batch} ended the search ({tried.status.value}): {tried.reason}")
         narrowed += too_large is not None
         if tried.peak_bytes is None:

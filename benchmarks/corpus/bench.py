@@ -24,7 +24,7 @@ from benchmarks.corpus.baselines import CorpusBaseline, corpus_baselines
 from benchmarks.corpus.gpu_watch import GpuWatch
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.bench.run.plan import BenchOptions, Plan, PlannedSeries, plan
 from hdexport.support.redaction import redact
 from hdexport.support.texts import read_texts
@@ -230,7 +230,7 @@ class CorpusBench:
                 watch = GpuWatch() if self._device == "cuda" else None
                 with watch or contextlib.nullcontext():
                     ended = run(output)
-                if ended.output is None or ended.status is not Status.OK:
+                if ended.output is None or ended.status is not RunStatus.OK:
                     found[place] = dataclasses.replace(found[place], unavailable=_reason(ended))
                     continue
                 vectors[place] = output
@@ -326,7 +326,7 @@ class CorpusBench:
             if len(sizes) > 1:
                 self._say(f"{baseline.name}: the best batch size")
                 searched = encode(sample, scratch / "searched.npy", sizes)
-                if searched.output is None or searched.status is not Status.OK:
+                if searched.output is None or searched.status is not RunStatus.OK:
                     yield dataclasses.replace(series, unavailable=_reason(searched)), None
                     continue
                 seconds = searched.output["seconds_by_size"]

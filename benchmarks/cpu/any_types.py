@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.record import append, now
 from hdexport.bench.measure.processes import run_process
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.families import SUPPORTED_MODEL_TYPES
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def tried(model_type: str) -> dict[str, Any]:
     if model_type in SUPPORTED_MODEL_TYPES:
         return _row(model_type, {"outcome": HAS_A_FAMILY, "attention": {}})
     found = run_process(["-m", _MODULE, "--case", model_type], time_limit_s=_TIME_LIMIT_S)
-    if found.status is Status.OK and found.output is not None:
+    if found.status is RunStatus.OK and found.output is not None:
         row: Mapping[str, Any] = found.output
     else:
         row = {"outcome": f"{found.status.value}: {found.reason}", "attention": {}}

@@ -29,7 +29,7 @@ from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, build_bundle, load, save
 from benchmarks.cpu.targets import Figure, Target, compare, figures_of, random_ids
 from benchmarks.record import append, now
 from hdexport.bench.measure.processes import run_process
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.families import SUPPORTED_MODEL_TYPES
 
 _MODULE = "benchmarks.cpu.families"
@@ -124,7 +124,7 @@ def _measured(model_type: str, options: argparse.Namespace) -> dict[str, Any]:
 def _outcomes(case: str, arguments: list[str], *, of: Sequence[str]) -> dict[str, str]:
     """The outcome of each step or check in `of`, which another process runs: "yes", or why not."""
     outcome = run_process(["-m", _MODULE, "--case", case, *arguments], time_limit_s=_TIME_LIMIT_S)
-    if outcome.status is Status.OK and outcome.output is not None:
+    if outcome.status is RunStatus.OK and outcome.output is not None:
         return {name: str(outcome.output[name]) for name in of}
     return dict.fromkeys(of, f"no: {outcome.status.value}: {outcome.reason}")
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from benchmarks.record import append, command_line, now
 from hdexport.bench.measure.calls import environment, timed, with_growth
 from hdexport.bench.measure.processes import run_process
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.support.memory import peak_resident_bytes
 
 TARGET_MISSED = 1
@@ -179,7 +179,7 @@ def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64, least_seconds: f
 def output_of(arguments: Sequence[str]) -> dict[str, Any]:
     """The JSON object in the last line that a Python process prints; exit where it ends badly."""
     outcome = run_process(arguments, time_limit_s=_TIME_LIMIT_S)
-    if outcome.status is not Status.OK or outcome.output is None:
+    if outcome.status is not RunStatus.OK or outcome.output is None:
         sys.exit(f"python {' '.join(arguments)}: {outcome.status.value}: {outcome.reason}")
     return outcome.output
 

@@ -17,7 +17,7 @@ from benchmarks.corpus.gpu_watch import GpuWatch
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.texts import HELP
 from hdexport.bench.measure.processes import run_process
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.bench.run.plan import BenchOptions
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import InputError
@@ -130,7 +130,7 @@ def _time_command(job: Job, what: str, source: Path, command: Sequence[str]) -> 
         # The step ends it.
         ended = run_process(["-c", _TIMED, *command], time_limit_s=3600)
     found: dict[str, Any] = {"case": "corpus job", "what": what, "texts": pq.read_metadata(source).num_rows}
-    if ended.status is not Status.OK or ended.output is None:
+    if ended.status is not RunStatus.OK or ended.output is None:
         job.write(**found, status=ended.status.value, reason=ended.reason)
         raise StepFailedError(f"{what}: {ended.reason}")
     began, end = ended.output["began"], ended.output["ended"]

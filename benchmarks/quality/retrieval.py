@@ -40,7 +40,7 @@ from benchmarks.record import append, command_line, now
 from benchmarks.texts import tokenizer_of
 from hdexport.bench.measure.calls import environment
 from hdexport.cli.progress import StatusLine
-from hdexport.quality.encoding import Way, similarities_of_ways, vectors_of
+from hdexport.quality.encoding import LongTextMode, similarities_by_mode, vectors_of
 from hdexport.quality.measurement import CUTOFF, ranks_of
 from hdexport.quality.queries import Collection, collection_of, unread_from
 from hdexport.support.redaction import redact
@@ -76,8 +76,8 @@ class Variant:
     """A bundle and how documents are fed to it.
 
     Attributes:
-        reading: a `Way`; ``late``: the document is read whole and each chunk has a vector; ``chunks``: each chunk is
-            read by itself.
+        reading: a `LongTextMode`; ``late``: the document is read whole and each chunk has a vector; ``chunks``: each
+            chunk is read by itself.
         scheme: positions past the trained ones; ``none`` for a bundle of the checkpoint's own length.
         alpha: of hierarchical positions.
         log_n: whether queries of attention are scaled.
@@ -86,7 +86,7 @@ class Variant:
         precision: of the session.
     """
 
-    reading: str = Way.WHOLE.value
+    reading: str = LongTextMode.WHOLE.value
     scheme: str = "none"
     alpha: float | None = None
     log_n: bool = False
@@ -269,9 +269,9 @@ def _ranks(
     def begin(tokens: int) -> None:
         status.begin(variant.name, total=tokens)
 
-    if variant.reading in tuple(Way):
-        way = Way(variant.reading)
-        found = similarities_of_ways(session, collection, trained=trained, ways=[way], begin=begin, line=status)[way]
+    if variant.reading in tuple(LongTextMode):
+        mode = LongTextMode(variant.reading)
+        found = similarities_by_mode(session, collection, trained=trained, modes=[mode], begin=begin, line=status)[mode]
     else:
         found = _best_of_chunks(session, collection, variant.reading, begin, status)
     return {

@@ -24,7 +24,7 @@ from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.staging import staged_directory
 from hdruntime.bundle.verification import Skip, SkipCause, VerificationRecord
 from hdruntime.constants import KERNELS_FOLDER
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Message, Setting
 from hdruntime.folders import require_utf8
 
 if TYPE_CHECKING:
@@ -126,15 +126,14 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
 
 def _check_that_kernels_are_used(portable: onnx_ir.Model, manifest: Manifest, engines: EngineOptions) -> None:
     if not any(node.is_for(name) for node in manifest.kernel_nodes for name in engines.architectures):
-        sm = f"--sm {','.join(name.removeprefix('sm') for name in engines.architectures)}"
-        has_kernels = bool(kernel_records(portable, dtype=manifest.dtype))
-        asked = (
-            "all kernels that there are: --attention-impl plugin" if has_kernels else "an engine: --target tensorrt-rtx"
-        )
+        architectures = Setting("architectures", engines.architectures)
+        hint: Message = ("Build an engine, too: ", Setting("targets", "tensorrt-rtx"), " ", architectures)
+        if kernel_records(portable, dtype=manifest.dtype):
+            hint = ("Use the kernels: ", Setting("attention_impl", "plugin"), " ", architectures)
         raise InputError(
-            f"{sm} has nothing to compile: no engine is built, and no kernel is to compute the bundle's attention "
-            f"there.",
-            hint=f"Ask for {asked} {sm}",
+            architectures,
+            " has nothing to compile: no engine is built, and no kernel computes the bundle's attention there.",
+            hint=hint,
         )
 
 

@@ -62,18 +62,18 @@ class Setting:
 
     Attributes:
         name: the parameter's name in Python.
-        value: its value; None names the parameter alone.
+        value: its value; ``...`` names the parameter alone.
         command: the command that takes it, such as ``build``; empty for what the caller called.
     """
 
     name: str
-    value: object = None
+    value: object = ...
     command: str = ""
 
     def __str__(self) -> str:
         """The setting as Python writes it: ``overflow='truncate'``."""
         value = self.value.value if isinstance(self.value, Enum) else self.value
-        return self.name if value is None else f"{self.name}={value!r}"
+        return self.name if value is ... else f"{self.name}={value!r}"
 
 
 Message: TypeAlias = "str | Setting | tuple[str | Setting, ...]"

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.cpu import targets
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from support.bench_workshop import shallow, workshop  # noqa: F401 fixtures
 from tests.exporter.conftest import tiny_bundles  # noqa: F401 fixture
 
@@ -38,7 +38,7 @@ def rehearse(
                 child.setattr(sys, "argv", arguments[1:])
                 assert script.main() == 0
             found = json.loads(printed.getvalue().splitlines()[-1])
-            return ProcessOutcome(status=Status.OK, output=found)
+            return ProcessOutcome(status=RunStatus.OK, output=found)
 
         results = tmp_path / "results.jsonl"
         command = [script.__name__, *options.split(), "--rounds", "1", "--output", str(results)]

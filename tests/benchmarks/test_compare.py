@@ -17,7 +17,7 @@ from benchmarks.compare import (
     noise_of,
     threshold,
 )
-from hdexport.bench.results.result import BenchResult, CaseResult, Series, Status
+from hdexport.bench.results.result import BenchResult, CaseResult, RunStatus, Series
 from support.sample_results import MEASURED, OURS, PLAIN, TORCH, sample_result, slower, with_cases
 
 SEEDS = 60
@@ -105,7 +105,7 @@ def test_memory_and_error_and_answers_and_statuses_are_compared() -> None:
 
     def change(case: CaseResult) -> CaseResult:
         if (case.series, case.batch, case.tokens) == (OURS, 8, 8192):
-            return CaseResult(series=OURS, batch=8, tokens=8192, status=Status.OUT_OF_MEMORY, reason="too much")
+            return CaseResult(series=OURS, batch=8, tokens=8192, status=RunStatus.OUT_OF_MEMORY, reason="too much")
         if (case.series, case.batch, case.tokens) == (PLAIN, 8, 4096) and case.memory and case.memory.rss_bytes:
             memory = dataclasses.replace(case.memory, rss_bytes=2 * case.memory.rss_bytes)
             return dataclasses.replace(case, memory=memory)

@@ -31,7 +31,7 @@ from benchmarks.corpus.bench import (
     write_corpus_result,
 )
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.bench.run.plan import BenchOptions
 from hdruntime.bundle.checked_json import from_json
 from hdruntime.errors import InputError
@@ -99,7 +99,7 @@ def run_first_of_each(
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         encode_script.main(request)
     memory = psutil.Process().memory_info().rss
-    return ProcessOutcome(status=Status.OK, output=json.loads(printed.getvalue()), peak_rss_bytes=memory)
+    return ProcessOutcome(status=RunStatus.OK, output=json.loads(printed.getvalue()), peak_rss_bytes=memory)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from benchmarks.corpus.gpu_watch import GpuWatch
 from benchmarks.corpus.table import print_corpus
 from fakes.simulated_nvml import IDLE_BYTES, SimulatedNvml
 from hdexport.bench.measure.processes import ProcessOutcome
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.bench.run import plan
 from hdexport.bench.run.plan import BenchOptions
 from hdruntime.backends.entry import ThisMachine
@@ -65,7 +65,7 @@ class SimulatedRuns:
         figures["seconds_by_size"] = {str(size): 1 / size for size in request.get("batch_sizes", ())}
         figures |= self.changes(request)
         self._nvml.used_bytes = IDLE_BYTES
-        status = Status(figures.get("status", Status.OK))
+        status = RunStatus(figures.get("status", RunStatus.OK))
         return ProcessOutcome(status=status, output=figures, reason=figures.get("reason"), peak_rss_bytes=10**9)
 
 

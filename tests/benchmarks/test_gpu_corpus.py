@@ -22,7 +22,7 @@ from benchmarks.gpu.job import Job, SkippedError, StepFailedError
 from benchmarks.gpu.table import lines_of
 from fakes.simulated_nvml import IDLE_BYTES, SimulatedNvml
 from hdexport.bench.measure.processes import ProcessOutcome
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdruntime.errors import InputError
 from support.waiting import wait_until
 
@@ -119,14 +119,16 @@ class SimulatedCommands:
         command = list(arguments[2:])
         self.commands.append(command)
         if not self._vectors:
-            return ProcessOutcome(status=Status.OUT_OF_MEMORY, reason="no memory")
+            return ProcessOutcome(status=RunStatus.OUT_OF_MEMORY, reason="no memory")
         self._nvml.used_bytes, looks = IDLE_BYTES + 10**9, self._nvml.looks
         wait_until(lambda: self._nvml.looks >= looks + 3)
         ended = time.monotonic()
         self._nvml.used_bytes = IDLE_BYTES
         output = command[command.index("-o") + 1] if "-o" in command else command[-1]
         pq.write_table(pa.table({"id": [0, 1], "embedding": self._vectors.pop(0)}), output)
-        return ProcessOutcome(status=Status.OK, output={"began": ended - 4, "ended": ended}, peak_rss_bytes=2 * 10**9)
+        return ProcessOutcome(
+            status=RunStatus.OK, output={"began": ended - 4, "ended": ended}, peak_rss_bytes=2 * 10**9
+        )
 
 
 @pytest.fixture

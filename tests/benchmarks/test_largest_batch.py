@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.largest_batch import Found, Probe, bytes_from, largest_batch
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdruntime.errors import InputError
 
 _BUDGET = 24 * 10**9
@@ -51,8 +51,8 @@ class Machine:
             return self._ends[batch]
         peak_bytes = int(self._memory(batch))
         if self._kills_above is not None and peak_bytes > self._kills_above:
-            return Probe(status=Status.OUT_OF_MEMORY, reason="It was ended.")
-        return Probe(status=Status.OK, peak_bytes=peak_bytes)
+            return Probe(status=RunStatus.OUT_OF_MEMORY, reason="It was ended.")
+        return Probe(status=RunStatus.OK, peak_bytes=peak_bytes)
 
 
 _CURVES = {
@@ -91,8 +91,8 @@ def test_a_single_text_that_does_not_fit_is_a_batch_of_zero() -> None:
     assert killed == Found(0, None, True, "A batch of 1 does not fit: It was ended.")
 
 
-@pytest.mark.parametrize(("status", "place"), [(Status.FAILED, 0), (Status.TIMEOUT, 3)])
-def test_a_failure_ends_the_search_with_what_was_seen_to_fit(status: Status, place: int) -> None:
+@pytest.mark.parametrize(("status", "place"), [(RunStatus.FAILED, 0), (RunStatus.TIMEOUT, 3)])
+def test_a_failure_ends_the_search_with_what_was_seen_to_fit(status: RunStatus, place: int) -> None:
     linear = _CURVES["linear"]
     undisturbed = Machine(linear)
     largest_batch(undisturbed, budget_bytes=_BUDGET)

@@ -20,7 +20,7 @@ import pytest
 
 from hdexport.bench.baselines import BASELINES
 from hdexport.bench.measure.processes import ProcessOutcome
-from hdexport.bench.results.result import BenchResult, Status
+from hdexport.bench.results.result import BenchResult, RunStatus
 from hdexport.bench.run import preparation, rounds
 from hdexport.cli.bench import BASELINE_NAMES
 from hdexport.support.bundle_writer import seal, write_manifest
@@ -33,12 +33,12 @@ TORCH, OURS, WRONG, COMPILED = "torch", "tiny (onnxruntime)", "wrong (onnxruntim
 IN_ONE_PROCESS = """
 import sys
 from hdexport.bench.measure.processes import ProcessOutcome
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.bench.page import html
 from hdexport.bench.run import preparation
 from hdexport.cli import main
 html.charts = lambda result, batch: {}
-preparation.run_function = lambda call, *, time_limit_s: (ProcessOutcome(status=Status.OK), call())
+preparation.run_function = lambda call, *, time_limit_s: (ProcessOutcome(status=RunStatus.OK), call())
 sys.exit(main(sys.argv[1:]))
 """
 """The command without processes that prepare and without charts, most of the work of a run that measures little."""
@@ -78,7 +78,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
         (folder / "latency.png").write_bytes(b"\x89PNG")
 
     def run_here(call: Callable[[], object], *, time_limit_s: float) -> tuple[ProcessOutcome, object]:
-        return ProcessOutcome(status=Status.OK), call()
+        return ProcessOutcome(status=RunStatus.OK), call()
 
     patch.setattr(preparation, "run_function", run_here)
     patch.setattr(rounds, "_MIN_SECONDS", 0.1)

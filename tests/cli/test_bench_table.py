@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hdexport.bench.results.result import BenchResult, CaseState, ModelChange, Status
+from hdexport.bench.results.result import BenchResult, CaseState, ModelChange, RunStatus
 from hdexport.cli.bench_table import BenchTable, case_line, summary_parts
 from hdexport.cli.progress import duration_text
 from support.sample_results import COMPILED, OPTIMUM, OURS, PLAIN, SENTENCE, TORCH, sample_result, without_change
@@ -29,7 +29,7 @@ def watch(table: BenchTable, result: BenchResult, *, rounds: int = 3) -> None:
     table.planned([(case.series, case.batch, case.tokens) for case in result.cases], rounds)
     for number in range(1, rounds + 1):
         for case in result.cases:
-            if number == 1 or case.status is Status.OK:
+            if number == 1 or case.status is RunStatus.OK:
                 table.begin(case.series, case.batch, case.tokens, number)
                 table.finish(case)
 
@@ -195,17 +195,17 @@ def test_the_time_to_go_is_in_proportion_to_the_tokens_that_are_left(monkeypatch
     table.planned([short, long], 2)
     assert "to go" not in shown()
     for status, (series, batch, tokens), seconds, expected in [
-        (Status.OK, short, 60.0, "about 0:05:00 to go"),  # of 1 + 2 tokens twice, 1 took a minute
-        (Status.OK, long, 180.0, "about 0:03:00 to go"),
-        (Status.TIMEOUT, short, 240.0, "about 0:02:00 to go"),
-        (Status.FAILED, long, 360.0, "about 0:00:00 to go"),
+        (RunStatus.OK, short, 60.0, "about 0:05:00 to go"),  # of 1 + 2 tokens twice, 1 took a minute
+        (RunStatus.OK, long, 180.0, "about 0:03:00 to go"),
+        (RunStatus.TIMEOUT, short, 240.0, "about 0:02:00 to go"),
+        (RunStatus.FAILED, long, 360.0, "about 0:00:00 to go"),
     ]:
         clock[0] = seconds
         table.finish(dataclasses.replace(ours, series=series, batch=batch, tokens=tokens, status=status))
         assert expected in shown()
     table.planned([short, long], 3)
     clock[0] += 60.0
-    table.finish(dataclasses.replace(ours, series="torch", batch=1, tokens=1024, status=Status.OUT_OF_MEMORY))
+    table.finish(dataclasses.replace(ours, series="torch", batch=1, tokens=1024, status=RunStatus.OUT_OF_MEMORY))
     assert "about 0:01:30 to go" in shown()  # what is over gets no other round
 
 

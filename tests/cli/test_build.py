@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import pty
@@ -323,7 +324,7 @@ def test_architectures_are_refused_where_no_kernel_computes_a_bundle_s_attention
 ) -> None:
     """Heads of 16: no option finds a kernel."""
     for option in ((), ("--attention-impl", "plugin")):
-        message = r"--sm 86 has nothing to compile: .*\nAsk for an engine: --target tensorrt-rtx --sm 86$"
+        message = r"--sm 86 has nothing to compile: .*\nBuild an engine, too: --target tensorrt-rtx --sm 86$"
         refused("rebuild", bundle, "--sm", "86", *option, message=message)
 
 
@@ -520,6 +521,12 @@ def _read_to_the_end(descriptor: int) -> bytes:
         if not part:
             return shown
         shown += part
+
+
+def test_a_bundle_without_tokenizer_is_not_measured(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = hdruntime.open_bundle(bundle).manifest
+    _print_summary(bundle, dataclasses.replace(manifest, tokenizer=None))
+    assert "quality" not in capsys.readouterr().out
 
 
 def test_the_commands_of_the_summary_are_quoted(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

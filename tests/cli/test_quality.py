@@ -10,20 +10,20 @@ from support.commands import Command, Refused
 
 
 def scores_as_shown(shown: str, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Way -> its score of later sentences, which the table shows as well."""
+    """LongTextMode -> its score of later sentences, which the table shows as well."""
     finding, *_ = shown.splitlines()
     assert finding.startswith("whole texts")
     assert "later sentences" in finding
     assert f"later ({result['queries']['later']})" in shown
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
-    of_way = {score["way"]: score for score in result["scores"] if score["kind"] == "later"}
-    assert set(of_way) == {"truncated", "split", "whole"} <= set(rows)
-    assert of_way["truncated"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
-    for way, score in of_way.items():
+    of_mode = {score["mode"]: score for score in result["scores"] if score["kind"] == "later"}
+    assert set(of_mode) == {"truncated", "split", "whole"} <= set(rows)
+    assert of_mode["truncated"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    for mode, score in of_mode.items():
         mrr = score["mrr"]
-        assert 0 <= mrr["low"] <= mrr["value"] <= mrr["high"] <= 1, way
-        assert f"{mrr['value']:.2f}" in rows[way]
-    return of_way
+        assert 0 <= mrr["low"] <= mrr["value"] <= mrr["high"] <= 1, mode
+        assert f"{mrr['value']:.2f}" in rows[mode]
+    return of_mode
 
 
 def test_json_is_what_the_file_would_hold_and_several_bundles_are_named(
@@ -42,8 +42,8 @@ def test_json_is_what_the_file_would_hold_and_several_bundles_are_named(
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["texts"] == result["long_texts"] == 5
-    assert result["cut_texts"] == {str(bundle): 5}
-    assert {score["way"] for score in result["scores"]} == {"truncated", "split", "whole"}
+    assert result["truncated_texts"] == {str(bundle): 5}
+    assert {score["mode"] for score in result["scores"]} == {"truncated", "split", "whole"}
     file = tmp_path / "results.json"
     shown = hdexport("quality", bundle, "--texts", texts, "--text-column", "body", "--limit", 5, "-o", file).stdout
     assert json.loads(file.read_text()) | {"command": result["command"]} == result

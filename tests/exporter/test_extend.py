@@ -125,7 +125,7 @@ def test_a_pickle_becomes_safetensors_where_it_is_allowed(tmp_path: Path, longer
     (tmp_path / "model" / WEIGHTS).unlink()
     # With the decoder tied to the word embeddings: two names, one memory.
     torch.save(original.state_dict(), tmp_path / "model" / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"as a pickle \(\.bin\).*\nConvert .* --allow-pickle"):
+    with pytest.raises(ModelError, match=r"as a pickle \(\.bin\).*\nConvert .* allow_pickle=True"):
         extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=200))
     assert not longer.exists()
     extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=200, trust=Trust(allow_pickle=True)))

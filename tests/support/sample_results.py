@@ -16,8 +16,8 @@ from hdexport.bench.results.result import (
     ModelChange,
     OutputError,
     PeakMemory,
+    RunStatus,
     Series,
-    Status,
 )
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
@@ -47,10 +47,10 @@ _BYTES_PER_TOKEN = {OURS: 58_000, TORCH: 160_000, COMPILED: 120_000, PLAIN: 130_
 _ERROR = {OURS: 3.1e-6, TORCH: 0.0, COMPILED: 1.4e-6, PLAIN: 2.2e-6, OPTIMUM: 2.4e-6}
 
 _FAILURES = {
-    (PLAIN, 8, 8192): (Status.OUT_OF_MEMORY, "its processes took 61.2 GB, of which 60.0 GB were free"),
-    (OPTIMUM, 8, 8192): (Status.OUT_OF_MEMORY, "its processes took 60.4 GB, of which 60.0 GB were free"),
-    (TORCH, 8, 8192): (Status.TIMEOUT, "not done after 600 s; allow more with --time-limit S"),
-    (COMPILED, 1, 512): (Status.FAILED, "torch._inductor.exc.InductorError: CppCompileError: no C++ compiler"),
+    (PLAIN, 8, 8192): (RunStatus.OUT_OF_MEMORY, "its processes took 61.2 GB, of which 60.0 GB were free"),
+    (OPTIMUM, 8, 8192): (RunStatus.OUT_OF_MEMORY, "its processes took 60.4 GB, of which 60.0 GB were free"),
+    (TORCH, 8, 8192): (RunStatus.TIMEOUT, "not done after 600 s; allow more with --time-limit S"),
+    (COMPILED, 1, 512): (RunStatus.FAILED, "torch._inductor.exc.InductorError: CppCompileError: no C++ compiler"),
 }
 
 
@@ -153,7 +153,7 @@ def _case(
         series=series,
         batch=batch,
         tokens=tokens,
-        status=Status.OK,
+        status=RunStatus.OK,
         latency=latency,
         tokens_per_s=batch * tokens / latency.p50_ms * 1e3,
         memory=_memory(series, batch, tokens),

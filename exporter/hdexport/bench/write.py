@@ -48,4 +48,4 @@ BENCH_DIRECTORY = DirectoryKind(
     is_one=lambda folder: (folder / JSON_FILE).is_file(),
     foreign_files=_other_files,
 )
-"""Directory that `hdexport bench --force` may replace."""
+"""Directory that `hdexport bench` may replace."""

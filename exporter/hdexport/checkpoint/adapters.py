@@ -1,4 +1,4 @@
-"""Adapters that lie beside a checkpoint, a folder each, and their merging: LoRA as the library PEFT writes it.
+"""Adapters that lie beside a checkpoint, a folder each, and their merging: LoRA as PEFT writes it.
 
 A low-rank adapter adds ``scale * B A`` to a weight, for a few rows A [rank, inputs] and columns B [outputs, rank], and
 is merged by that sum. Modules that were trained whole beside it (PEFT's ``modules_to_save``), such as a new head,
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.weight_files import pickles_refused, read_weights
 from hdexport.support.json_files import read_object, shown
-from hdruntime.errors import InputError, ModelError
+from hdruntime.errors import InputError, ModelError, Setting
 
 if TYPE_CHECKING:
     import torch
@@ -30,10 +30,10 @@ _LORA = re.compile(r"(?P<module>.+)\.lora_(?:(?P<embedding>embedding)_)?(?P<fact
 _UNDERSTOOD = {
     *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
     "modules_to_save",
-    # Facts about the training: the weights' names say them, too.
+    # About the training: the weights' names say them, too.
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "inference_mode"),
     *("auto_mapping", "base_model_name_or_path", "megatron_core", "peft_version", "revision", "task_type"),
-    # How the library runs it.
+    # How PEFT runs it.
     *("ephemeral_gpu_offload", "qalora_group_size", "runtime_config"),
 }
 """Keys of an adapter's configuration with any value; others must be empty, false or "none"."""
@@ -61,10 +61,14 @@ def adapter_named(directory: Path, name: str, names: Sequence[str]) -> str:
             return known
     if not names:
         raise InputError(
-            f"--adapter {name}: {directory} has no adapters, folders with an {ADAPTER_CONFIG}.", hint="Leave it out."
+            Setting("adapter", name),
+            f" names an adapter, and {directory} has none: no folder of it has an {ADAPTER_CONFIG}.",
+            hint=("Leave ", Setting("adapter"), " out."),
         )
     raise InputError(
-        f"--adapter {name} is not among the adapters of {directory}.", hint=f"Choose from: {', '.join(names)}."
+        Setting("adapter", name),
+        f" is not among the adapters of {directory}.",
+        hint=f"Choose from: {', '.join(names)}.",
     )
 
 
@@ -108,10 +112,10 @@ def _plain(name: str) -> str:
 
 def _check(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuses adapters that change weights in another way."""
-    advice = "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
+    hint = "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
     if config.get("peft_type") != "LORA":
         raise ModelError(
-            f"{folder / ADAPTER_CONFIG} has peft_type {shown(config.get('peft_type'))}; LORA fits.", hint=advice
+            f"{folder / ADAPTER_CONFIG} has peft_type {shown(config.get('peft_type'))}; LORA fits.", hint=hint
         )
     start = config.get("init_lora_weights")
     others = {key: value for key, value in config.items() if key not in _UNDERSTOOD}
@@ -124,7 +128,7 @@ def _check(folder: Path, config: Mapping[str, Any]) -> None:
     if unknown:
         key, value = next(iter(unknown.items()))
         raise ModelError(
-            f"{folder / ADAPTER_CONFIG} has {shown(key)} {shown(value)}, which is not supported.", hint=advice
+            f"{folder / ADAPTER_CONFIG} has {shown(key)} {shown(value)}, which is not supported.", hint=hint
         )
 
 
@@ -177,7 +181,11 @@ def _module(model: Any, name: str, leaf: str, folder: Path) -> Any:
         return root.get_submodule(path)
     raise ModelError(
         f"{folder} changes {shown(name)}, which a {type(model).__name__} does not have.",
-        hint="Check that the adapter belongs to this model, and name the task that it was trained for: --task",
+        hint=(
+            "Check that the adapter belongs to this model, and that ",
+            Setting("task"),
+            " is the task that it was trained for.",
+        ),
     )
 
 
@@ -193,11 +201,11 @@ def _check_shapes(folder: Path, name: str, first: torch.Tensor, second: torch.Te
 def _scale(folder: Path, config: Mapping[str, Any], name: str, *, rank: int) -> float:
     """Scale of a module's change: ``lora_alpha`` by the rank, or by the rank's root."""
     alpha = _of_module(config.get("alpha_pattern"), name, config.get("lora_alpha"))
-    said = _of_module(config.get("rank_pattern"), name, config.get("r"))
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or said != rank:
+    r = _of_module(config.get("rank_pattern"), name, config.get("r"))
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or r != rank:
         raise ModelError(
-            f"{folder / ADAPTER_CONFIG} has lora_alpha {shown(alpha)} and r {shown(said)} for {shown(name)}, whose "
-            f"factors have rank {rank}.",
+            f"{folder / ADAPTER_CONFIG} has lora_alpha {shown(alpha)} and r {shown(r)} for {shown(name)}, "
+            f"whose factors have rank {rank}.",
             hint="Download the adapter again.",
         )
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.checkpoint.config import file_key
+from hdexport.checkpoint.config import QUANTIZED_HINT, file_key
 from hdexport.checkpoint.weight_files import StoredWeight
-from hdexport.support.json_files import several, shown
+from hdexport.support.json_files import listing, shown
 from hdruntime.errors import ModelError
 from hdruntime.process_limits import free_bytes
 
@@ -65,8 +65,8 @@ class Agreement:
         path: the checkpoint's directory, for messages.
         stored: name -> type and shape of each weight in the files.
         skeleton: the model that the configuration describes, on PyTorch's meta device.
-        made: makes the model of another configuration, to try a remedy before a message names it.
-        not_needed: begins of names, without the prefix of the base model, of weights that the task does not need.
+        made: makes the model of another configuration, to try a correction before a hint names it.
+        not_needed: prefixes of names, without the prefix of the base model, of weights that the task does not need.
     """
 
     path: Path
@@ -144,9 +144,9 @@ class Agreement:
         ]
         if wrong:
             raise ModelError(
-                f"{self.path} has weights of type {self.stored[wrong[0]].dtype}: {several(wrong)}. Such a model is "
+                f"{self.path} has weights of type {self.stored[wrong[0]].dtype}: {listing(wrong)}. Such a model is "
                 "quantised, and floating-point weights are needed.",
-                hint="Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large.",
+                hint=QUANTIZED_HINT,
             )
 
     def _check_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
@@ -155,21 +155,23 @@ class Agreement:
             if shape == weight.shape:
                 continue
             pairs = zip(shape, weight.shape, strict=False)
-            asked, there = next(((asked, there) for asked, there in pairs if asked != there), (None, None))
-            keys = [key for key in self._keys_of(asked) if self._fits(name, key, there)]
-            remedy = f"Set {' or '.join(keys)} to {there}" if keys else "Correct config.json"
+            expected, stored = next(
+                ((expected, stored) for expected, stored in pairs if expected != stored), (None, None)
+            )
+            keys = [key for key in self._keys_of(expected) if self._fits(name, key, stored)]
+            hint = f"Set {' or '.join(keys)} to {stored}" if keys else "Correct config.json"
             if keys == [_NUM_LABELS]:
-                remedy += f", without id2label and label2id of other labels, or give these {there} names"
+                hint += f", without id2label and label2id of other labels, or give these {stored} names"
             raise ModelError(
                 f"{self.path}: the shape of {name} is not what config.json says: {list(weight.shape)} in the file, "
-                f"{list(shape)} by config.json{f' ({keys[0]} {asked})' if keys else ''}.",
-                hint=f"{remedy}, or download the checkpoint again.",
+                f"{list(shape)} by config.json{f' ({keys[0]} {expected})' if keys else ''}.",
+                hint=f"{hint}, or download the checkpoint again.",
             )
 
-    def _keys_of(self, asked: int | None) -> list[str]:
+    def _keys_of(self, size: int | None) -> list[str]:
         """Keys of the configuration with a value: a shape may follow one of them."""
         values = {**self.settings.to_dict(), _NUM_LABELS: self.settings.num_labels}
-        return [key for key, value in values.items() if type(value) is int and value == asked]
+        return [key for key, value in values.items() if type(value) is int and value == size]
 
     def _fits(self, name: str, key: str, value: int | None) -> bool:
         """Whether a weight has the shape that the configuration gives it with another value."""
@@ -186,7 +188,7 @@ class Agreement:
         if left:
             raise ModelError(
                 f"{self.path} has weights within the encoder that the model of config.json does not use: "
-                f"{several(left)}.",
+                f"{listing(left)}.",
                 hint="Check that config.json belongs to the weights; adapters have to be merged into them.",
             )
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 
 HEADS = {Task.SPARSE_SIMILARITY: "sparse_linear.pt", Task.TOKEN_SIMILARITY: "colbert_linear.pt"}
 """Task -> the file of its head."""
 
 HINT = (
-    "Build the embeddings of texts (--task sentence-similarity): examples/bge_m3.py (docs/examples.md) computes sparse "
-    "and token vectors from that bundle's outputs and these files."
+    "Build the text embeddings (",
+    Setting("task", Task.SENTENCE_SIMILARITY),
+    "): examples/bge_m3.py (docs/examples.md) computes sparse and token embeddings from that bundle's outputs and "
+    "these files.",
 )
 
 

@@ -61,12 +61,12 @@ _OF_PAIRS: tuple[Slot, ...] = ("query", "document")
 _ROLES: dict[Slot, str] = {"prompt": "system", "text": "user"}
 """Slot -> role of its message, where the two differ."""
 
-_ADVICE_FOR_PAIRS = (
+_HINT_FOR_PAIRS = (
     'A template that fits has both texts once, as they are: {{ messages | selectattr("role", "eq", "query") | '
     'map(attribute="content") | first }}, and the same of "document".'
 )
 
-_ADVICE_FOR_TEXTS = (
+_HINT_FOR_TEXTS = (
     'A template that fits has the text once, as it is: {{ messages | selectattr("role", "eq", "user") | '
     'map(attribute="content") | first }}.'
 )
@@ -108,7 +108,7 @@ def text_template(
             raise ModelError(
                 f"The chat template of the tokenizer beside {file} writes a {task} in another way than a text, and a "
                 f"bundle has one template.",
-                hint=_ADVICE_FOR_TEXTS,
+                hint=_HINT_FOR_TEXTS,
             )
     _check_all(render, template, prompts, texts)
     _refuse_date(tokenizer, render, ("text",), file, message_format, options)
@@ -154,13 +154,13 @@ def _render_of(
         )
 
     def render(prompt: str, *texts: str) -> str:
-        given: dict[Slot, str] = {"prompt": prompt, **dict(zip(slots, texts, strict=True))}
+        text_of_slot: dict[Slot, str] = {"prompt": prompt, **dict(zip(slots, texts, strict=True))}
         messages = [
             {
                 "role": _ROLES.get(slot, slot),
                 "content": text if message_format == "flat" else [{"type": "text", "text": text}],
             }
-            for slot, text in given.items()
+            for slot, text in text_of_slot.items()
             if text or slot != "prompt"
         ]
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
@@ -180,9 +180,9 @@ def _plain(render: _Render, slots: tuple[Slot, ...], file: Path) -> Wording:
         # A template may raise any error.
         if isinstance(error, (MemoryError, ModelError)):
             raise
-        what, advice = ("pair", _ADVICE_FOR_PAIRS) if slots == _OF_PAIRS else ("text", _ADVICE_FOR_TEXTS)
+        what, hint = ("pair", _HINT_FOR_PAIRS) if slots == _OF_PAIRS else ("text", _HINT_FOR_TEXTS)
         raise ModelError(
-            f"The chat template of the tokenizer beside {file} cannot write a {what}: {shown(error)}", hint=advice
+            f"The chat template of the tokenizer beside {file} cannot write a {what}: {shown(error)}", hint=hint
         ) from error
 
 
@@ -204,11 +204,11 @@ def _wording(rendered: str, needed: tuple[Slot, ...], *, has_prompt: bool = Fals
         counts["prompt"] = 0
     wrong = next((slot for slot, count in counts.items() if count > 1 or (count == 0 and slot != "prompt")), None)
     if wrong is not None:
-        of_pair, advice = (" of a pair", _ADVICE_FOR_PAIRS) if needed == _OF_PAIRS else ("", _ADVICE_FOR_TEXTS)
+        of_pair, hint = (" of a pair", _HINT_FOR_PAIRS) if needed == _OF_PAIRS else ("", _HINT_FOR_TEXTS)
         raise ModelError(
             f"The checkpoint's chat template writes the {wrong}{of_pair} {counts[wrong]} times; it must be there "
             f"once, as it is.",
-            hint=advice,
+            hint=hint,
         )
     slots = sorted((slot for slot, count in counts.items() if count), key=lambda slot: rendered.index(_SENTINELS[slot]))
     parts = []
@@ -222,12 +222,12 @@ def _check_all(
     render: _Render,
     template: PairTemplate | TextTemplate,
     prompts: Iterable[str],
-    given: Sequence[tuple[str, ...]],
+    examples: Sequence[tuple[str, ...]],
 ) -> None:
-    """Refuses a template that treats some of the given texts or pairs differently from others."""
+    """Refuses a template that treats some of the example texts or pairs differently from others."""
     used = ["", *({*_TEXTS, *prompts} - {""} if template.prompted is not None else ())]
     for prompt in used:
-        for texts in given:
+        for texts in examples:
             rendered = _rendered(render, prompt, *texts)
             if rendered != template.write(*texts, prompt=prompt).text:
                 raise _uneven(template, rendered, prompt, *texts)
@@ -243,12 +243,10 @@ def _rendered(render: _Render, prompt: str, *texts: str) -> str:
 
 
 def _uneven(template: PairTemplate | TextTemplate, rendered: str, prompt: str, *texts: str) -> ModelError:
-    slots, advice = (
-        (("text",), _ADVICE_FOR_TEXTS) if isinstance(template, TextTemplate) else (_OF_PAIRS, _ADVICE_FOR_PAIRS)
-    )
+    slots, hint = (("text",), _HINT_FOR_TEXTS) if isinstance(template, TextTemplate) else (_OF_PAIRS, _HINT_FOR_PAIRS)
     named = ", ".join(f"the {slot} {shown(text)}" for slot, text in zip(slots, texts, strict=True))
     return ModelError(
         "The checkpoint's chat template does not write all texts in the same way, and a bundle has only the text "
         f"around them: {named}, the prompt {shown(prompt)} are written as {shown(rendered)}.",
-        hint=advice,
+        hint=hint,
     )

@@ -25,7 +25,7 @@ from hdexport.checkpoint.sentence_modules import (
 )
 from hdexport.checkpoint.sentence_settings import sentence_class
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
-from hdexport.checkpoint.tensorflow import convert, is_tensorflow
+from hdexport.checkpoint.tensorflow import convert, is_tensorflow_checkpoint
 from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import weight_files
@@ -34,7 +34,7 @@ from hdexport.model.positions import LONGEST
 from hdexport.model.task import ENCODER_TASKS, TASKS, infer_task, model_task, unread_head
 from hdexport.support.json_files import shown
 from hdruntime.bundle.manifest import Task, TokenizerSource
-from hdruntime.errors import InputError, ModelError
+from hdruntime.errors import InputError, Message, ModelError, Setting
 from hdruntime.folders import require_utf8, special_kind
 from hdruntime.hub import HubName, hub_name
 
@@ -66,8 +66,8 @@ class Checkpoint:
             format, and `path` then lasts as long as this object.
         remarks: choices and omissions of the conversion, a line each.
         adapter: name of the adapter that is merged into the weights or chosen among them; None for none.
-        tokenizer_source: whose ids texts have: the library's, or those of ``tokenizer.json``; None where the tokenizer
-            is not read.
+        tokenizer_source: ``library`` for the tokenizer class of transformers, ``file`` for ``tokenizer.json``; None
+            where the tokenizer is not read.
         trust: which code of the checkpoint may run.
     """
 
@@ -77,7 +77,7 @@ class Checkpoint:
     config: dict[str, Any]
     family: Family
     origin: Path
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Message, ...] = ()
     adapter: str | None = None
     tokenizer_source: TokenizerSource | None = "library"
     trust: Trust = UNTRUSTED
@@ -96,7 +96,12 @@ class Checkpoint:
             raise ModelError(
                 f"{self.path / 'config_sentence_transformers.json'} has model_type {shown(saved_from)}; "
                 f"SentenceTransformer, {' and '.join(_TASK_OF_CLASS)} are supported.",
-                hint="Build its Transformer alone: --task feature-extraction or --task fill-mask",
+                hint=(
+                    "Build its Transformer alone: ",
+                    Setting("task", "feature-extraction"),
+                    " or ",
+                    Setting("task", "fill-mask"),
+                ),
             )
         return infer_task(
             list(self.config.get("architectures") or []),
@@ -110,14 +115,16 @@ class Checkpoint:
         return Task.FEATURE_EXTRACTION if scores_vectors else task
 
     @property
-    def task_remark(self) -> str | None:
+    def task_remark(self) -> Message | None:
         """Remark on `task` for a user who named no task; None where the checkpoint says what it was made for."""
         head = None if sentence_class(self.path) else unread_head(list(self.config.get("architectures") or []))
         if head is None or self.task() is not Task.FEATURE_EXTRACTION:
             return None
         return (
             f"Task: feature-extraction, the vectors of tokens. config.json names {head}, whose head is left out, and "
-            "there is no modules.json, in which an embedder's pooling stands. --task names another."
+            "there is no modules.json, which would hold the pooling of an embedding model. Name another task with ",
+            Setting("task"),
+            ".",
         )
 
     @functools.cached_property
@@ -191,8 +198,11 @@ class Checkpoint:
             return replace(self, adapter=adapter_named(self.path, name, own or beside))
         if self.adapter is not None or not beside:
             return self
-        takes = f"--adapter takes one of {', '.join(beside)}."
-        remark = f"No adapter is merged, as transformers loads none by itself; {takes}"
+        remark = (
+            "No adapter is merged, as transformers loads none by itself; ",
+            Setting("adapter"),
+            f" takes one of {', '.join(beside)}.",
+        )
         return replace(self, remarks=(*self.remarks, remark))
 
     def with_source(self, source: TokenizerSource | None) -> Checkpoint:
@@ -309,7 +319,7 @@ class Checkpoint:
         raise ModelError(
             f"The task {task} of a {self.config['model_type']} {why}; there are "
             f"{', '.join(known.value for known in tasks)}.",
-            hint=f"Build one of these: --task {tasks[0].value}",
+            hint=("Build one of these, such as ", Setting("task", tasks[0]), "."),
         )
 
 
@@ -322,8 +332,9 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, trust: Tr
     if hub is None or path.exists() or path.is_symlink():
         if revision is not None:
             raise InputError(
-                f"--revision {revision} is for models on the Hugging Face Hub; {str(model)!r} is a path.",
-                hint="Leave it out.",
+                Setting("revision", revision),
+                f" is for models on the Hugging Face Hub; {str(model)!r} is a path.",
+                hint=("Leave ", Setting("revision"), " out."),
             )
         if not path.is_dir():
             raise ModelError(
@@ -334,7 +345,10 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, trust: Tr
     if revision is not None:
         if hub.revision is not None:
             raise InputError(
-                f"{model} names a revision, and so does --revision {revision}.", hint="Leave one of them out."
+                f"{model} names a revision, and so does ",
+                Setting("revision", revision),
+                ".",
+                hint="Leave one of them out.",
             )
         hub = HubName(name=hub.name, revision=revision)
     path = download(hub, trust)
@@ -365,10 +379,10 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
             raise ModelError(f"{entry} is {kind} and no file.", hint="Put the model's file there, or remove it.")
     require_utf8(path)
     origin = path.resolve()
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Message, ...] = ()
     kept: object = None
     adapter: str | None = None
-    converted = convert(path) if is_tensorflow(path) else arranged(path)
+    converted = convert(path) if is_tensorflow_checkpoint(path) else arranged(path)
     while converted is not None:
         path, remarks, kept = converted.path, (*remarks, *converted.remarks), (kept, converted.kept)
         adapter, converted = converted.adapter or adapter, arranged(path)

@@ -12,7 +12,7 @@ from hdexport.checkpoint.sentence_modules import sentence_modules
 from hdexport.families import Family
 from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.support.json_files import read_object, shown
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -33,6 +33,14 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 """Attributes of every configuration in transformers, whatever their keys in the file."""
 
 _EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+
+QUANTIZED_HINT = (
+    "Build the checkpoint that was quantised; ",
+    Setting("precision", "float16", command="build"),
+    " or ",
+    Setting("precision", "bfloat16", command="build"),
+    " makes the bundle half as large.",
+)
 
 HIERARCHICAL_KEY = "hierarchical_position"
 """An argument of bert4keras' ``build_transformer_model``, which also reads it from the configuration."""
@@ -80,7 +88,7 @@ def settings_from(path: Path, config: dict[str, Any], *, family: Family) -> PreT
     if config.get("quantization_config") is not None:
         raise ModelError(
             f"{file} has a quantization_config: the weights are integers, and floating-point ones are needed.",
-            hint="Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large.",
+            hint=QUANTIZED_HINT,
         )
     try:
         newer_keys = family.newer_keys(config)
@@ -112,7 +120,7 @@ def settings_from(path: Path, config: dict[str, Any], *, family: Family) -> PreT
             number: str(label) if isinstance(label, (int, float)) else label
             for number, label in settings.id2label.items()
         }
-    # These settings are about the library's return values, not about the model.
+    # These settings are about return values of transformers, not about the model.
     settings.return_dict, settings.output_attentions, settings.output_hidden_states = True, False, False
     return settings
 
@@ -123,11 +131,11 @@ def check_labels(settings: PreTrainedConfig, file: Path, *, are_keys: bool) -> N
     labels = settings.id2label or {}
     for number in range(len(labels)):
         if not isinstance(labels.get(number), str):
-            found = (
+            problem = (
                 f"gives {number} the label {shown(labels[number])}" if number in labels else f"has no label {number}"
             )
             raise ModelError(
-                f"{file}: id2label {found}; each number from 0 to {len(labels) - 1} needs a name.",
+                f"{file}: id2label {problem}; each number from 0 to {len(labels) - 1} needs a name.",
                 hint=f'Give it one, e.g. "LABEL_{number}".',
             )
     for label, count in Counter(labels.values()).most_common(1):
@@ -186,11 +194,11 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
             raise ModelError(
                 f"{file} has {shown(key)} {shown(value)}, which is not valid Unicode.", hint="Download the model again."
             )
-    for key, most in _LIMITS.items():
+    for key, limit in _LIMITS.items():
         value = config.get(key)
-        if isinstance(value, (int, float)) and value > most:
+        if isinstance(value, (int, float)) and value > limit:
             raise ModelError(
-                f"{file} has {key} {value}; the most is {most}.", hint="Set it to the number in the weights."
+                f"{file} has {key} {value}; the maximum is {limit}.", hint="Set it to the number in the weights."
             )
 
 

@@ -60,7 +60,7 @@ class Extension:
         scheme: where the other rows came from, before any training.
         alpha: weight of the coarse position in the hierarchical scheme; None for other schemes.
         attention_scale: factor of the queries with which the rows were trained.
-        attention: value of ``--attention`` with which the rows were trained; None for the model's own.
+        attention: value of the option `attention` with which the rows were trained; None for the model's own.
         tuned: whether `hdexport tune` trained the rows.
     """
 

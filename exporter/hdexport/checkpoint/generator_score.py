@@ -10,7 +10,7 @@ import torch
 
 from hdexport.checkpoint.sentence_modules import LogitScore
 from hdexport.families.qwen3 import last_read
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +43,7 @@ def score_by_logits(generator: PreTrainedModel, score: LogitScore, *, path: Path
         raise ModelError(
             f"{path} is scored by logits of a {generator.config.model_type} (LogitScore), which are not the product of "
             "the last token's vector with a row for each token: a layer, a factor or a cap changes them.",
-            hint="Build its Transformer alone: --task feature-extraction",
+            hint=("Build its Transformer alone: ", Setting("task", "feature-extraction")),
         )
 
 

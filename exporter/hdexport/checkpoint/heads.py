@@ -1,4 +1,4 @@
-"""The modules that sentence-transformers puts after the model of a task, loaded by the library, as one
+"""The modules that sentence-transformers puts after the model of a task, loaded by sentence-transformers, as one
 PyTorch module."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hdexport.checkpoint.weight_files import read_weights, weight_files
 from hdexport.model.graph_module import Head
 from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
@@ -161,16 +161,16 @@ def _loaded(path: Path, module: SentenceModule, trust: Trust, *, reads: str) -> 
     except (MemoryError, ModelError):
         raise
     except Exception as error:
-        # The code of a module, the library's or the checkpoint's, may raise any error.
+        # The code of a module, sentence-transformers' or the checkpoint's, may raise any error.
         raise ModelError(
             f"sentence-transformers cannot load the module {module.kind} in {file.parent}: {shown(error)}",
-            hint=f"Download the model again. {TOKENS_INSTEAD}",
+            hint=("Download the model again. ", *TOKENS_INSTEAD),
         ) from error
     if module.options or getattr(loaded, "forward_kwargs", None):
-        asked = ", ".join(sorted({*module.options, *getattr(loaded, "forward_kwargs", ())}))
+        arguments = ", ".join(sorted({*module.options, *getattr(loaded, "forward_kwargs", ())}))
         raise ModelError(
-            f"The module {module.kind} in {file.parent} answers by what a call asks for ({asked}), and a bundle by the "
-            f"texts alone.",
+            f"The module {module.kind} in {file.parent} depends on arguments of each call ({arguments}), and a bundle "
+            "takes texts alone.",
             hint=TOKENS_INSTEAD,
         )
     return loaded.float()
@@ -213,7 +213,7 @@ def _check_code(path: Path, module: SentenceModule, trust: Trust) -> None:
     raise ModelError(
         f"{path} has the module {shown(module.reference if activation is None else activation)}, which is not "
         "sentence-transformers' own: to load it is to run its code.",
-        hint=f"Read the code, and add --trust-remote-code if you trust it. {TOKENS_INSTEAD}",
+        hint=("Read the code, and use ", Setting("trust_remote_code", True), " if you trust it. ", *TOKENS_INSTEAD),
     )
 
 
@@ -236,9 +236,9 @@ def _check_weights(config_file: Path, module: SentenceModule, trust: Trust) -> N
     config, weight = read_object(config_file), weights.get("linear.weight")
     sizes = [config.get("out_features"), config.get("in_features")]
     if weight is None or sizes != list(weight.shape) or 0 in sizes:
-        found = "no such weight" if weight is None else list(weight.shape)
+        actual = "no such weight" if weight is None else list(weight.shape)
         raise ModelError(
-            f"{config_file} says that linear.weight is {shown(sizes)}, and the layer has {found}.",
+            f"{config_file} says that linear.weight is {shown(sizes)}, and the layer has {actual}.",
             hint="Download the model again.",
         )
 
@@ -248,9 +248,9 @@ def _projection(path: Path, width: int, trust: Trust) -> torch.nn.Module:
     files = weight_files(path, allow_pickle=trust.allow_pickle)
     weight = next((weights[PROJECTION] for file in files if PROJECTION in (weights := read_weights(file))), None)
     if weight is None or weight.ndim != 2 or weight.shape[1] != width or not weight.is_floating_point():
-        found = "no such weight" if weight is None else f"{weight.dtype} {list(weight.shape)}"
+        actual = "no such weight" if weight is None else f"{weight.dtype} {list(weight.shape)}"
         raise ModelError(
-            f"{path} needs the weight {PROJECTION}, floats [dimensions, {width}], and has {found}.",
+            f"{path} needs the weight {PROJECTION}, floats [dimensions, {width}], and has {actual}.",
             hint="Download the model again.",
         )
     if not weight.isfinite().all():
@@ -294,11 +294,11 @@ def _tried(path: Path, chain: ModuleChain, width: int) -> ModuleChain:
     except MemoryError:
         raise
     except Exception as error:
-        # The code of a module, the library's or the checkpoint's, may raise any error.
+        # The code of a module, sentence-transformers' or the checkpoint's, may raise any error.
         why = f"it needs {shown(error.args[0])}" if isinstance(error, KeyError) else shown(error)
         raise ModelError(
             f"{_named(module)} of {path} cannot be run on the encoder's vectors, whose width is {width}: {why}.",
-            hint=f"Check that modules.json and the encoder belong together. {TOKENS_INSTEAD}",
+            hint=("Check that modules.json and the encoder belong together. ", *TOKENS_INSTEAD),
         ) from error
     return chain
 

@@ -1,7 +1,8 @@
-"""The declarations and weights in a checkpoint's files that a build does not follow, one warning line each.
+"""Config keys and weights of a checkpoint that a build ignores, one warning line each.
 
-Every key of these files is followed, known to change no answer, or named here. Keys that the library reads are followed
-by its own code, of which graphs are traced and with which they are compared; so the tables below hold the others.
+Every key of a checkpoint's JSON files is either read, known to change no output, or named in a warning. transformers
+and sentence-transformers read most keys; graphs are traced from their code and compared with it. So the tables below
+hold the other keys.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from hdexport.checkpoint.pooling import MODULES_OF_MODELS, SPLADE_KEYS
 from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, code_of_tokenizer, tokenizer_remarks
 from hdexport.checkpoint.unread_weights import unread_weights
 from hdexport.model.task import model_class, model_task
-from hdexport.support.json_files import read_json, read_object, several, shown
+from hdexport.support.json_files import listing, read_json, read_object, shown
 from hdruntime.bundle.manifest import Task
+from hdruntime.errors import Message, Setting
 
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
@@ -34,7 +36,7 @@ _READ_HERE = frozenset({
     *("custom_pipelines", "sbert_ce_default_activation_function", "sentence_transformers"),
     *(EXTENSION_KEY, HIERARCHICAL_KEY),
 })  # fmt: skip
-"""Keys of ``config.json`` that hdexport reads, follows or refuses, or that name no setting of a model."""
+"""Keys of ``config.json`` that hdexport reads or rejects, or that name no setting of a model."""
 
 _OF_TRAINING = frozenset({
     *("finetuning_task", "gradient_checkpointing", "mask_token_prob", "problem_type"),
@@ -100,8 +102,8 @@ _OF_TOKENIZERS = frozenset({
 """Keys of ``tokenizer_config.json`` that transformers passes over, or that matter to padding and decoding alone."""
 
 
-def ignored_keys(checkpoint: Checkpoint, task: Task) -> list[str]:
-    """A line for each declaration that a bundle for a task does not follow, and for weights that it does not have."""
+def ignored_keys(checkpoint: Checkpoint, task: Task) -> list[Message]:
+    """A warning for each config key that a bundle for a task ignores, and for weights that it does not have."""
     return [
         *_of_code(checkpoint, task),
         *_of_architectures(checkpoint, task),
@@ -111,7 +113,7 @@ def ignored_keys(checkpoint: Checkpoint, task: Task) -> list[str]:
     ]
 
 
-def _of_code(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
+def _of_code(checkpoint: Checkpoint, task: Task) -> Iterator[Message]:
     code = checkpoint.code(task)
     if code is not None and not checkpoint.trust.trust_remote_code:
         yield code.not_run
@@ -132,7 +134,9 @@ def _of_code(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
     ):
         yield (
             f"{TOKENIZER_CONFIG} names Python code for the tokenizer: {shown(named)} (auto_map). It was not run: the "
-            "ids are those of transformers' class. --trust-remote-code takes the ids of the code."
+            "ids are those of transformers' class. ",
+            Setting("trust_remote_code", True),
+            " takes the ids of the code.",
         )
 
 
@@ -166,9 +170,9 @@ def _of_keys(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
     if checkpoint.tokenizer is not None:
         values = read_object(path / TOKENIZER_CONFIG, missing_ok=True)
         kind = type(checkpoint.tokenizer)
-        # Each key with this ending is a special token.
-        asked = [key for key in values if key not in _OF_TOKENIZERS and not key.endswith("_token")]
-        unread = _not_in_source(asked, kind.__mro__, _QUOTED)
+        # Each key with this suffix is a special token.
+        candidates = [key for key in values if key not in _OF_TOKENIZERS and not key.endswith("_token")]
+        unread = _not_in_source(candidates, kind.__mro__, _QUOTED)
         yield from line(path / TOKENIZER_CONFIG, values, unread, f"{kind.__name__} of transformers")
     if not (path / "modules.json").is_file():
         return
@@ -198,14 +202,14 @@ def _line(
     checkpoint: Checkpoint,
 ) -> Iterator[str]:
     """The line about the keys of a file that nothing reads; empty values are left out."""
-    said = [key for key in values if key in set(unread) and values[key] not in (None, {}, [])]
-    found = [f"{key} {shown(values[key])}" for key in said]
+    unread_keys = [key for key in values if key in set(unread) and values[key] not in (None, {}, [])]
+    listed = [f"{key} {shown(values[key])}" for key in unread_keys]
     # The folder of a model of the hub is named by its commit.
     folder = checkpoint.name if file.parent == checkpoint.path else file.parent.name
-    if found:
+    if listed:
         yield (
             f"{folder}/{file.name}{where} has what neither {readers} nor hdexport reads: "
-            f"{several(found, most=6)}. The answers are those of the model without it."
+            f"{listing(listed, limit=6)}. The answers are those of the model without it."
         )
 
 
@@ -227,7 +231,7 @@ def _unread_of_config(config: Mapping[str, Any], checkpoint: Checkpoint, task: T
 
 
 def _is_of_models(kind: type) -> bool:
-    """Whether a class belongs to one model type; the library's base classes know keys of many types."""
+    """Whether a class belongs to one model type; the base classes of transformers know keys of many types."""
     return kind.__module__.startswith(("transformers.models.", "transformers_modules.", "hdexport."))
 
 
@@ -248,8 +252,8 @@ def _not_in_source(keys: list[str], kinds: Iterable[type], pattern: str) -> list
         if kind.__module__.startswith(("transformers.", "transformers_modules.", "hdexport."))
     }
     sources = [inspect.getsource(sys.modules[module]) for module in modules]
-    asked = {key: re.compile(pattern.replace("{key}", re.escape(key))) for key in keys}
-    return [key for key in keys if not any(asked[key].search(source) for source in sources)]
+    patterns = {key: re.compile(pattern.replace("{key}", re.escape(key))) for key in keys}
+    return [key for key in keys if not any(patterns[key].search(source) for source in sources)]
 
 
 def _class(checkpoint: Checkpoint, task: Task) -> Any:

@@ -91,7 +91,7 @@ def _of_tokenizer(source: Path) -> dict[str, object]:
 
 
 def _name_as_before(file: Path) -> None:
-    """Names the library's modules as versions before the sixth do, which optimum's ONNX export needs; all versions read
+    """Name modules as sentence-transformers before version 6 does, which optimum's ONNX export needs; all versions read
     that."""
     modules = read_json(file)
     for module in modules:

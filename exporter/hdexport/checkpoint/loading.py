@@ -18,10 +18,10 @@ from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import StoredWeight, read_weights, stored_weights
 from hdexport.families import Family
 from hdexport.model.task import model_from_config
-from hdexport.support.json_files import several, shown
+from hdexport.support.json_files import listing, shown
 from hdexport.support.memory import says_out_of_memory
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import Message, ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -100,7 +100,7 @@ def load_model(
 
 
 def free_of_reports() -> None:
-    """Silences the library's own report of unused weights, because our checks report those that matter."""
+    """Silence transformers' report of unused weights, because our checks report those that matter."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -154,7 +154,7 @@ def _as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) ->
     for name, weight in stored.items():
         renamed, pattern = rename_source_key(name, renamings, converters)
         if pattern is None:
-            # A name that exists already is the library's own; keeping this one shows that the weight is there twice.
+            # A name that exists already is transformers' own; keeping this one shows that the weight is there twice.
             loaded[renamed if renamed not in loaded else name] = weight
         else:
             merged.setdefault(renamed, {}).setdefault(pattern, {})[name] = weight
@@ -204,13 +204,13 @@ def _check_missing(checkpoint: Checkpoint, task: Task, keys: set[str]) -> None:
         own = checkpoint.run_as(checkpoint.task())
         if own is task:
             # config.json names the task, and the weights lack its head.
-            remedy = "Download the checkpoint again" + (
-                "." if task is Task.FEATURE_EXTRACTION else ", or build its encoder: --task feature-extraction"
-            )
+            hint: Message = "Download the checkpoint again."
+            if task is not Task.FEATURE_EXTRACTION:
+                hint = ("Download the checkpoint again, or build its encoder: ", Setting("task", "feature-extraction"))
         else:
-            remedy = f"Choose the task it was made for (--task {own.value}), or fine-tune it first."
+            hint = ("Choose the task it was made for (", Setting("task", own), "), or fine-tune it first.")
         raise ModelError(
-            f"{checkpoint.path} has no weights for {several(missing)}, which the task {task} needs.", hint=remedy
+            f"{checkpoint.path} has no weights for {listing(missing)}, which the task {task} needs.", hint=hint
         )
 
 
@@ -220,7 +220,7 @@ def _check_finite(path: Path, model: PreTrainedModel) -> None:
     wrong = [name for name, (low, high) in extremes.items() if not (low.isfinite() and high.isfinite())]
     if wrong:
         raise ModelError(
-            f"{path} has weights that are NaN or infinite: {several(wrong)}.",
+            f"{path} has weights that are NaN or infinite: {listing(wrong)}.",
             hint="The file is damaged, or its training diverged; use another checkpoint.",
         )
 
@@ -228,8 +228,8 @@ def _check_finite(path: Path, model: PreTrainedModel) -> None:
 def _prefixes(names: Collection[str], keys: Collection[str]) -> list[str]:
     """Prefixes, without their dot, that the names have before every one of the keys."""
     first = min(keys)
-    found = sorted(name.removesuffix(first) for name in names if name.endswith(f".{first}"))
-    return [prefix for prefix in found if all(prefix + key in names for key in keys)]
+    candidates = sorted(name.removesuffix(first) for name in names if name.endswith(f".{first}"))
+    return [prefix for prefix in candidates if all(prefix + key in names for key in keys)]
 
 
 def _converted(

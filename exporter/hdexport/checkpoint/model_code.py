@@ -24,7 +24,7 @@ from hdexport.model.family import ModelClasses
 from hdexport.model.task import AUTO_CLASS_OF_TASK, model_class, model_task
 from hdexport.support.json_files import shown
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import Message, ModelError, Setting, joined
 
 if TYPE_CHECKING:
     import torch
@@ -120,19 +120,22 @@ class ModelCode:
         return f"Python code for {self.key}: {shown(self.reference)} (auto_map of config.json)"
 
     @property
-    def not_run(self) -> str:
+    def not_run(self) -> Message:
         """The sentences for a user who does not let the code run."""
         return (
-            f"The checkpoint names {self.named}. It was not run: the answers are those of {self.instead}. "
-            f"--trust-remote-code {self.if_trusted}."
+            f"The checkpoint names {self.named}. It was not run: the outputs are those of {self.instead}. ",
+            Setting("trust_remote_code", True),
+            f" {self.if_trusted}.",
         )
 
     @property
-    def hint(self) -> str:
+    def hint(self) -> Message:
         """What a user may do where the answers differ, as a sentence."""
         return (
-            f"For the answers of {self.instead}, leave --trust-remote-code out, or take {self.key} out of auto_map in "
-            "config.json; for those of the code, choose a checkpoint whose model is in transformers."
+            f"For the outputs of {self.instead}, leave ",
+            Setting("trust_remote_code"),
+            f" out, or take {self.key} out of auto_map in config.json; for those of the code, choose a checkpoint "
+            "whose model is in transformers.",
         )
 
     def _is_namesake(self) -> bool:
@@ -156,7 +159,7 @@ class ModelCode:
             if self._is_namesake():
                 logger.warning("%s. The answers are those of %s, which was not compared.", failure, self.instead)
                 return None
-            raise ModelError(f"{failure}", hint=f"Install what it needs. {self.hint}") from error
+            raise ModelError(f"{failure}", hint=joined("Install what it needs. ", self.hint)) from error
         finally:
             is_small = model is not None and sum(weight.nbytes for weight in model.parameters()) < _SMALL_BYTES
             model = None
@@ -187,7 +190,7 @@ class ModelCode:
 
 def family_of_checkpoint(path: Path, config: Mapping[str, Any], trust: Trust) -> Family:
     """The family of a checkpoint by the ``model_type`` of its ``config.json``. Without one, the classes of its own code
-    are built if they are trusted, else the library's; a ModelError says that there are neither."""
+    are built if they are trusted, else those of transformers; a ModelError says that there are neither."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -213,16 +216,21 @@ def family_of_checkpoint(path: Path, config: Mapping[str, Any], trust: Trust) ->
             ) from error
         return any_family(model_type, ModelClasses(config=settings, models=models))
     if model_type not in CONFIG_MAPPING:
+        hint: Message = (
+            "Install the version that config.json names (transformers_version), or correct the type. Types with a "
+            f"family: {', '.join(SUPPORTED_MODEL_TYPES)}."
+        )
+        if codes:
+            hint = (
+                f"The checkpoint has Python code of its own: {', '.join(map(shown, codes.values()))} (auto_map of "
+                "config.json). Read it, and use ",
+                Setting("trust_remote_code", True),
+                " if you trust it.",
+            )
         raise ModelError(
             f"hdexport has no family for the model type {model_type!r}, and transformers {transformers.__version__} no "
-            "class.\n"
-            + (
-                f"The checkpoint has Python code of its own: {', '.join(map(shown, codes.values()))} (auto_map of "
-                "config.json). Read it, and add --trust-remote-code if you trust it."
-                if codes
-                else "Install the version that config.json names (transformers_version), or correct the type. Types "
-                f"with a family: {', '.join(SUPPORTED_MODEL_TYPES)}."
-            )
+            "class.",
+            hint=hint,
         )
     return family
 
@@ -254,8 +262,8 @@ def model_code(checkpoint: Checkpoint, task: Task) -> ModelCode | None:
 
 def _auto_map(config: Mapping[str, Any]) -> dict[str, str]:
     named = config.get("auto_map")
-    found = named.items() if isinstance(named, dict) else ()
-    return {key: reference for key, reference in found if isinstance(reference, str) and "." in reference}
+    items = named.items() if isinstance(named, dict) else ()
+    return {key: reference for key, reference in items if isinstance(reference, str) and "." in reference}
 
 
 def _loaded(checkpoint: Checkpoint, task: Task) -> Any:
@@ -308,11 +316,11 @@ def _case(texts: _Texts, theirs: list[np.ndarray[Any, Any]], own: list[np.ndarra
 def _texts(checkpoint: Checkpoint, settings: PreTrainedConfig, task: Task) -> list[_Texts]:
     """The texts of each batch. The longest text comes first: if a model keeps something of it, the answers to later
     batches differ."""
-    most = min(_LONGEST, checkpoint.base_positions)
+    longest = min(_LONGEST, checkpoint.base_positions)
     if task in (Task.FILL_MASK, Task.TEXT_SCORING):
-        most = min(most, max(1, _MOST_VALUES // settings.vocab_size))
-    short = tuple(min(tokens, most) for tokens in _SHORT)
-    alone = [_Texts((tokens,), "none") for tokens in (most, *short, 1)]
+        longest = min(longest, max(1, _MOST_VALUES // settings.vocab_size))
+    short = tuple(min(tokens, longest) for tokens in _SHORT)
+    alone = [_Texts((tokens,), "none") for tokens in (longest, *short, 1)]
     if settings.pad_token_id is None:
         # Classifiers find the end of a text by its padding.
         return alone
@@ -349,10 +357,10 @@ def _answers(model: Any, checkpoint: Checkpoint, settings: PreTrainedConfig, tas
     answers = []
     for batch in _batches(checkpoint, settings, task):
         with torch.inference_mode():
-            found = model(**{name: values for name, values in batch.items() if takes_all or name in takes})
+            result = model(**{name: values for name, values in batch.items() if takes_all or name in takes})
         names = _OUTPUTS.get(task, ("logits",))
-        has_names = isinstance(found, Mapping) and names[0] in found
-        outputs = [found[name] if has_names else found[place] for place, name in enumerate(names)]
+        has_names = isinstance(result, Mapping) and names[0] in result
+        outputs = [result[name] if has_names else result[place] for place, name in enumerate(names)]
         is_real = batch["attention_mask"].bool()
         if task is not Task.TEXT_CLASSIFICATION:
             # These outputs have a value for each token.

@@ -18,7 +18,7 @@ from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.checked_json import Size, TokenId
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.sentence_settings import MultiVectorSettings, QueryExpansion
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 
 PROJECTION = "linear.weight"
 """The weight of Stanford's ColBERT that follows BERT: [dimensions, hidden_size], without a bias."""
@@ -160,7 +160,7 @@ def late_interaction(path: Path) -> LateInteraction:
         raise ModelError(
             f"{path} is no model of late interaction: token-similarity needs a checkpoint of MultiVectorEncoder, "
             "PyLate or Stanford's ColBERT.",
-            hint="Build the vectors of its tokens: --task feature-extraction",
+            hint=("Build its token embeddings: ", Setting("task", "feature-extraction")),
         )
     if not (path / "modules.json").is_file():
         return _stanford(path)
@@ -195,14 +195,14 @@ def register_markers(tokenizer: Any, path: Path) -> None:
     else:
         markers = _stanford_markers(read_settings(path / _STANFORD_CONFIG, _StanfordConfig, missing_ok=True))
     known = {*tokenizer.get_vocab(), *tokenizer.added_tokens_encoder}
-    found = []
+    added = []
     for marker in filter(None, markers):
         # PyLate's "[Q] " is a token with its space, ColBERT's "[unused0]" one without.
         spellings = [text for text in (marker, *marker.split(None, 1)[:1]) if text in known]
         if spellings and tokenizer.tokenize(spellings[0]) != spellings[:1]:
-            found.append(AddedToken(spellings[0], normalized=False, special=True))
-    if found:
-        tokenizer.add_special_tokens({"additional_special_tokens": found})
+            added.append(AddedToken(spellings[0], normalized=False, special=True))
+    if added:
+        tokenizer.add_special_tokens({"additional_special_tokens": added})
 
 
 def _stanford_markers(config: _StanfordConfig) -> tuple[str, str]:
@@ -245,7 +245,7 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...]) -> LateInteractio
         raise ModelError(
             f"{path} chains the modules {', '.join(module.kind for module in chain)}; for vectors of tokens, a "
             "Transformer followed by Dense, Normalize and one MultiVectorMask is supported.",
-            hint="Build its Transformer alone: --task feature-extraction",
+            hint=("Build its Transformer alone: ", Setting("task", "feature-extraction")),
         )
     prefixes = {"query": saved.query_prefix, "document": saved.document_prefix}
     prompts = {name: text or "" for name, text in (saved.prompts or {}).items()}
@@ -287,7 +287,7 @@ def _check_vectors(file: Path, kind: str) -> None:
         raise ModelError(
             f"{file} reads and writes {', '.join(sorted({*map(shown, found)}))}; of a model of late interaction, only "
             f"{TOKENS} is supported.",
-            hint="Build its Transformer alone: --task feature-extraction",
+            hint=("Build its Transformer alone: ", Setting("task", "feature-extraction")),
         )
 
 
@@ -356,10 +356,10 @@ def _expansion(expansion: _Expansion, tokenizer: Any, path: Path) -> QueryExpans
 
 def _ids_of_words(words: tuple[str, ...], tokenizer: Any) -> set[int]:
     """Ids of the words that are one token."""
-    found = {word: tokenizer.convert_tokens_to_ids(word) for word in words}
+    id_of_word = {word: tokenizer.convert_tokens_to_ids(word) for word in words}
     unknown = tokenizer.unk_token_id
     return {
         token_id
-        for word, token_id in found.items()
+        for word, token_id in id_of_word.items()
         if token_id is not None and (token_id != unknown or word == tokenizer.unk_token)
     }

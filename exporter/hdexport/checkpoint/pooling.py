@@ -14,7 +14,7 @@ from hdexport.checkpoint.sentence_modules import TOKENS, sentence_modules
 from hdexport.model.graph_module import Head
 from hdexport.support.json_files import read_settings
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 from hdruntime.text.pooling import PoolingMode
 
 Features = dict[str, torch.Tensor]
@@ -112,7 +112,10 @@ def splade_pooling(path: Path) -> SpladePooling:
         raise ModelError(
             f"{path} chains the modules {', '.join(kinds)}; for sparse vectors, a Transformer with the task fill-mask "
             "followed by a SpladePooling is supported.",
-            hint="Choose a SPLADE model of that form, or build its Transformer alone: --task feature-extraction",
+            hint=(
+                "Choose a SPLADE model of that form, or build its Transformer alone: ",
+                Setting("task", "feature-extraction"),
+            ),
         )
     file = path / modules[1].folder / "config.json"
     config = read_settings(file, _Config)

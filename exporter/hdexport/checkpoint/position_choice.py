@@ -13,12 +13,12 @@ from hdexport.checkpoint.extended_files import Extension, read_extension
 from hdexport.model.positions import DEFAULT_ALPHA, check_options
 from hdexport.model.task import TASKS
 from hdruntime.bundle.manifest import AttentionScale, Scheme, Task
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Message, Setting
 
 _EMBEDDING_ALPHA = 0.05
 """Alpha of embedding models without further training; measured in docs/positions.md."""
 
-_WHY_NOT_BY_DISTANCES = (
+_DISTANCES_UNSCALED_REASON = (
     "its scores are of distances, and no number of positions says from how many tokens on queries are to grow"
 )
 
@@ -42,8 +42,8 @@ class PositionChoice:
     attention_scale: AttentionScale = "none"
     trained: int = 0
     reason: str
-    force: str = ""
-    remark: str = ""
+    force: Message = ""
+    remark: Message = ""
 
     def describe(self) -> str:
         """The choice in a few words: "hierarchical, alpha 0.05, queries scaled by log n"."""
@@ -64,18 +64,19 @@ def choose_positions(
     """Chooses alpha and the factor of the queries where they are None. `max_len` is the longest input in tokens;
     `attention` has requests by the names of attention types, not all of which can scale queries."""
     family = checkpoint.family
-    why_not = _WHY_NOT_BY_DISTANCES if family.counts_distances else family.why_not_scaled
-    if why_not is not None and attention_scale == "logn":
+    reason = _DISTANCES_UNSCALED_REASON if family.counts_distances else family.why_not_scaled
+    if reason is not None and attention_scale == "logn":
         raise InputError(
-            f"--attention-scale logn does not fit this {checkpoint.config['model_type']}: {why_not}.",
-            hint="Use --attention-scale none.",
+            Setting("attention_scale", "logn"),
+            f" does not fit this {checkpoint.config['model_type']}: {reason}.",
+            hint=("Use ", Setting("attention_scale", "none"), "."),
         )
     base = max_len if family.counts_distances else checkpoint.base_positions
     if max_len > base and family.why_not_extended is not None:
         raise InputError(
-            f"--max-len {max_len} is above the {base} positions of this {checkpoint.config['model_type']}, and "
-            f"{family.why_not_extended}.",
-            hint=f"Use --max-len {base} or less.",
+            Setting("max_len", max_len),
+            f" is above the {base} positions of this {checkpoint.config['model_type']}, and {family.why_not_extended}.",
+            hint=("Use ", Setting("max_len", base), " or less."),
         )
     extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
     scalable = all(attention_type_named(name).scales_queries for name in attention)
@@ -113,14 +114,14 @@ def configured_alpha(checkpoint: Checkpoint) -> float | None:
     return hierarchical_alpha(checkpoint.config, file)
 
 
-def configuration_remark(configured: float, *, scheme: Scheme, alpha: float | None) -> str:
+def configuration_remark(configured: float, *, scheme: Scheme, alpha: float | None) -> Message:
     """A line on whether `hierarchical_position`, whose alpha is `configured`, or the options count."""
-    said = f"{HIERARCHICAL_KEY} of the configuration (alpha {configured:g})"
+    key = f"{HIERARCHICAL_KEY} of the configuration (alpha {configured:g})"
     if scheme is not Scheme.HIERARCHICAL:
-        return f"Positions: --positions {scheme} overrules {said}."
+        return ("Positions: ", Setting("scheme", scheme), f" overrules {key}.")
     if alpha is not None and alpha != configured:
-        return f"Positions: --alpha {alpha:g} overrules {said}."
-    return f"Positions: hierarchical, as {said} says."
+        return ("Positions: ", Setting("alpha", alpha), f" overrules {key}.")
+    return f"Positions: hierarchical, as {key} says."
 
 
 def _as_they_are(base: int, extension: Extension | None) -> PositionChoice:
@@ -156,16 +157,16 @@ def _beyond(
     if TASKS[task].vectors is None:
         return PositionChoice(
             reason=f"for a {task} model that is fine-tuned on long texts",
-            force=f"without fine-tuning: {as_it_is}",
+            force=("without fine-tuning: ", *as_it_is),
         )
     return PositionChoice(
         alpha=_EMBEDDING_ALPHA,
         attention_scale=scale,
         reason="best for embeddings without fine-tuning",
-        force=f"before fine-tuning: {trainable}",
+        force=("before fine-tuning: ", *trainable),
     )
 
 
-def _options(scheme: Scheme, alpha: float, scale: AttentionScale) -> str:
-    weight = f"--alpha {alpha:g} " if scheme is Scheme.HIERARCHICAL else ""
-    return f"{weight}--attention-scale {scale}"
+def _options(scheme: Scheme, alpha: float, scale: AttentionScale) -> tuple[str | Setting, ...]:
+    weight = (Setting("alpha", alpha), " ") if scheme is Scheme.HIERARCHICAL else ()
+    return (*weight, Setting("attention_scale", scale))

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from hdexport.support.json_files import read_json, read_object, read_settings, shown
 from hdruntime.bundle.checked_json import Size, TokenId
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 from hdruntime.text.pooling import PoolingMode
 
 LEGACY_POOLING_FLAGS = {
@@ -23,8 +23,8 @@ LEGACY_POOLING_FLAGS = {
 """Flag of a ``1_Pooling/config.json`` without ``pooling_mode`` -> the mode, in the order in which results are
 concatenated."""
 
-TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extraction"
-"""The advice on a chain that is not supported."""
+TOKENS_INSTEAD = ("Build the token embeddings instead: ", Setting("task", "feature-extraction"))
+"""The hint for a chain of modules that is not supported."""
 
 TOKENS, SCORES = "token_embeddings", "scores"
 """sentence-transformers' names of the vectors of a text's tokens, and of a cross-encoder's logits."""

@@ -23,7 +23,7 @@ from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.sentence_settings import SentenceSettings, Similarity
-from hdruntime.errors import MissingDependencyError, ModelError
+from hdruntime.errors import MissingDependencyError, ModelError, Setting, write
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _FIXED = {
 """Kind of chain -> task, the model's output and the module's, as the module Transformer has to be set."""
 
 _NOT_HEEDED = ("trust_remote_code",)
-"""Options that the library takes from a caller alone."""
+"""Options that sentence-transformers takes from a caller alone."""
 
 _MODEL_OPTIONS = ("torch_dtype", "dtype", "attn_implementation", "add_pooling_layer", *_NOT_HEEDED)
 _TOKENIZER_OPTIONS = ("model_max_length", "padding_side", *_NOT_HEEDED)
@@ -66,7 +66,7 @@ _HARMLESS = {
 """Setting of the module Transformer -> its keys that change no result."""
 
 _NOT_CHECKED = ("max_seq_length", "do_lower_case", "unpad_inputs")
-"""Settings that are honoured, or make the library faster with the same results."""
+"""Settings that are honoured, or make sentence-transformers faster with the same results."""
 
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}
 
@@ -101,7 +101,7 @@ class _TokenizerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Messages:
-    """How texts reach the chat template; ``auto`` lets the library look into it."""
+    """How texts reach the chat template; ``auto`` lets sentence-transformers look into it."""
 
     format: MessageFormat | Literal["auto"] = "auto"
 
@@ -162,7 +162,10 @@ def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | 
     if checkpoint.tokenizer is None and task is Task.TOKEN_SIMILARITY:
         raise ModelError(
             f"{checkpoint.path} has no tokenizer, by which a model of late interaction tells queries from documents.",
-            hint="Put its tokenizer.json there, or build the vectors of tokens: --task feature-extraction",
+            hint=(
+                "Put its tokenizer.json there, or build the token embeddings: ",
+                Setting("task", "feature-extraction"),
+            ),
         )
     return None if read is None or checkpoint.tokenizer is None else read(checkpoint)
 
@@ -208,7 +211,7 @@ def _of_tokens(checkpoint: Checkpoint) -> SentenceSettings:
         logger.warning(
             "SentenceEncoder's vectors will be those of plain texts, and not those of sentence-transformers, which "
             "writes texts in the tokenizer's chat template: %s",
-            str(error).splitlines()[0],
+            write(error.problem),
         )
         settings = _general(checkpoint)
     return SentenceSettings(kind="encoder", **settings)
@@ -290,8 +293,8 @@ def _of_texts(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _max_seq_length(checkpoint: Checkpoint) -> int:
-    """Tokens that texts are cut to, at most the checkpoint's positions. Where nothing names a number, the library takes
-    ``max_position_embeddings`` of ``config.json``, even if the model counts distances and could read more."""
+    """Maximum tokens of a text, at most the checkpoint's positions. Where nothing names a number, sentence-transformers
+    takes ``max_position_embeddings`` of ``config.json``, even if the model counts distances and could read more."""
     config = read_settings(transformer_file(checkpoint.path), _TransformerConfig, missing_ok=True)
     options = config.tokenizer_args or config.processor_kwargs or _TokenizerOptions()
     named = options.model_max_length or config.max_seq_length
@@ -302,8 +305,8 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
 
 def _template(checkpoint: Checkpoint, write: Callable[..., _Template], prompts: Iterable[str]) -> _Template | None:
     """What the chat template of a tokenizer writes around texts or pairs; None where sentence-transformers gives the
-    tokenizer texts as they are. A model that the library has saved says which; without ``modules.json`` the library
-    takes the template where there is one."""
+    tokenizer texts as they are. A model that sentence-transformers has saved says which; without
+    ``modules.json`` it takes the template where there is one."""
     file = transformer_file(checkpoint.path)
     config = read_settings(file, _TemplateConfig, missing_ok=True)
     messages = config.modality_config.message if config.modality_config else None
@@ -352,10 +355,12 @@ def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ())
         elif value == expected.get(name):
             continue
         # Where no module pools, the tokens' vectors come from the same chain.
-        instead = "." if token_modules(path) else ", or build the tokens' vectors: --task feature-extraction"
+        instead = (
+            () if token_modules(path) else (", or build the token embeddings: ", Setting("task", "feature-extraction"))
+        )
         raise ModelError(
             f"{file} has {shown(name)} {shown(value)}, which a bundle cannot honour.",
-            hint=f"Remove it if the model gives the same vectors without it{instead}",
+            hint=("Remove it if the model gives the same embeddings without it", *instead, "."),
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hdexport.checkpoint.hub import cached_snapshot
 from hdexport.checkpoint.layouts import is_checkpoint
-from hdexport.checkpoint.tensorflow import is_tensorflow
+from hdexport.checkpoint.tensorflow import is_tensorflow_checkpoint
 from hdruntime.hub import hub_name
 
 SAMPLE_MODEL = "all-MiniLM-L6-v2"
@@ -66,4 +66,4 @@ def path_of_source(source: str | None, bundle: Path) -> Path | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return is_checkpoint(path) or is_tensorflow(path)
+    return is_checkpoint(path) or is_tensorflow_checkpoint(path)

@@ -1,7 +1,7 @@
 """The tokenizer of a checkpoint, as the one file that the runtime reads.
 
 A tokenizer that transformers runs in Python becomes a ``tokenizer.json`` where that gives the same ids. Where the
-checkpoint has a ``tokenizer.json``, the bundle's ids are those of the library's class, or those of the file.
+checkpoint has a ``tokenizer.json``, the bundle's ids are those of transformers' class, or those of the file.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.multi_vector import register_markers
 from hdexport.checkpoint.sentence_settings import lowercases
-from hdexport.checkpoint.tokenizer_ids import FLAGS, backend_of, difference, gives_ids_of, ignored_tokenizer_keys
+from hdexport.checkpoint.tokenizer_ids import (
+    FLAGS,
+    backend_of,
+    gives_ids_of,
+    ignored_tokenizer_keys,
+    tokenizer_mismatch,
+)
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.support.json_files import read_object, refuse_pointer, shown
 from hdruntime.bundle.manifest import TokenizerInfo, TokenizerSource
-from hdruntime.errors import ModelError
+from hdruntime.errors import Message, ModelError, Setting, joined
 from hdruntime.optional import is_installed
 from hdruntime.text.tokenization import random_ids_of
 
@@ -38,7 +44,7 @@ _VOCABULARIES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "bpe.codes"
 _OF_SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 """Package by which SentencePiece's models are read -> its module."""
 
-_NO_TOKENIZER = "--no-tokenizer"
+_NO_TOKENIZER = Setting("tokenizer", None)
 
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | None:
@@ -75,7 +81,7 @@ def settings_of_file(tokenizer: Any) -> dict[str, object]:
     its normalizer and its splitting anew."""
     added = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
     special = {
-        # Without the token's flags, the library would change the file's.
+        # Without the token's flags, transformers would change the file's.
         name: {"__type": "AddedToken", **{flag: getattr(added[token], flag) for flag in (*FLAGS, "special")}}
         if token in added
         else token
@@ -110,7 +116,7 @@ def code_of_tokenizer(path: Path) -> str | None:
 
 def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED, source: TokenizerSource = "library") -> Any:
     """A checkpoint's tokenizer in transformers, which a ``tokenizer.json`` can hold; None without one. `source` says
-    whose ids it gives: the library's, with sentence-transformers' changes, or those of the checkpoint's
+    whose ids it gives: transformers', with sentence-transformers' changes, or those of the checkpoint's
     ``tokenizer.json``."""
     tokenizer = _of_library(path, trust)
     if source == "file":
@@ -125,8 +131,8 @@ def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED, source: TokenizerSou
     return tokenizer
 
 
-def tokenizer_remarks(checkpoint: Checkpoint) -> list[str]:
-    """A line about the ids of ``tokenizer.json`` and of the library's tokenizer where they differ, and about each
+def tokenizer_remarks(checkpoint: Checkpoint) -> list[Message]:
+    """A line about the ids of ``tokenizer.json`` and of transformers' tokenizer where they differ, and about each
     setting of ``tokenizer_config.json`` that the ids do not follow."""
     tokenizer, path = checkpoint.tokenizer, checkpoint.path
     if tokenizer is None:
@@ -138,7 +144,7 @@ def tokenizer_remarks(checkpoint: Checkpoint) -> list[str]:
     return [*_difference_remark(checkpoint, tokenizer), *ignored_keys]
 
 
-def _difference_remark(checkpoint: Checkpoint, tokenizer: Any) -> list[str]:
+def _difference_remark(checkpoint: Checkpoint, tokenizer: Any) -> list[Message]:
     path, is_file = checkpoint.path, checkpoint.tokenizer_source == "file"
     if not (path / _FILE).is_file():
         return []
@@ -148,20 +154,27 @@ def _difference_remark(checkpoint: Checkpoint, tokenizer: Any) -> list[str]:
         # Its ids are random, or no file can hold them: there is no choice.
         return []
     file, library = (tokenizer, other) if is_file else (other, tokenizer)
-    found = difference(file, library)
-    if found is None:
+    mismatch = tokenizer_mismatch(file, library)
+    if mismatch is None:
         return []
     lowered = " with sentence-transformers' do_lower_case" if lowercases(path) else ""
-    choice = (
-        "The ids are the file's, as --tokenizer file says."
+    option = Setting("tokenizer", "file")
+    choice: Message = (
+        ("The ids are the file's, by ", option, ".")
         if is_file
-        else "The ids are the class's, as in sentence-transformers; --tokenizer file takes the file's, as "
-        "text-embeddings-inference, fastembed and transformers 4 do."
+        else (
+            "The ids are the class's, as in sentence-transformers; ",
+            option,
+            " takes the file's, as text-embeddings-inference, fastembed and transformers 4 do.",
+        )
     )
     return [
-        f"{checkpoint.name}/{_FILE} and transformers' {type(library).__name__}{lowered} give other ids for "
-        f"{found.differing} of {found.samples} texts. {' and '.join(map(shown, found.given))} has the tokens "
-        f"{found.by_file} by the file, and {found.by_library} by the class. {choice}"
+        joined(
+            f"{checkpoint.name}/{_FILE} and transformers' {type(library).__name__}{lowered} give other ids for "
+            f"{mismatch.differing} of {mismatch.samples} texts. {' and '.join(map(shown, mismatch.sample))} has the "
+            f"tokens {mismatch.by_file} by the file, and {mismatch.by_library} by the class. ",
+            choice,
+        )
     ]
 
 
@@ -180,13 +193,15 @@ def _of_library(path: Path, trust: Trust) -> Any:
 
 
 def _of_file(path: Path, library: Any) -> Any:
-    """The checkpoint's ``tokenizer.json`` as it is, with the library's special tokens and limits."""
+    """The checkpoint's ``tokenizer.json`` as it is, with transformers' special tokens and limits."""
     from tokenizers import Tokenizer
 
     if not (path / _FILE).is_file():
-        made = "the checkpoint has no tokenizer" if library is None else "the library makes one of other files"
+        made = "the checkpoint has no tokenizer" if library is None else "transformers makes one of other files"
         raise ModelError(
-            f"--tokenizer file takes the ids of {_FILE}, which is not in {path}: {made}.", hint="Leave --tokenizer out."
+            Setting("tokenizer", "file"),
+            f" takes the ids of {_FILE}, which is not in {path}: {made}.",
+            hint=("Leave ", Setting("tokenizer"), " out."),
         )
     file = Tokenizer.from_file(str(path / _FILE))
     tokenizer = _held(library, file)
@@ -223,13 +238,13 @@ def _held(tokenizer: Any, held: Tokenizer) -> Any:
 
 def _unfit(tokenizer: Any, path: Path) -> ModelError:
     whose = "its own" if _is_code_of_a_checkpoint(tokenizer) else "transformers'"
-    remedy = f"Build for token ids, which that class makes of texts: {_NO_TOKENIZER}"
+    hint: Message = ("Build for token ids, which that class makes of texts: ", _NO_TOKENIZER)
     if (path / _FILE).is_file():
-        remedy += "\nOr take the ids of tokenizer.json: --tokenizer file"
+        hint = joined(hint, "\nOr take the ids of tokenizer.json: ", Setting("tokenizer", "file"))
     return ModelError(
         f"The tokenizer of {path} is {whose} {type(tokenizer).__name__}, a program of Python; a bundle holds "
         f"a tokenizer.json, and none is known that gives the same ids.",
-        hint=remedy,
+        hint=hint,
     )
 
 
@@ -256,7 +271,7 @@ def _finished(path: Path, tokenizer: Any) -> Any:
     if tokenizer.split_special_tokens:
         raise ModelError(
             f"{path / TOKENIZER_CONFIG} has split_special_tokens true, which a {_FILE} cannot say.",
-            hint=f"Set it to false if no text has special tokens in it, or build for token ids: {_NO_TOKENIZER}",
+            hint=("Set it to false if no text has special tokens in it, or build for token ids: ", _NO_TOKENIZER),
         )
     if not _fits_a_file(tokenizer):
         tokenizer = as_tokenizer_file(tokenizer, path)
@@ -280,8 +295,10 @@ def _tokenizer_class(path: Path) -> Any:
     if isinstance(named[0], str) and tokenizer_class_from_name(named[0]) is None and not (path / _FILE).is_file():
         raise ModelError(
             f"{path / TOKENIZER_CONFIG} names the class {shown(named[0])}, which is not in transformers; code of a "
-            f"checkpoint's own is not run without --trust-remote-code.",
-            hint=f"Put a {_FILE} beside it, or build for token ids: {_NO_TOKENIZER}",
+            f"checkpoint is not run without ",
+            Setting("trust_remote_code", True),
+            ".",
+            hint=(f"Put a {_FILE} beside it, or build for token ids: ", _NO_TOKENIZER),
         )
     for name in named:
         name = TOKENIZER_MAPPING_NAMES.get(name, name) if isinstance(name, str) else None
@@ -314,11 +331,11 @@ def _files(path: Path, kind: Any) -> list[Path]:
     if not there and not others and not (is_named and "tokenizer_class" in read_object(path / TOKENIZER_CONFIG)):
         return []
     wanted = " and ".join(names.values())
-    found = ", ".join((*(file.name for file in there), *others)) or TOKENIZER_CONFIG
+    present = ", ".join((*(file.name for file in there), *others)) or TOKENIZER_CONFIG
     raise ModelError(
-        f"{path} holds {found} of a tokenizer; "
-        + (f"transformers' {kind.__name__} reads {wanted}, or {_FILE}" if wanted else f"{_FILE} is read")
-        + f".\nPut the missing files there, or build for token ids: {_NO_TOKENIZER}"
+        f"{path} holds {present} of a tokenizer; "
+        + (f"transformers' {kind.__name__} reads {wanted}, or {_FILE}." if wanted else f"{_FILE} is read."),
+        hint=("Put the missing files there, or build for token ids: ", _NO_TOKENIZER),
     )
 
 
@@ -335,7 +352,12 @@ def _of_code(path: Path, code: str) -> Any:
         raise ModelError(
             f"{path / TOKENIZER_CONFIG} names Python code for the tokenizer, {shown(code)}, which cannot be run "
             f"here: {shown(error)}",
-            hint=f"Install what it needs, leave --trust-remote-code out, or build for token ids: {_NO_TOKENIZER}",
+            hint=(
+                "Install what it needs, leave ",
+                Setting("trust_remote_code"),
+                " out, or build for token ids: ",
+                _NO_TOKENIZER,
+            ),
         ) from error
 
 
@@ -360,17 +382,17 @@ def _unreadable(path: Path, files: list[Path], kind: Any, error: Exception) -> M
         return ModelError(
             f"The tokenizer of {path} is transformers' {kind.__name__}, which runs further packages, and which no "
             f"{_FILE} can hold.",
-            hint=f"Build for token ids, which that class makes of texts: {_NO_TOKENIZER}",
+            hint=("Build for token ids, which that class makes of texts: ", _NO_TOKENIZER),
         )
-    remedy = "Download the model again"
+    hint = "Download the model again"
     if model is not None and packages:
-        remedy = (
+        hint = (
             f"{model} is converted by {' and '.join(packages)}: pip install {' '.join(packages)}. Or put the {_FILE} "
             "beside it that save_pretrained() of the tokenizer writes"
         )
     return ModelError(
         f"The tokenizer of {path} could not be read: {shown(error)}",
-        hint=f"{remedy}; or build for token ids: {_NO_TOKENIZER}",
+        hint=(f"{hint}; or build for token ids: ", _NO_TOKENIZER),
     )
 
 
@@ -392,18 +414,18 @@ def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
     if not beyond:
         return
     token, highest = max(beyond.items(), key=lambda item: item[1])
-    said = (
+    problem = (
         f"The tokenizer of {checkpoint.path} gives the id {highest} to {shown(token)}, and the model has embeddings "
         f"for the ids 0 to {vocab_size - 1} (vocab_size of config.json)."
     )
     words = [tokenizer.decode([number]) for number in beyond.values() if number not in tokenizer.added_tokens_decoder]
     if any(number >= vocab_size for ids in tokenizer(["", *words[:_MOST_TRIED]])["input_ids"] for number in ids):
         raise ModelError(
-            f"{said}",
+            problem,
             hint="Use the tokenizer that the model was trained with; for tokens that were added since, call "
             "model.resize_token_embeddings(len(tokenizer)) and fine-tune it.",
         )
-    logger.warning("%s Tokens beyond: %d; texts with one of them are refused.", said, len(beyond))
+    logger.warning("%s Tokens beyond: %d; texts with one of them are refused.", problem, len(beyond))
 
 
 def _is_code_of_a_checkpoint(tokenizer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The ids of a checkpoint's ``tokenizer.json`` and of the library's tokenizer, compared on texts of many kinds.
+"""The ids of a checkpoint's ``tokenizer.json`` and of transformers' tokenizer, compared on texts of many kinds.
 
 The named classes of transformers 5 take the vocabulary of ``tokenizer.json`` and make its normalizer and its splitting
 anew, so that the file's other readers may give other ids. The library also passes over keys of
@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hdexport.support.json_files import several, shown
+from hdexport.support.json_files import listing, shown
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -44,7 +44,7 @@ _ODD = (
 )  # fmt: skip
 """Texts that tokenizers often split differently."""
 
-Given = tuple[str] | tuple[str, str]
+Sample = tuple[str] | tuple[str, str]
 """A text, or a pair of texts."""
 
 
@@ -68,10 +68,10 @@ def _sample_texts(tokenizer: Any) -> list[str]:
     return list(itertools.islice(made(), max(_TEXTS, len(_PLAIN) + len(_ODD) + 2 * len(added))))
 
 
-def _samples(tokenizer: Any) -> list[Given]:
+def _samples(tokenizer: Any) -> list[Sample]:
     """The sample texts, and pairs of some: pairs follow from the frame of a text, so that a few suffice."""
     texts = _sample_texts(tokenizer)
-    # The library ignores an empty second text.
+    # transformers ignores an empty second text.
     pairs = itertools.pairwise(filter(None, texts[:_PAIRS]))
     return [*((text,) for text in texts), *pairs]
 
@@ -87,35 +87,35 @@ def backend_of(tokenizer: Any) -> Tokenizer:
 
 def gives_ids_of(converted: Tokenizer, tokenizer: Any) -> bool:
     """Whether a ``tokenizers.Tokenizer`` gives the ids that a call of a tokenizer of transformers gives."""
-    for given in _samples(tokenizer):
+    for sample in _samples(tokenizer):
         try:
-            expected = tokenizer(*given, verbose=False)["input_ids"]
+            expected = tokenizer(*sample, verbose=False)["input_ids"]
         except Exception:
-            # Some classes fail on foreign vocabularies, and then no ids are the same.
+            # Some classes fail on vocabularies of other models, and then no ids are the same.
             return False
-        if converted.encode(*given).ids != expected:
+        if converted.encode(*sample).ids != expected:
             return False
     return True
 
 
-class Difference(NamedTuple):
+class TokenizerMismatch(NamedTuple):
     """The first sample that two tokenizers encode differently, its tokens by each, and how many of the samples
     differ."""
 
-    given: Given
+    sample: Sample
     by_file: str
     by_library: str
     differing: int
     samples: int
 
 
-def difference(file: Any, library: Any) -> Difference | None:
+def tokenizer_mismatch(file: Any, library: Any) -> TokenizerMismatch | None:
     """The difference of two tokenizers of transformers in ids, or in token types where the model reads them; None for
     none."""
     reads_types = "token_type_ids" in library.model_input_names
-    first: tuple[Given, tuple[Encoding | None, ...]] | None = None
-    given, count, both = _samples(library), 0, (backend_of(file), backend_of(library))
-    for each in given:
+    first: tuple[Sample, tuple[Encoding | None, ...]] | None = None
+    samples, count, both = _samples(library), 0, (backend_of(file), backend_of(library))
+    for each in samples:
         pair = tuple(_encoded(tokenizer, each) for tokenizer in both)
         ids, types = ([None if item is None else getattr(item, of) for item in pair] for of in ("ids", "type_ids"))
         if ids[0] != ids[1] or (reads_types and types[0] != types[1]):
@@ -123,17 +123,17 @@ def difference(file: Any, library: Any) -> Difference | None:
     if first is None:
         return None
     # Tokens may be equal where ids or types are not.
-    said = next(
+    shown_tokens = next(
         (words for attribute in ("tokens", "ids", "type_ids") if (words := _words(attribute, *first[1]))),
         ("", ""),
     )
-    return Difference(first[0], *said, count, len(given))
+    return TokenizerMismatch(first[0], *shown_tokens, count, len(samples))
 
 
-def _encoded(tokenizer: Tokenizer, given: Given) -> Encoding | None:
+def _encoded(tokenizer: Tokenizer, sample: Sample) -> Encoding | None:
     """None where the tokenizer has no token for a part of the text, and none for unknown parts."""
     try:
-        return tokenizer.encode(*given)
+        return tokenizer.encode(*sample)
     except Exception as error:
         if type(error) is not Exception:  # tokenizers raises nothing more specific
             raise
@@ -240,7 +240,7 @@ def ignored_tokenizer_keys(tokenizer: Any, values: Mapping[str, Any], *, file: s
     if wrong:
         yield (
             f"{file} has added_tokens_decoder with tokens that the tokenizer has not, or finds elsewhere in a text: "
-            f"{several(wrong, most=6)}. If the model was trained with them, add them to tokenizer.json."
+            f"{listing(wrong, limit=6)}. If the model was trained with them, add them to tokenizer.json."
         )
 
 

@@ -12,8 +12,8 @@ from hdexport.checkpoint import bge_m3
 from hdexport.checkpoint.adapters import ADAPTER_CONFIG
 from hdexport.checkpoint.sentence_modules import module_folders
 from hdexport.checkpoint.weight_files import stored_weights
-from hdexport.support.json_files import read_object, several, shown
-from hdruntime.errors import ModelError
+from hdexport.support.json_files import listing, read_object, shown
+from hdruntime.errors import Message, ModelError
 
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
@@ -46,13 +46,13 @@ _SETFIT = "model_head"
 """Stem of SetFit's classifier of a sentence's vector."""
 
 
-def unread_weights(checkpoint: Checkpoint) -> Iterator[str]:
+def unread_weights(checkpoint: Checkpoint) -> Iterator[Message]:
     """A line for each kind of files whose tensors no bundle of the checkpoint has."""
     unread = [file.relative_to(checkpoint.path) for file in _unread(checkpoint)]
     of_bge_m3 = [file for file in unread if str(file) in bge_m3.HEADS.values()]
     of_setfit = [file for file in unread if file.stem == _SETFIT]
     if of_bge_m3:
-        yield f"{_listed(of_bge_m3)}: BGE-M3's heads for sparse and token vectors are not read. {bge_m3.HINT}"
+        yield (f"{_listed(of_bge_m3)}: BGE-M3's heads for sparse and token vectors are not read. ", *bge_m3.HINT)
     for file in of_setfit:
         yield f"{file} is left out: a bundle gives the vectors that the classifier takes, and not its labels."
     others = [file for file in unread if file not in (*of_bge_m3, *of_setfit)]
@@ -64,7 +64,7 @@ def unread_weights(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _listed(files: list[Path]) -> str:
-    return several([shown(file) for file in files], most=_MOST_NAMED)
+    return listing([shown(file) for file in files], limit=_MOST_NAMED)
 
 
 def _unread(checkpoint: Checkpoint) -> Iterator[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.support.json_files import read_object, refuse_pointer, shown
-from hdruntime.errors import HdexportError, InputError, ModelError
+from hdruntime.errors import HdexportError, InputError, ModelError, Setting
 from hdruntime.folders import require_readable
 from hdruntime.optional import require
 
@@ -55,15 +55,15 @@ def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, 
 
 def stored_weights(files: Iterable[Path]) -> dict[str, StoredWeight]:
     """Name -> type and shape of each weight; no weight is read."""
-    found: dict[str, StoredWeight] = {}
+    weights: dict[str, StoredWeight] = {}
     for file in files:
         for name, weight in _headers(file).items():
-            if name in found:
+            if name in weights:
                 raise ModelError(
                     f"{file.parent} holds the weight {shown(name)} twice.", hint="Download the model again."
                 )
-            found[name] = weight
-    return found
+            weights[name] = weight
+    return weights
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
@@ -96,8 +96,9 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
             raise pickles_refused(directory)
         if not name.endswith((".safetensors", ".bin")):
             raise ModelError(
-                f"{index} names {shown(name)}; weights are read from .safetensors files and, with --allow-pickle, "
-                "from .bin files.",
+                f"{index} names {shown(name)}; weights are read from .safetensors files and, with ",
+                Setting("allow_pickle", True),
+                ", from .bin files.",
                 hint="Convert the model to safetensors.",
             )
     return tuple(directory / name for name in names)
@@ -107,7 +108,7 @@ def pickles_refused(directory: Path) -> ModelError:
     """The error of a directory whose weights are a pickle that is not allowed."""
     return ModelError(
         f"{directory} holds its weights as a pickle (.bin), which can run code when it is read.",
-        hint="Convert it to safetensors, or, if you trust its origin, add --allow-pickle.",
+        hint=("Convert it to safetensors, or, if you trust its origin, use ", Setting("allow_pickle", True), "."),
     )
 
 

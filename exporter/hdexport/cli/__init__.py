@@ -27,7 +27,7 @@ from hdexport.cli.process import (
     want_of_memory,
 )
 from hdexport.support.process_settings import heed_quota
-from hdruntime.errors import HdexportError
+from hdruntime.errors import HdexportError, Setting
 from hdruntime.optional import missing_dependency
 from hdruntime.os_errors import explained
 
@@ -131,6 +131,8 @@ class _StandardError(logging.Handler):
     """Writes to the standard error of the moment: a process may run several commands, each with another."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.args, tuple):
+            record.args = tuple(flag(each) if isinstance(each, Setting) else each for each in record.args)
         try:
             print(self.format(record), file=sys.stderr, flush=True)
         except Exception:

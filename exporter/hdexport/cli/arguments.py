@@ -258,8 +258,8 @@ def path_or_url(text: str) -> str:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
-        said = " ".join(explained(error, otherwise="Check the path.").split("\n"))
-        raise argparse.ArgumentTypeError(f"{text!r:.300} cannot be opened: {said}") from None
+        reason = " ".join(explained(error, otherwise="Check the path.").split("\n"))
+        raise argparse.ArgumentTypeError(f"{text!r:.300} cannot be opened: {reason}") from None
     except ValueError as error:  # a byte 0, or characters that are none
         raise argparse.ArgumentTypeError(f"{text!r:.300} is no path: {error}; give one without it") from None
     return text
@@ -349,13 +349,13 @@ def _is_given(value: object) -> bool:
 def refuse_engine_options(options: argparse.Namespace, *, why: str, kernels: Sequence[str] = ()) -> None:
     """Refuse options that describe an engine where none is built, and say why that is, but for `kernels`, those that
     kernels without an engine have."""
-    given = [
+    used = [
         f"--{name.replace('_', '-')}"
         for name in _ENGINE_OPTIONS
         if name not in kernels and _is_given(getattr(options, name))
     ]
-    if given:
+    if used:
         raise InputError(
-            f"{', '.join(given)} describes an engine, but no engine is built: {why}.",
+            f"{', '.join(used)} describes an engine, but no engine is built: {why}.",
             hint="Leave it out, or ask for an engine: --target tensorrt-rtx",
         )

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hdexport.bench.results.formatting import bytes_text, columns_of, error_text, ms_text, number_text, outputs_text
-from hdexport.bench.results.result import BenchResult, CaseResult, CaseState, Status
+from hdexport.bench.results.result import BenchResult, CaseResult, CaseState, RunStatus
 from hdexport.bench.results.summary import notes
 from hdexport.bench.run.preparation import Watcher
 from hdexport.cli.progress import StatusLine
@@ -70,7 +70,7 @@ class BenchTable(Watcher):
         self._cases = {key: case, **{other: row for other, row in self._cases.items() if other != key}}
         self._done[key] += 1
         rounds_left = self._rounds - self._done[key]
-        is_over = case.status is not Status.OK or rounds_left <= 0
+        is_over = case.status is not RunStatus.OK or rounds_left <= 0
         self._line.did(_size(key), left_out=rounds_left * _size(key) if is_over else 0)
         if is_over and self._has_lines:
             # Flushed, so that a reader of a pipe sees each case when it ends.
@@ -154,7 +154,7 @@ def _cases_table(result: BenchResult, batch: int, names: Sequence[str]) -> Table
         cases = [case for case in every if case is not None]
         for case in cases:
             shown = str(tokens) if case is cases[0] else ""
-            failure = [case.status.value] if case.status is not Status.OK else []
+            failure = [case.status.value] if case.status is not RunStatus.OK else []
             texts = failure or [column.text(case) for column in columns]
             cells = [Text(text, style=_STYLES.get(case.state, "yellow")) for text in texts]
             table.add_row(shown, Text(case.series), *cells, end_section=case is cases[-1])

@@ -250,6 +250,7 @@ def _print_summary(output: Path, manifest: Manifest, *, graphs: Sequence[str]) -
     if manifest.tokenizer is not None:
         print(f"Run:         hdexport run {place} INPUT -o OUTPUT")
     positions = manifest.positions
-    # Only embeddings can be evaluated without labels.
-    if positions.rows > positions.base and TASKS[manifest.task].vectors == "texts":
+    # Only embeddings can be evaluated without labels, and texts need a tokenizer.
+    embeds_texts = manifest.tokenizer is not None and TASKS[manifest.task].vectors == "texts"
+    if embeds_texts and positions.rows > positions.base:
         print(f"Evaluate:    hdexport quality {place} --texts FILE")

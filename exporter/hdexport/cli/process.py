@@ -215,22 +215,22 @@ def whole_or_nothing(output: Path) -> contextlib.AbstractContextManager[None]:
 
 def _identity(directory: Path) -> tuple[int, int] | None:
     try:
-        found = directory.stat()
+        stat = directory.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_ctime_ns
+    return stat.st_ino, stat.st_ctime_ns
 
 
 def want_of_memory(error: Exception) -> str | None:
     """A message if the error is about a lack of memory, else None."""
     text = str(error)
     if not (
-        isinstance(error, MemoryError) or says_out_of_memory(text) or any(said in text for said in _ALSO_OUT_OF_MEMORY)
+        isinstance(error, MemoryError) or says_out_of_memory(text) or any(part in text for part in _ALSO_OUT_OF_MEMORY)
     ):
         return None
     # NumPy's message is a page about broken installations, which ends with the error.
-    said = next((line for line in reversed(text.splitlines()) if line.strip()), "Python could not allocate any")
-    return f"There is not enough memory: {said}\n{_advice()}"
+    detail = next((line for line in reversed(text.splitlines()) if line.strip()), "Python could not allocate any")
+    return f"There is not enough memory: {detail}\n{_advice()}"
 
 
 def interrupted_by_openblas() -> str | None:

@@ -14,9 +14,11 @@ from rich.console import Console, RenderableType
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from hdexport.cli.flags import flag
 from hdexport.cli.verification_table import outcome_line, print_verification
 from hdexport.support.progress import Progress
 from hdruntime.bundle.verification import Status
+from hdruntime.errors import Message, write
 
 if TYPE_CHECKING:
     from hdexport.support.check import Check
@@ -121,9 +123,9 @@ class TerminalProgress(Progress):
     def detail(self, text: str, done: int, total: int) -> None:
         self._line.show(f"{self._title}: {text} {done}/{total}")
 
-    def result(self, line: str) -> None:
+    def result(self, message: Message) -> None:
         # flush, so that a reader of a pipe sees a check when it is made.
-        print(line, flush=True)
+        print(write(message, flag), flush=True)
 
     def check(self, outcome: Check | Skip) -> None:
         if outcome.status in self.listed:

@@ -132,11 +132,11 @@ def _show(result: QualityResult) -> None:
     for bundle, precision in {score.bundle: score.precision for score in result.scores}.items():
         if precision is not Precision.FLOAT32:
             print(f"{bundle} computed in {precision.value}.")
-    for bundle, number in result.cut_texts.items():
+    for bundle, number in result.truncated_texts.items():
         if number:
-            print(f"{bundle} takes fewer tokens than {number} of them have: they were cut.")
+            print(f"{bundle} takes fewer tokens than {number} texts have: these texts were truncated.")
     print()
-    # The same for a pipe and a narrow terminal: rows of a table must stay whole.
+    # A pipe and a small terminal, too: rows of a table must stay whole.
     console = Console(highlight=False, markup=False, emoji=False, width=max(Console().width, 100))
     console.print(_table(result))
 
@@ -144,7 +144,7 @@ def _show(result: QualityResult) -> None:
 def _table(result: QualityResult) -> Table:
     from rich.table import Table
 
-    several = len(result.cut_texts) > 1
+    several = len(result.truncated_texts) > 1
     table = Table(
         box=None, pad_edge=False, header_style="dim", title="MRR@10", title_justify="left", title_style="bold"
     )
@@ -160,6 +160,6 @@ def _rows(result: QualityResult) -> Iterator[list[str]]:
     of_row: dict[tuple[str, str], list[str]] = {}
     for number, score in enumerate(result.scores):
         difference = "" if number < len(result.queries) else f"  {score.difference}"
-        of_row.setdefault((score.bundle, score.way.value), []).append(f"{score.mrr.value:.2f}{difference}")
-    for (bundle, way), cells in of_row.items():
-        yield [f"{bundle}, {way}" if len(result.cut_texts) > 1 else way, *cells]
+        of_row.setdefault((score.bundle, score.mode.value), []).append(f"{score.mrr.value:.2f}{difference}")
+    for (bundle, mode), cells in of_row.items():
+        yield [f"{bundle}, {mode}" if len(result.truncated_texts) > 1 else mode, *cells]

@@ -105,24 +105,24 @@ def outcome_line(outcome: Check | Skip) -> str:
     return "  ".join(parts)
 
 
-def overflow_text(found: Fp16Overflow) -> str:
+def overflow_text(overflow: Fp16Overflow) -> str:
     """The largest activation of a float16 graph, in words."""
-    largest = "infinity or NaN" if found.largest is None else f"{found.largest:,.5g}"
-    where = f"{found.operator} {found.node}" + (f" of {found.module}" if found.module else "")
-    tokens = ", ".join(map(str, found.tokens))
-    return f"largest activation {largest}, limit {found.limit:,.0f} ({where}, {found.text} of {tokens} tokens)"
+    largest = "infinity or NaN" if overflow.largest is None else f"{overflow.largest:,.5g}"
+    where = f"{overflow.operator} {overflow.node}" + (f" of {overflow.module}" if overflow.module else "")
+    tokens = ", ".join(map(str, overflow.tokens))
+    return f"largest activation {largest}, limit {overflow.limit:,.0f} ({where}, {overflow.text} of {tokens} tokens)"
 
 
 def _subject(skips: list[Skip]) -> str:
     graphs = ", ".join(dict.fromkeys(skip.graph for skip in skips if skip.graph is not None)) or "all graphs"
-    given = list(dict.fromkeys(skip.case for skip in skips if skip.case is not None))
-    if not given:
+    cases = list(dict.fromkeys(skip.case for skip in skips if skip.case is not None))
+    if not cases:
         return graphs
-    if len(given) == 1:
-        return f"{graphs}, {_case(given[0])}"
-    tokens = sorted({case.tokens for case in given})
+    if len(cases) == 1:
+        return f"{graphs}, {_case(cases[0])}"
+    tokens = sorted({case.tokens for case in cases})
     lengths = f"{tokens[0]} to {tokens[-1]}" if len(tokens) > 1 else f"{tokens[0]}"
-    return f"{graphs}, {len(given)} cases of {lengths} tokens"
+    return f"{graphs}, {len(cases)} cases of {lengths} tokens"
 
 
 def _case(case: Case) -> str:

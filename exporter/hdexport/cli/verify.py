@@ -17,7 +17,7 @@ from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, local_path, 
 from hdexport.cli.process import outlive_readers
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import backend_names, computing_in
-from hdruntime.errors import InputError, VerificationError
+from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     from hdruntime.bundle.reader import Bundle
@@ -95,26 +95,26 @@ def run(options: argparse.Namespace) -> int:
         reference = reference_of(bundle, find_checkpoint(model, trust=trust_of(options)))
         progress.step("Verifying against PyTorch")
         backend = options.backend
-        found = verify_bundle(
+        verification = verify_bundle(
             bundle, reference, grid=grid, precisions=precisions, backend=backend, longest=longest, progress=progress
         )
         if backend is None:
-            found = with_texts(found, bundle, reference, progress=progress)
-            found = with_code(found, bundle.manifest, reference, progress=progress)
+            verification = with_texts(verification, bundle, reference, progress=progress)
+            verification = with_code(verification, bundle.manifest, reference, progress=progress)
         fp16_overflow = check_fp16_overflow(bundle)
-        record = dataclasses.replace(found.record(), passed=found.passed and fp16_overflow.problem is None)
+        passed = verification.passed and fp16_overflow.problem is None
+        record = dataclasses.replace(verification.record(), passed=passed)
         progress.verified(record, fp16_overflow.record)
     if options.json:
-        checks = [check.record() for check in found.all_checks]
+        checks = [check.record() for check in verification.all_checks]
         print(json.dumps({**dataclasses.asdict(record), "problem": fp16_overflow.problem, "checks": checks}, indent=2))
     elif not options.quiet:
-        print("".join(f"{hint}\n" for hint in found.hints), end="")
+        print("".join(f"{hint}\n" for hint in verification.hints), end="")
     # After the findings are printed: a bundle may be read-only.
     manifest = dataclasses.replace(bundle.manifest, verification=record, fp16_overflow=fp16_overflow.record)
     write_manifest(bundle.path, manifest)
-    if fp16_overflow.problem is not None:
-        raise VerificationError(fp16_overflow.problem)
-    return 0 if found.passed else 1
+    fp16_overflow.require_passed()
+    return 0 if verification.passed else 1
 
 
 def _precisions(bundle: Bundle, asked: str | None) -> tuple[Precision, ...] | None:

@@ -12,7 +12,7 @@ import torch
 from hdexport.attention.dense.model import DenseMask
 from hdexport.families.rembert import WHY_NOT_CONVERTED, query_projections
 from hdexport.model.family import Family
-from hdexport.model.rotary import RotaryTable, turned
+from hdexport.model.rotary import RotaryTable, rotated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,9 +62,9 @@ class _SelfAttention(torch.nn.Module):
             for project in (self.query, self.key, self.value)
         )
         sine, cosine = sinusoidal_pos.squeeze(1).unsqueeze(2).chunk(2, dim=-1)  # [1, tokens, 1, head_dim]
-        query, key = turned(query, cosine, sine), turned(key, cosine, sine)
+        query, key = rotated(query, cosine, sine), rotated(key, cosine, sine)
         if self.turns_values:
-            value = turned(value, cosine, sine).unflatten(3, (2, -1)).transpose(3, 4).flatten(3)
+            value = rotated(value, cosine, sine).unflatten(3, (2, -1)).transpose(3, 4).flatten(3)
         attended = attention_mask.attend(self, query, key, value, self.head_dim**-0.5)
         return attended.flatten(2), None
 

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _IMPLEMENTATION = "hdexport"
-"""Name under which the library's interface of experts knows us."""
+"""Name of hdexport's implementation in transformers' experts interface."""
 
 
 def use_chosen_experts(model: PreTrainedModel) -> None:
     """Make a model's experts traceable for any number of tokens, in place; nothing changes without experts.
 
-    The library's own code loops over the experts that some token chose, sorts tokens by expert, or gathers a copy of an
+    transformers' code loops over the experts that some token chose, sorts tokens by expert, or gathers a copy of an
     expert's weights for each token. Here the loop is over all experts, so that a graph has it, and an expert without
-    tokens multiplies an empty matrix. Only experts of the library's interface are reached.
+    tokens multiplies an empty matrix. Only experts of transformers' experts interface are reached.
     """
     for module in model.modules():
         if hasattr(module, "_is_expert_parallel"):
@@ -37,12 +37,12 @@ def _experts(module: Any, states: torch.Tensor, chosen: torch.Tensor, weights: t
     first = "gate_up_proj" if module.has_gate else "up_proj"
     for expert in range(module.num_experts):
         rows, places = torch.where(chosen == expert)
-        found = _linear(module, first, expert, states[rows])
-        found = module._apply_gate(found) if module.has_gate else module.act_fn(found)
-        found = _linear(module, "down_proj", expert, found)
+        hidden = _linear(module, first, expert, states[rows])
+        hidden = module._apply_gate(hidden) if module.has_gate else module.act_fn(hidden)
+        hidden = _linear(module, "down_proj", expert, hidden)
         if module.has_post_expert_norm:
-            found = module.post_expert_norm(found)
-        added = total[rows] + found * weights[rows, places].unsqueeze(-1)
+            hidden = module.post_expert_norm(hidden)
+        added = total[rows] + hidden * weights[rows, places].unsqueeze(-1)
         # No row is there twice, so that no backend has to add while it writes.
         total = total.index_put((rows,), added.to(total.dtype))
     return total

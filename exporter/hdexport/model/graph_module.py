@@ -148,24 +148,24 @@ def graph_inputs(
         token_types: how many the model has; 0 where there is no choice of several, and no input.
         token_type_separator_id: where a caller gives none, they are 0 up to the first token of that id, 1 after it;
             None: they are 0.
-        pools_prompts: whether all real tokens are pooled; else an input marks them.
-        sees_all: whether tokens attend to all real tokens; else an input marks them.
+        pools_prompts: whether all real tokens are pooled; else an input is their mask.
+        sees_all: whether tokens attend to all real tokens; else an input is their mask.
         others: of the model's attention.
     """
     types = Default(fill=Fill.ZEROS)
     if token_type_separator_id is not None:
         types = Default(fill=Fill.AFTER_TOKEN, token_id=token_type_separator_id)
-    found = [
+    inputs = [
         _input("input_ids", Role.IDS, Default(fill=Fill.REQUIRED)),
         _input("attention_mask", Role.MASK, Default(fill=Fill.ONES)),
     ]
     if token_types:
-        found.append(_input("token_type_ids", Role.TOKEN_TYPES, types, bound=token_types))
+        inputs.append(_input("token_type_ids", Role.TOKEN_TYPES, types, bound=token_types))
     if not pools_prompts:
-        found.append(_input("pooling_mask", Role.POOLED, Default(fill=Fill.ONES)))
+        inputs.append(_input("pooling_mask", Role.POOLED, Default(fill=Fill.ONES)))
     if not sees_all:
-        found.append(_input("attended_mask", Role.ATTENDED, Default(fill=Fill.ONES)))
-    return (*found, *others)
+        inputs.append(_input("attended_mask", Role.ATTENDED, Default(fill=Fill.ONES)))
+    return (*inputs, *others)
 
 
 def _input(name: str, role: Role, default: Default, bound: int | None = None) -> InputSpec:

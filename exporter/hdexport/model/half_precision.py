@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from hdruntime.bundle.manifest import Dtype
-from hdruntime.errors import ExportError
+from hdruntime.errors import ExportError, Message, Setting
 
 _WEIGHTS_AROUND_ZERO = ("Gemma3RMSNorm",)
-"""The library's normalisations by the root mean square whose factor is the weight plus 1."""
+"""RMSNorm classes of transformers whose factor is the weight plus 1."""
 
 _WEIGHTS_IF_ANY = ("EmbeddingGemma2RMSNorm", "NeoMMERMSNorm")
 """Normalisations whose weight, if there is one, is the factor; without a weight, they compute in float32 themselves."""
@@ -19,7 +19,7 @@ _WEIGHTS_IF_ANY = ("EmbeddingGemma2RMSNorm", "NeoMMERMSNorm")
 _SHRUNK = 2.0**-6
 """Factor of float16 weights whose products become states, which float32 undoes.
 
-Models of this kind were trained in bfloat16, and their states go beyond 65504; the library keeps the second layer of
+Models of this kind were trained in bfloat16, and their states go beyond 65504; transformers keeps the second layer of
 T5's feed-forward networks in float32 for that. A power of two changes no weight but those below 2^-8, and these by no
 more than 2^-19, which is 1/2000, float16's own precision, of a usual weight of 2^-8 or more.
 """
@@ -43,7 +43,7 @@ class RootMeanSquareNorm(torch.nn.Module):
     """States divided by the root of their mean square: no mean is subtracted, and no bias added.
 
     Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4, with a root and a quotient. ONNX
-    Runtime makes one operator of a root and a quotient, and none of the library's reciprocal root. `weight`, [width],
+    Runtime makes one operator of a root and a quotient, and none of transformers' reciprocal root. `weight`, [width],
     and `epsilon` are the original's, which may be one of these, unless given.
     """
 
@@ -63,7 +63,7 @@ class RootMeanSquareNorm(torch.nn.Module):
 def float32_norm(module: torch.nn.Module) -> torch.nn.Module | None:
     """A module that takes the place of a normalisation; None for any other module.
 
-    Normalisations by the root mean square are known by what all of the library's have, and nothing else has: a weight
+    RMSNorm modules are recognised by what all of transformers' have, and nothing else has: a weight
     without a bias, and a ``variance_epsilon``. Normalisations that differ in that are known by name.
     """
     if isinstance(module, torch.nn.LayerNorm):
@@ -80,7 +80,7 @@ def float32_norm(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def use_root_mean_squares(module: torch.nn.Module) -> None:
-    """Replace the library's normalisations by the root mean square within a module, in place, as casting does."""
+    """Replace transformers' RMSNorm modules within a module, in place, as casting does."""
     for parent in tuple(module.modules()):
         for name, child in tuple(parent.named_children()):
             norm = None if isinstance(child, RootMeanSquareNorm) else float32_norm(child)
@@ -120,12 +120,16 @@ def _check_range(model: torch.nn.Module, precision: Dtype, *, largest: float) ->
         if weight.numel() and not weight.detach().abs().max().item() <= largest
     ]
     if outside:
-        advice = "The checkpoint holds infinite or NaN weights."
+        hint: Message = "The checkpoint holds infinite or NaN weights."
         if precision == "float16":
-            advice = "Build with --bf16, which has the range of float32."
+            hint = (
+                "Build with ",
+                Setting("precision", "bfloat16", command="build"),
+                ", which has the range of float32.",
+            )
         raise ExportError(
             f"{len(outside)} weights do not fit {precision} (at most {largest:.6g}): {', '.join(outside[:5])}.",
-            hint=advice,
+            hint=hint,
         )
 
 

@@ -23,14 +23,13 @@ stretch is a table.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hdruntime.bundle.manifest import PositionForm, Scheme
-from hdruntime.errors import ExportError, InputError, ModelError
+from hdruntime.errors import ExportError, InputError, ModelError, Setting
 
 DEFAULT_ALPHA = 0.4
 """The weight of the coarse position, as in bert4keras' ``hierarchical_position=True``."""
@@ -104,8 +103,13 @@ def extend_table(
     result[:first_row] = _cast(table[:first_row], result.dtype, "kept row", 0)
     if max_len > base and scheme not in TABLES:
         raise InputError(
-            f"--positions {scheme} chooses rows by the length of each text, which no table can do.",
-            hint="Use --positions interpolate:static, tile or hierarchical; hdexport build takes all of them.",
+            Setting("scheme", scheme),
+            " chooses rows by the length of each text, which no table can do.",
+            hint=(
+                "Use ",
+                Setting("scheme", Scheme.INTERPOLATE_STATIC),
+                ", tile or hierarchical; hdexport build takes all of them.",
+            ),
         )
     # One run of `base` positions at a time: the float64 copy stays as small as the checkpoint's table.
     for run in range(-(-max_len // base)):
@@ -176,34 +180,49 @@ def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> N
         InputError: its message says which number arrived, which fits and the option to type.
     """
     if max_len < 1:
-        raise InputError(f"--max-len {max_len} is not a number of positions. Use a whole number, 1 or more.")
+        raise InputError(parameter="max_len", value=max_len, accepted=f"1 to {LONGEST}")
     if scheme == Scheme.HIERARCHICAL:
         _check_alpha(alpha)
         if max_len > base * base:
             raise InputError(
-                f"--max-len {max_len} is above {base * base}: hierarchical positions make at most "
-                f"{base} x {base} from a checkpoint with {base}.",
-                hint=f"Use --max-len {base * base} or less, or --positions interpolate.",
+                Setting("max_len", max_len),
+                f" is above {base * base}: hierarchical positions make at most {base} x {base} from a checkpoint with "
+                f"{base}.",
+                hint=(
+                    "Use ",
+                    Setting("max_len", base * base),
+                    " or less, or ",
+                    Setting("scheme", Scheme.INTERPOLATE),
+                    ".",
+                ),
             )
     if scheme == Scheme.NONE and max_len > base:
         raise InputError(
-            f"--max-len {max_len} is above the checkpoint's {base} positions; --positions none adds none.",
-            hint=f"Use --max-len {base} or less, or --positions hierarchical (or tile, interpolate, group).",
+            Setting("max_len", max_len),
+            f" is above the checkpoint's {base} positions; ",
+            Setting("scheme", Scheme.NONE),
+            " adds none.",
+            hint=(
+                "Use ",
+                Setting("max_len", base),
+                " or less, or ",
+                Setting("scheme", Scheme.HIERARCHICAL),
+                " (or tile, interpolate, group).",
+            ),
         )
     if max_len > LONGEST:
-        raise InputError(f"--max-len {max_len} is above {LONGEST}, the most that can be built. Use less.")
+        raise InputError(parameter="max_len", value=max_len, accepted=f"1 to {LONGEST}")
 
 
 def _check_alpha(alpha: float) -> None:
-    advice = "Use a number between 0 and 1 other than 0.5, or auto."
-    if not math.isfinite(alpha):
-        raise InputError(f"--alpha {alpha} is not a finite number.", hint=advice)
     if alpha == 0.5:
         raise InputError(
-            "--alpha 0.5 gives positions (i, j) and (j, i) the same row: nothing tells them apart.", hint=advice
+            Setting("alpha", alpha),
+            " gives positions (i, j) and (j, i) the same row: nothing tells them apart.",
+            hint="Use a number between 0 and 1 other than 0.5, or auto.",
         )
     if not 0 < alpha < 1:
-        raise InputError(f"--alpha {alpha} is outside the open interval from 0 to 1.", hint=advice)
+        raise InputError(parameter="alpha", value=alpha, accepted="above 0 and below 1, and not 0.5, or auto")
 
 
 def _check_table(table: np.ndarray, first_row: int) -> int:
@@ -246,6 +265,12 @@ def _cast(rows: np.ndarray, dtype: np.dtype, what: str, number: int) -> np.ndarr
         largest = np.abs(rows[row].astype(np.float64)).max()
         raise ExportError(
             f"The embedding of {what} {number + row} reaches {largest:g}, outside {dtype.name}'s range.",
-            hint="Build with --bf16, or with neither --fp16 nor --bf16; an --alpha nearer to 0 makes new rows smaller.",
+            hint=(
+                "Use ",
+                Setting("precision", "bfloat16", command="build"),
+                " or float32; an ",
+                Setting("alpha"),
+                " nearer to 0 makes new rows smaller.",
+            ),
         )
     return result

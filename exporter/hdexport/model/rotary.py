@@ -12,7 +12,7 @@ import torch
 
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Positions
-from hdruntime.errors import InputError, ModelError
+from hdruntime.errors import InputError, ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +27,7 @@ _LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rotary positions whose frequencies change with the length of the text."""
 
 _FREQUENCIES = "inv_freq"
-"""How the library names the buffer, after the kind of layer where there are several."""
+"""How transformers names the buffer, after the kind of layer where there are several."""
 
 _FEWEST_ROWS = 2
 """Fewest rows of a table: a graph is traced with two tokens at least, and one row would be repeated for a long text."""
@@ -41,21 +41,27 @@ def check_rope_factor(factor: float, family: Family, positions: Positions, *, mo
     An InputError says that positions are learned, or that no text is longer than the trained ones; a ModelError, that
     they are computed in a way that has no base here.
     """
+    option = Setting("rope_factor", factor)
     if family.learned_positions:
         raise InputError(
-            f"--rope ntk:{factor:g} is for rotary positions, and those of {model_type} are learned.",
-            hint="Leave it out; --positions says where positions after the checkpoint's come from.",
+            option,
+            f" is for rotary positions, and those of {model_type} are learned.",
+            hint=("Leave it out; ", Setting("scheme"), " says where positions after the checkpoint's come from."),
         )
     if not family.stretches_rotary:
         why = "" if family.is_written else f": {family.why_not_tuned}"
         raise ModelError(
-            f"--rope ntk:{factor:g} cannot stretch the positions of {model_type}{why}.", hint="Leave it out."
+            option,
+            f" cannot scale the positions of {model_type}{why}.",
+            hint=("Leave ", Setting("rope_factor"), " out."),
         )
     if positions.rows <= positions.base:
         raise InputError(
-            f"--rope ntk:{factor:g} changes all answers, for texts longer than the {positions.base} tokens of "
-            f"training; --max-len {positions.rows} allows none.",
-            hint="Leave it out, or use a larger --max-len.",
+            option,
+            f" changes all outputs, for texts longer than the {positions.base} tokens of training; ",
+            Setting("max_len", positions.rows),
+            " allows none.",
+            hint=("Leave it out, or use a larger ", Setting("max_len"), "."),
         )
 
 
@@ -71,12 +77,12 @@ def stretch_rotary(model: PreTrainedModel, factor: float) -> None:
     head_dim = 2 * len(frequencies)
     theta = parameters["rope_theta"] * factor
     powers = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
-    # Rounded as the library would: an error of 1e-7 is one of 1e-3 at position 10000.
+    # Rounded as transformers would: an error of 1e-7 is one of 1e-3 at position 10000.
     setattr(rotary, name, 1.0 / theta**powers)
 
 
 def use_stretched_rotary(model: PreTrainedModel, factor: float) -> None:
-    """Stretch rotary positions by the library's own code, from a changed configuration: the reference of a bundle."""
+    """Scale rotary positions by transformers' code, from a changed configuration: the reference of a bundle."""
     base: Any = model.base_model
     _parameters(model)["rope_theta"] *= factor
     base.rotary_emb = type(base.rotary_emb)(model.config)
@@ -87,9 +93,10 @@ def _parameters(model: PreTrainedModel) -> dict[str, Any]:
     parameters = parameters.get(_LAYERS, parameters)
     if parameters["rope_type"] != "default":
         raise ModelError(
-            f"--rope ntk stretches rotary positions of the type 'default', and the checkpoint's rope_parameters have "
-            f"the rope_type {parameters['rope_type']!r}, which scales them already.",
-            hint="Leave it out.",
+            Setting("rope_factor"),
+            " scales rotary positions of the type 'default', and the checkpoint's rope_parameters have the rope_type "
+            f"{parameters['rope_type']!r}, which scales them already.",
+            hint=("Leave ", Setting("rope_factor"), " out."),
         )
     return parameters
 
@@ -97,7 +104,7 @@ def _parameters(model: PreTrainedModel) -> dict[str, Any]:
 class RotaryTable(torch.nn.Module):
     """Cosines and sines of positions from 0.
 
-    Angles are rounded to the type of the frequencies, as the library rounds them: float32 angles are off by up to
+    Angles are rounded to the type of the frequencies, as transformers rounds them: float32 angles are off by up to
     2.4e-4 at position 8191, and the model was trained with them. Their cosines and sines are computed in float64.
 
     Args:
@@ -118,14 +125,14 @@ class RotaryTable(torch.nn.Module):
 
     def forward(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the first positions, both [tokens, pairs], float32."""
-        # narrow, where slicing would clamp: a text that is too long must fail.
+        # Tensor.narrow, where slicing would clamp: a text that is too long must fail.
         return self.cosines.narrow(0, 0, tokens), self.sines.narrow(0, 0, tokens)
 
 
-def turned(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Queries or keys, [batch, tokens, heads, head_dim], turned in float32; pairs are half a head apart.
+def rotated(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rotate queries or keys, [batch, tokens, heads, head_dim], in float32; pairs are half a head apart.
 
-    They are turned in the operators that the library has, too: backends know them. Cosines and sines are
+    The operators are those of transformers, which backends know. Cosines and sines are
     [1, tokens, 1, head_dim], float32: a table's, twice side by side.
     """
     exact, pairs = states.float(), states.shape[-1] // 2
@@ -135,11 +142,11 @@ def turned(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> 
 
 
 def use_rotary_tables(model: PreTrainedModel) -> None:
-    """Replace the library's rotary embeddings, whose frequencies are in float32, by tables, in place.
+    """Replace transformers' rotary embeddings, whose frequencies are in float32, by tables, in place.
 
     The tables have as many positions as the model's configuration now says, and as the bundle serves. All layers share
-    them. Token i has position i, wherever padding is, as in the library. A ModelError refuses frequencies that depend
-    on the length of a text, and tables that the library lays out in an unknown way.
+    them. Token i has position i, wherever padding is, as in transformers. A ModelError refuses frequencies that depend
+    on the length of a text, and tables that transformers lays out in an unknown way.
     """
     parents = [
         (parent, name, child)
@@ -149,7 +156,7 @@ def use_rotary_tables(model: PreTrainedModel) -> None:
     ]
     for parent, name, rotary in parents:
         _refuse_length_dependent(rotary)
-        setattr(parent, name, _LibraryTables(rotary, int(model.config.max_position_embeddings)))
+        setattr(parent, name, _TransformersTables(rotary, int(model.config.max_position_embeddings)))
 
 
 def _kinds(module: torch.nn.Module) -> list[str]:
@@ -170,19 +177,18 @@ def _refuse_length_dependent(rotary: Any) -> None:
         )
 
 
-class _Answers:
+class _LatestTables:
     """The tables of the last batch. Not a module, so that nothing takes a batch for a part of the model."""
 
     position_ids: torch.Tensor | None = None
     of_kind: dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-class _LibraryTables(torch.nn.Module):
-    """Answers as a rotary embedding of the library, in float32 and from tables.
+class _TransformersTables(torch.nn.Module):
+    """A rotary embedding with the interface of transformers, in float32 and from tables.
 
-    The library asks for one kind of layer after the other in the order of a set, which is another in every process. The
-    first request for a batch is answered for all kinds, in one order, so that a checkpoint always becomes the same
-    graph.
+    transformers asks for one kind of layer after the other in the order of a set, which is another in every process.
+    The first request for a batch computes all kinds, in one order, so that a checkpoint always becomes the same graph.
     """
 
     def __init__(self, rotary: Any, positions: int) -> None:
@@ -191,16 +197,16 @@ class _LibraryTables(torch.nn.Module):
         for kind in self._kinds:
             _check_layout(rotary, kind)
             self.add_module(_table_name(kind), _table(rotary, kind, positions))
-        self._answers = _Answers()
+        self._latest = _LatestTables()
 
     def forward(
         self, hidden_states: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, both [1, tokens, numbers that turn]; of the positions, only their number is looked at."""
-        if position_ids is not self._answers.position_ids:
-            self._answers.position_ids = position_ids
-            self._answers.of_kind = {kind: self._of_kind(kind, position_ids.shape[-1]) for kind in self._kinds}
-        return self._answers.of_kind[layer_type or ""]
+        """Cosines and sines, both [1, tokens, rotary_dim]; of the positions, only their number is looked at."""
+        if position_ids is not self._latest.position_ids:
+            self._latest.position_ids = position_ids
+            self._latest.of_kind = {kind: self._of_kind(kind, position_ids.shape[-1]) for kind in self._kinds}
+        return self._latest.of_kind[layer_type or ""]
 
     def _of_kind(self, kind: str, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         cosines, sines = getattr(self, _table_name(kind))(tokens)
@@ -218,15 +224,15 @@ def _table(rotary: Any, kind: str, positions: int) -> RotaryTable:
 
 
 def _of_heads(table: torch.Tensor) -> torch.Tensor:
-    """[positions, numbers that turn], of a value per pair, [positions, pairs]: pairs are half a head apart."""
+    """[positions, rotary_dim], of a value per pair, [positions, pairs]: pairs are half a head apart."""
     return torch.cat((table, table), dim=-1)
 
 
 def _check_layout(rotary: Any, kind: str) -> None:
     """Refuse, by a ModelError, an embedding that lays out its cosines in another way than `_of_heads`."""
     positions = torch.arange(_PROBED_POSITIONS)
-    asked = (torch.zeros(1, _PROBED_POSITIONS, 1), positions[None])
-    theirs = rotary(*asked, kind) if kind else rotary(*asked)
+    arguments = (torch.zeros(1, _PROBED_POSITIONS, 1), positions[None])
+    theirs = rotary(*arguments, kind) if kind else rotary(*arguments)
     ours = _table(rotary, kind, _PROBED_POSITIONS)(_PROBED_POSITIONS)
     if not all(_agree(_of_heads(table), other) for table, other in zip(ours, theirs, strict=True)):
         raise ModelError(
@@ -237,5 +243,5 @@ def _check_layout(rotary: Any, kind: str) -> None:
 
 
 def _agree(table: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether the library's first positions are the table's; it may repeat them for each text."""
+    """Whether transformers' first positions are the table's; it may repeat them for each text."""
     return table.shape == theirs.shape[-2:] and torch.allclose(theirs.float(), table.expand_as(theirs), atol=1e-5)

@@ -54,10 +54,10 @@ class _TextMask:
 
     mask: torch.Tensor
 
-    def note(self, model: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def note(self, model: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Look at a model's arguments, as a forward pre-hook."""
-        ids = named["input_ids"] if "input_ids" in named else given[0]
-        mask = named.get("attention_mask", given[1] if len(given) > 1 else None)
+        ids = named["input_ids"] if "input_ids" in named else arguments[0]
+        mask = named.get("attention_mask", arguments[1] if len(arguments) > 1 else None)
         self.mask = torch.ones_like(ids) if mask is None else mask
 
 
@@ -78,22 +78,22 @@ class PositionsByLength(torch.nn.Module):
         """Look up each token's position: [batch, tokens, width], of the table's dtype.
 
         Of the rows, [1 or batch, tokens], only the number of tokens is looked at, which may exceed the text's, where
-        the library pads on its own.
+        transformers pads by itself.
         """
         mask = self._text.mask.to(torch.int64)
         place = (mask.cumsum(1) - 1).clamp(min=0)  # [batch, tokens]
         base = len(self.weight)
         length = mask.sum(1, keepdim=True).clamp(min=base)  # [batch, 1]
         if self.scheme is Scheme.GROUP:
-            found = self._row(place // ((length + (base - 1)) // base))
+            result = self._row(place // ((length + (base - 1)) // base))
         else:
             # In integers, which are exact at any length and equal on every backend.
             row = place * base // length
             weight = ((place * base - row * length).float() / length.float()).unsqueeze(-1)
             low, high = self._row(row).float(), self._row((row + 1).clamp(max=base - 1)).float()
-            found = (low + weight * (high - low)).to(self.weight.dtype)
+            result = (low + weight * (high - low)).to(self.weight.dtype)
         extra = rows.shape[1] - mask.shape[1]
-        return found if extra == 0 else torch.nn.functional.pad(found, (0, 0, 0, extra))
+        return result if extra == 0 else torch.nn.functional.pad(result, (0, 0, 0, extra))
 
     def _row(self, row: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.embedding(row, self.weight)
@@ -132,7 +132,7 @@ class _FirstRows(torch.nn.Module):
         self.weight = table.weight
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        # narrow, where slicing would clamp the length to the table and hide an input that is too long.
+        # Tensor.narrow, where slicing would clamp the length to the table and hide an input that is too long.
         return self.weight.narrow(0, 0, rows.shape[-1]).unsqueeze(0)
 
 
@@ -278,7 +278,7 @@ def fold_token_types(model: PreTrainedModel, family: Family) -> bool:
 
 
 def fuse_gelu(model: torch.nn.Module) -> None:
-    """Make the GELU of a tanh, which the library writes out in powers and products, ONNX's ``Gelu``, in place.
+    """Make the GELU of a tanh, which transformers writes out in powers and products, ONNX's ``Gelu``, in place.
 
     The library's code takes eight passes over the widest states, between the layers; ``Gelu`` takes one.
     """

@@ -113,7 +113,7 @@ def unread_head(architectures: list[str]) -> str | None:
     Args:
         architectures: as of `infer_task`.
     """
-    read = [ending for traits in TASKS.values() for ending in traits.architectures]
+    read = [suffix for traits in TASKS.values() for suffix in traits.architectures]
     if any(architecture.endswith(tuple(read)) for architecture in architectures):
         return None
     return next((name for name in architectures if _HAS_HEAD.search(name)), None)
@@ -147,11 +147,11 @@ def model_class(config: PreTrainedConfig, *, family: Family, task: Task) -> Any:
 
 def tasks_with_class(config: PreTrainedConfig, *, family: Family) -> tuple[Task, ...]:
     """The tasks of `ENCODER_TASKS` that `model_class` has a class for."""
-    found = []
+    tasks = []
     for task in ENCODER_TASKS:
         try:
             model_class(config, family=family, task=task)
         except KeyError:
             continue
-        found.append(task)
-    return tuple(found)
+        tasks.append(task)
+    return tuple(tasks)

@@ -95,16 +95,14 @@ class BuildOptions:
             )
         if self.ffn_chunk is not None and not 1 <= self.ffn_chunk <= LONGEST:
             raise InputError(
-                f"--ffn-chunk is {self.ffn_chunk}; a chunk has 1 to {LONGEST} tokens.",
-                hint="Give a number such as 256, or leave it out: feed-forward networks then compute all tokens at "
-                "once.",
+                parameter="ffn_chunk",
+                value=self.ffn_chunk,
+                accepted=f"1 to {LONGEST} tokens",
+                hint="Leave it out to compute all tokens of a feed-forward network at once.",
             )
         require_utf8(self.output)
         if self.int8 is not None:
             self.int8.check()
         # A graph for one token could not be told from a graph for any number of them.
         if self.recurrence is not None and not 2 <= self.recurrence <= LONGEST:
-            raise InputError(
-                f"--recurrence is {self.recurrence}; a model remembers 2 to {LONGEST} tokens.",
-                hint="Give a number such as 512, or leave it out.",
-            )
+            raise InputError(parameter="recurrence", value=self.recurrence, accepted=f"2 to {LONGEST} tokens")

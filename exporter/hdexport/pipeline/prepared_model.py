@@ -18,7 +18,7 @@ from hdexport.model.carried_states import counts_tokens
 from hdexport.pipeline.options import BuildOptions
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Positions, Task
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting, joined
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +43,7 @@ def extended_positions(
     if choice.remark:
         progress.result(choice.remark)
     if choice.force:
-        progress.result(f"Positions: {choice.describe()} ({choice.reason}); {choice.force}")
+        progress.result(joined(f"Positions: {choice.describe()} ({choice.reason}); ", choice.force))
     positions = extend_positions(
         model,
         checkpoint.family,
@@ -88,9 +88,9 @@ def attention_of_model(
     extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
     if extension is not None and extension.attention is not None and not options.attention:
         logger.warning(
-            "The checkpoint's positions were tuned with --attention %s, and this bundle attends as the model did "
-            "before: build with that option.",
-            extension.attention,
+            "The checkpoint's positions were tuned with %s, and this bundle has the model's attention: build with that "
+            "option.",
+            Setting("attention", extension.attention),
         )
     conversions = attention_conversions(options.attention, context)
     for conversion in conversions.values():
@@ -137,7 +137,7 @@ def graph_module(
         raise InputError(
             "The model's scores are of a vector that is pooled of all tokens of a pair, and a model with a memory sees "
             "a segment of them.",
-            hint="Leave --recurrence out, and set mem_len to null where config.json has it.",
+            hint=("Leave ", Setting("recurrence"), " out, and set mem_len to null where config.json has it."),
         )
     token_types = number_of_token_types(model, family, run_as)
     folded_token_types = not token_types and fold_token_types(model, family)

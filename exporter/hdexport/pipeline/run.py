@@ -24,14 +24,14 @@ from hdexport.pipeline.portable_graph import manifest_of_graph, portable_graph
 from hdexport.pipeline.prepared_model import attention_of_model, extended_positions, graph_module
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal, write_manifest
 from hdexport.support.process_settings import rare_garbage_collection
-from hdexport.support.progress import Progress
+from hdexport.support.progress import Progress, warn
 from hdexport.verify.checks import Verification
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import Backend, Manifest, PositionForm, Positions
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import PairTemplate
 from hdruntime.bundle.staging import staged_directory
-from hdruntime.errors import InputError, VerificationError
+from hdruntime.errors import InputError, Message, Setting, VerificationError, joined
 
 logger = logging.getLogger(__package__)
 
@@ -102,10 +102,10 @@ def _open(directory: Path) -> None:
 
 def _checkpoint(options: BuildOptions) -> Checkpoint:
     # Not found again: on the hub, a branch may have moved since.
-    found = options.model
-    if not isinstance(found, Checkpoint):
-        found = find_checkpoint(found, trust=options.trust)
-    return found.with_source(options.tokenizer).with_adapter(options.adapter)
+    checkpoint = options.model
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = find_checkpoint(checkpoint, trust=options.trust)
+    return checkpoint.with_source(options.tokenizer).with_adapter(options.adapter)
 
 
 def _grid(checkpoint: Checkpoint, options: BuildOptions) -> Grid | None:
@@ -117,9 +117,10 @@ def _grid(checkpoint: Checkpoint, options: BuildOptions) -> Grid | None:
         return Grid.FULL
     if not options.unverified:
         raise InputError(
-            f"--verify none leaves out the comparison with PyTorch, which is all that is known of a {model_type}: no "
-            "family was written and tested for it.",
-            hint="Leave it out, or add --unverified, which the bundle's manifest keeps.",
+            Setting("verify", None),
+            f" leaves out the comparison with PyTorch, which is all that is known of a {model_type}: no family was "
+            "written and tested for it.",
+            hint=("Leave it out, or add ", Setting("unverified", True), ", which the bundle's manifest keeps."),
         )
     return None
 
@@ -149,12 +150,13 @@ def _write_graphs(
     expansion = sentence.multi_vector.expansion if sentence and sentence.multi_vector else None
     if expansion is not None and expansion.length > options.max_len:
         raise InputError(
-            f"--max-len is {options.max_len}, and the model expands every query to {expansion.length} tokens.",
-            hint=f"Give {expansion.length} or more.",
+            Setting("max_len", options.max_len),
+            f" is too short: the model expands every query to {expansion.length} tokens.",
+            hint=("Use ", Setting("max_len", expansion.length), " or more."),
         )
     sees_all = expansion is None or expansion.attend
     for line in ignored_keys(checkpoint, task):
-        logger.warning("%s", line)
+        warn(logger, line)
     model = checkpoint.load(task, report=progress.result)
     positions = extended_positions(model, checkpoint, choice, options, progress)
     query_scale = LogScale.of_positions(positions)
@@ -180,7 +182,7 @@ def _write_graphs(
     request = GraphRequest(options.precision, manifest.num_layers, options.ffn_chunk)
     lowered = [target.write(portable, directory, request) for target in targets_named([ONNX, *options.targets])]
     if options.ffn_chunk is not None and options.engines.variants:
-        progress.result("--ffn-chunk is for ONNX Runtime; engines compute feed-forward networks whole.")
+        progress.result((Setting("ffn_chunk"), " is for ONNX Runtime; engines compute feed-forward networks whole."))
     engines = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
     engine_builder.write_kernels(directory, manifest=manifest, progress=progress)
     graphs = (*manifest.graphs, *itertools.chain.from_iterable(lowered))
@@ -193,34 +195,37 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, grid: Grid, progress: Progre
     from hdexport.verify.pytorch_reference import reference_of
 
     fp16_overflow = check_fp16_overflow(bundle)
-    if fp16_overflow.problem is not None:
-        raise VerificationError(fp16_overflow.problem)
+    fp16_overflow.require_passed()
     reference = reference_of(bundle, checkpoint)
-    found = verify_bundle(bundle, reference, grid=grid, progress=progress)
-    found = with_texts(found, bundle, reference, progress=progress)
-    record = found.record()
+    verification = verify_bundle(bundle, reference, grid=grid, progress=progress)
+    verification = with_texts(verification, bundle, reference, progress=progress)
+    record = verification.record()
     progress.verified(record, fp16_overflow.record)
-    if not found.passed:
-        raise _verification_error(found, checkpoint.family)
+    if not verification.passed:
+        raise _verification_error(verification, checkpoint.family)
     manifest = dataclasses.replace(bundle.manifest, verification=record, fp16_overflow=fp16_overflow.record)
     write_manifest(bundle.path, manifest)
     return manifest
 
 
-def _verification_error(found: Verification, family: Family) -> VerificationError:
-    anyway = "--verify none" if family.is_written else "--verify none --unverified"
-    if not found.failed:
+def _verification_error(verification: Verification, family: Family) -> VerificationError:
+    anyway: Message = Setting("verify", None)
+    if not family.is_written:
+        anyway = (Setting("verify", None), " ", Setting("unverified", True))
+    if not verification.failed:
         return VerificationError(
-            "Nothing of the bundle could be compared with PyTorch.", hint=f"Use {anyway} to write it anyway."
+            "Nothing of the bundle could be compared with PyTorch.", hint=joined("Use ", anyway, " to write it anyway.")
         )
-    first = found.failed[0]
+    first = verification.failed[0]
     return VerificationError(
-        f"The bundle's outputs differ from PyTorch's in {len(found.failed)} of {len(found.all_checks)} checks, so it "
-        f"was not written. First: {first.graph}, {first.case.batch} x {first.case.tokens} tokens, padding "
-        f"{first.case.padding}: max abs error {first.max_abs_error:.2e}, min cosine {first.min_cosine:.6f}, tolerance "
-        f"{first.tolerance}.{'' if first.error is None else f' {first.error}'}",
-        hint=f"Please report the model and the versions that `hdexport doctor` prints; {anyway} writes it anyway.",
-        failed=found.failed,
+        f"The bundle's outputs differ from PyTorch's in {len(verification.failed)} of {len(verification.all_checks)} "
+        f"checks, so it was not written. First: {first.graph}, {first.case.batch} x {first.case.tokens} tokens, "
+        f"padding {first.case.padding}: max abs error {first.max_abs_error:.2e}, min cosine {first.min_cosine:.6f}, "
+        f"tolerance {first.tolerance}.{'' if first.error is None else f' {first.error}'}",
+        hint=joined(
+            "Please report the model and the versions that `hdexport doctor` prints; ", anyway, " writes it anyway."
+        ),
+        failed=verification.failed,
     )
 
 
@@ -229,12 +234,14 @@ def _warn_of_untrained_positions(positions: Positions, family: Family) -> None:
         return
     if positions.form == PositionForm.COMPUTED:
         logger.warning(
-            "The bundle accepts positions %d to %d, which the model was not trained with.%s",
+            "The bundle accepts positions %d to %d, which the model was not trained with.%s%s%s",
             positions.base,
             positions.rows - 1,
-            " --rope ntk:FACTOR scales the rotary frequencies."
-            if family.stretches_rotary and positions.rope_factor is None
-            else "",
+            *(
+                (" ", Setting("rope_factor"), " scales the rotary frequencies.")
+                if family.stretches_rotary and positions.rope_factor is None
+                else ("", "", "")
+            ),
         )
         return
     logger.warning(

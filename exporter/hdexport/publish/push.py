@@ -13,7 +13,7 @@ from hdexport.support.redaction import redact
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import MANIFEST_FILE
-from hdruntime.errors import HdexportError, OutputExistsError
+from hdruntime.errors import HdexportError, OutputExistsError, Setting
 from hdruntime.hub import HubName, hub_name
 from hdruntime.optional import require
 from hdruntime.tasks.of_bundle import class_of
@@ -86,9 +86,9 @@ def push(bundle: Bundle, options: PushOptions, *, summary: Iterable[tuple[str, s
         raise
     except Exception as error:
         # The client raises its own, httpx' and the operating system's errors alike.
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise HdexportError(
-            f"The bundle could not be pushed to {options.name}: {said:.400}",
+            f"The bundle could not be pushed to {options.name}: {message:.400}",
             hint="Log in with `hf auth login` or HF_TOKEN, and check that the organisation and the branch are yours.",
         ) from error
 
@@ -103,7 +103,11 @@ def _committed(hub: Any, files: dict[str, Path | bytes], options: PushOptions) -
         listed = ", ".join(there[:_MOST_NAMED]) + (", ..." if len(there) > _MOST_NAMED else "")
         raise OutputExistsError(
             f"{options.name} on the Hugging Face Hub holds {listed}.",
-            hint="Choose another name, or replace the files of a bundle and the card with --force.",
+            hint=(
+                "Choose another name, or replace the files of a bundle and the card with ",
+                Setting("force", True),
+                ".",
+            ),
         )
     added = [hub.CommitOperationAdd(path_in_repo=file, path_or_fileobj=content) for file, content in files.items()]
     commit = api.create_commit(name, added, commit_message="Bundle of hdexport", revision=branch)

@@ -9,7 +9,7 @@ from pathlib import Path
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.constants import MANIFEST_FILE
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.serve.triton_model import BUNDLE_FOLDER, tensors_of
 from hdruntime.tasks.task import Pairs
 
@@ -87,7 +87,7 @@ def _checked_name(name: str, *, given: bool) -> str:
     raise InputError(
         f"The {'name' if given else 'name of the bundle,'} {name!r} is not valid for a model: use letters, digits, "
         "'.', '_' and '-', beginning with a letter or digit.",
-        hint="Give one with --name, for example --name encoder.",
+        hint=("Name it, for example ", Setting("name", "encoder"), "."),
     )
 
 
@@ -101,11 +101,11 @@ def _is_ours(directory: Path) -> bool:
 
 def _foreign_files(directory: Path) -> list[str]:
     bundle = f"{_VERSION}/{BUNDLE_FOLDER}/"
-    found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
+    paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
     ours = {_CONFIG_FILE, f"{_VERSION}/model.py"}
     # Python compiles the model's file beside it.
     return sorted(
-        path for path in found if path not in ours and not path.startswith((bundle, f"{_VERSION}/__pycache__"))
+        path for path in paths if path not in ours and not path.startswith((bundle, f"{_VERSION}/__pycache__"))
     )
 
 

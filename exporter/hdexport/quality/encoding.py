@@ -1,9 +1,9 @@
-"""Similarities of queries and documents, for each way to read a long document."""
+"""Similarities of queries and documents, for each way to embed a long document."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
+from enum import StrEnum
 from itertools import islice
 from typing import Protocol
 
@@ -19,11 +19,11 @@ from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embeddi
 from hdruntime.text.tokenization import Encoding
 
 
-class Way(str, Enum):
-    """How a document of more tokens than the model was trained with is read."""
+class LongTextMode(StrEnum):
+    """How a document of more tokens than the model was trained with is embedded."""
 
     TRUNCATED = "truncated"
-    """Cut to the trained positions."""
+    """Truncated to the trained positions."""
     SPLIT = "split"
     """Read in chunks of the trained positions; the mean of their vectors, weighted by tokens."""
     WHOLE = "whole"
@@ -43,16 +43,16 @@ class ProgressLine(Protocol):
         """So many units more are done."""
 
 
-def similarities_of_ways(
+def similarities_by_mode(
     session: Session,
     collection: Collection,
     *,
     trained: int,
-    ways: Sequence[Way],
+    modes: Sequence[LongTextMode],
     begin: Callable[[int], None],
     line: ProgressLine,
-) -> dict[Way, dict[str, FloatingArray]]:
-    """Way -> kind of query -> [queries, documents], by the model's own similarity and prompts; equal inputs run once.
+) -> dict[LongTextMode, dict[str, FloatingArray]]:
+    """Mode -> kind of query -> [queries, documents], by the model's own similarity and prompts; equal inputs run once.
     `trained` is the number of tokens of a truncated document, and of a chunk; `begin` receives the number of tokens
     before any of them runs, and `line` the tokens that are done."""
     manifest = session.manifest
@@ -64,28 +64,30 @@ def similarities_of_ways(
     )
     # The first chunk of a split text is the part that truncation leaves.
     chunks = {
-        Way.TRUNCATED: [split.chunks[:1] for split in by_trained],
-        Way.SPLIT: [split.chunks for split in by_trained],
-        Way.WHOLE: [split.chunks[:1] for split in documents],
+        LongTextMode.TRUNCATED: [split.chunks[:1] for split in by_trained],
+        LongTextMode.SPLIT: [split.chunks for split in by_trained],
+        LongTextMode.WHOLE: [split.chunks[:1] for split in documents],
     }
-    asked = [text for queries in collection.queries.values() for text in queries.texts]
-    encodings = [chunk for way in ways for of_document in chunks[way] for chunk in of_document]
-    encodings += [split.chunks[0] for split in session.split(asked, prompt=query_prompt)]
+    query_texts = [text for queries in collection.queries.values() for text in queries.texts]
+    encodings = [chunk for mode in modes for of_document in chunks[mode] for chunk in of_document]
+    encodings += [split.chunks[0] for split in session.split(query_texts, prompt=query_prompt)]
     vectors = iter(vectors_of(session, encodings, begin=begin, line=line))
-    of_documents = {way: np.stack([_vector(way, split, vectors) for split in by_trained]) for way in ways}
+    of_documents = {mode: np.stack([_vector(mode, split, vectors) for split in by_trained]) for mode in modes}
     of_queries = {kind: list(islice(vectors, len(queries.texts))) for kind, queries in collection.queries.items()}
     function = manifest.sentence.similarity if manifest.sentence else "cosine"
     return {
-        way: {
-            kind: similarities(function, np.array(each), of_documents[way]) for kind, each in of_queries.items() if each
+        mode: {
+            kind: similarities(function, np.array(each), of_documents[mode])
+            for kind, each in of_queries.items()
+            if each
         }
-        for way in ways
+        for mode in modes
     }
 
 
-def _vector(way: Way, split: SplitEncoding, vectors: Iterator[FloatingArray]) -> FloatingArray:
+def _vector(mode: LongTextMode, split: SplitEncoding, vectors: Iterator[FloatingArray]) -> FloatingArray:
     """A document's vector, from as many of the next ones as it needs."""
-    if way is not Way.SPLIT:
+    if mode is not LongTextMode.SPLIT:
         return next(vectors)
     return pooled_embedding(split, list(islice(vectors, len(split.chunks))), SplitPooling.MEAN)
 

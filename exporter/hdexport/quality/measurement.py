@@ -11,14 +11,14 @@ from statistics import median
 
 import numpy as np
 
-from hdexport.quality.encoding import ProgressLine, Way, similarities_of_ways
+from hdexport.quality.encoding import LongTextMode, ProgressLine, similarities_by_mode
 from hdexport.quality.queries import Collection, collection_of, unread_from
 from hdexport.support.texts import NamedText
 from hdruntime.arrays import FloatingArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.session import Session, load
 from hdruntime.text.pooling import embedding_output
 from hdruntime.text.tokenization import Overflow, TextTokenizer
@@ -26,7 +26,7 @@ from hdruntime.text.tokenization import Overflow, TextTokenizer
 _FEWEST_TEXTS, _FEWEST_SENTENCES = 5, 10
 """Long texts, and sentences after the trained positions: an interval of fewer says nothing."""
 
-_ASKED = {"later": "later sentences", "first": "first sentences", "name": "texts by their names"}
+_QUERY_KINDS = {"later": "later sentences", "first": "first sentences", "name": "texts by their names"}
 _NUMBERED = re.compile(r":\d+$")
 _WORD = re.compile(r"[^\W\d_]{3,}")
 
@@ -40,12 +40,12 @@ _RESAMPLES_AT_ONCE = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The mean reciprocal rank, MRR@10, of one kind of query with a bundle and a way to read long texts. The
+    """The mean reciprocal rank, MRR@10, of one kind of query with a bundle and a mode of long texts. The
     `difference`, paired by query, is that from texts truncated to the trained positions, with the first bundle."""
 
     bundle: str
     precision: Precision
-    way: Way
+    mode: LongTextMode
     kind: str
     mrr: Mean
     difference: Mean
@@ -60,9 +60,9 @@ class QualityResult:
         texts: number of documents that were searched.
         long_texts: number of documents of more tokens than `trained`.
         median_tokens: of the long ones.
-        cut_texts: bundle -> number of texts that are longer than it takes, and were cut there.
+        truncated_texts: bundle -> number of texts that are longer than it takes, and were cut there.
         queries: kind -> number.
-        scores: of each bundle, way and kind that has queries.
+        scores: of each bundle, mode and kind that has queries.
     """
 
     trained: int
@@ -70,7 +70,7 @@ class QualityResult:
     long_texts: int
     median_tokens: int
     longest_tokens: int
-    cut_texts: dict[str, int]
+    truncated_texts: dict[str, int]
     queries: dict[str, int]
     scores: tuple[Score, ...]
 
@@ -85,7 +85,7 @@ def measure_quality(
     precision: Precision = Precision.AUTO,
     line: ProgressLine,
 ) -> QualityResult:
-    """Retrieval of long texts by their own sentences, for each bundle and way to read them.
+    """Retrieval of long texts by their own sentences, for each bundle and mode to read them.
 
     Args:
         bundles: of one model, at least one.
@@ -109,7 +109,7 @@ def measure_quality(
         raise InputError(
             f"{len(long)} of {len(texts)} texts have more than {trained} tokens, which the model was trained with; "
             f"at least {_FEWEST_TEXTS} are needed.",
-            hint="Give more long texts: --texts",
+            hint=("Name more long texts with ", Setting("texts"), "."),
         )
     collection = collection_of(
         [text.text for text in texts],
@@ -121,7 +121,7 @@ def measure_quality(
         raise InputError(
             f"{found} sentences of 8 to 60 words were found after the first {trained} tokens of {len(long)} long "
             f"texts; at least {_FEWEST_SENTENCES} are needed.",
-            hint="Give more texts of prose: --texts",
+            hint=("Name more texts of prose with ", Setting("texts"), "."),
         )
     load_one = functools.partial(load, backend=backend, precision=precision)
     scores = _scores(opened, collection, trained=trained, load_one=load_one, line=line)
@@ -131,7 +131,7 @@ def measure_quality(
         long_texts=len(long),
         median_tokens=int(median(long)),
         longest_tokens=max(long),
-        cut_texts={str(each.path): sum(length > each.manifest.max_len for length in lengths) for each in opened},
+        truncated_texts={str(each.path): sum(length > each.manifest.max_len for length in lengths) for each in opened},
         queries={kind: len(queries.texts) for kind, queries in collection.queries.items() if queries.texts},
         scores=tuple(scores),
     )
@@ -140,11 +140,11 @@ def measure_quality(
 def findings(result: QualityResult) -> Iterator[str]:
     """The change by whole texts, one sentence per bundle and kind of query; kinds that truncation cannot answer come
     first."""
-    for kind, what in _ASKED.items():
+    for kind, what in _QUERY_KINDS.items():
         for score in result.scores:
-            if (score.kind, score.way) != (kind, Way.WHOLE):
+            if (score.kind, score.mode) != (kind, LongTextMode.WHOLE):
                 continue
-            bundle = f"{score.bundle}: " if len(result.cut_texts) > 1 else ""
+            bundle = f"{score.bundle}: " if len(result.truncated_texts) > 1 else ""
             if score.difference.low > 0 or score.difference.high < 0:
                 verdict = "better" if score.difference.low > 0 else "worse"
                 yield f"{bundle}whole texts find {what} {verdict} than truncation: {score.difference}"
@@ -193,7 +193,7 @@ def _scores(
     load_one: Callable[[Bundle], Session],
     line: ProgressLine,
 ) -> Iterator[Score]:
-    asked = {kind: queries for kind, queries in collection.queries.items() if queries.texts}
+    queries_of_kind = {kind: queries for kind, queries in collection.queries.items() if queries.texts}
     baseline = None
     for number, bundle in enumerate(bundles):
         title = f"Embedding with {bundle.path}"
@@ -206,19 +206,21 @@ def _scores(
 
         with load_one(bundle) as session:
             computed_in = session.precision
-            found = similarities_of_ways(session, collection, trained=trained, ways=tuple(Way), begin=begin, line=line)
+            by_mode = similarities_by_mode(
+                session, collection, trained=trained, modes=tuple(LongTextMode), begin=begin, line=line
+            )
         scores = {
-            (way, kind): reciprocal_ranks(ranks_of(found[way][kind], queries.answers))
-            for way in Way
-            for kind, queries in asked.items()
+            (mode, kind): reciprocal_ranks(ranks_of(by_mode[mode][kind], queries.answers))
+            for mode in LongTextMode
+            for kind, queries in queries_of_kind.items()
         }
-        baseline = baseline or {kind: scores[Way.TRUNCATED, kind] for kind in asked}
-        for (way, kind), values in scores.items():
-            answers = asked[kind].answers
+        baseline = baseline or {kind: scores[LongTextMode.TRUNCATED, kind] for kind in queries_of_kind}
+        for (mode, kind), values in scores.items():
+            answers = queries_of_kind[kind].answers
             yield Score(
                 bundle=str(bundle.path),
                 precision=computed_in,
-                way=way,
+                mode=mode,
                 kind=kind,
                 mrr=mean_of(values, answers),
                 difference=mean_of(values - baseline[kind], answers),

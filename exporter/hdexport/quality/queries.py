@@ -53,21 +53,21 @@ def collection_of(
     """
     collection = Collection([], {kind: Queries() for kind in KINDS})
     spans = [list(prose_sentences(text)) for text in texts]
-    times = Counter(_flat(text[slice(*span)]) for text, found in zip(texts, spans, strict=True) for span in found)
+    times = Counter(_flat(text[slice(*span)]) for text, prose in zip(texts, spans, strict=True) for span in prose)
     names_times = Counter(name.lower() for name in names if name)
-    for index, (text, found, boundary, name) in enumerate(zip(texts, spans, unread, names, strict=True)):
+    for index, (text, prose, boundary, name) in enumerate(zip(texts, spans, unread, names, strict=True)):
         if boundary is None:
             collection.documents.append(text)
             continue
-        alone = [span for span in found if times[_flat(text[slice(*span)])] == 1]
+        alone = [span for span in prose if times[_flat(text[slice(*span)])] == 1]
         later = _spread([span for span in alone if span[0] >= boundary], sentences)
         first = [span for span in alone[:1] if span[0] < boundary]
-        asked = {
+        queries_of_kind = {
             "name": [name] if name and names_times[name.lower()] == 1 else [],
             "first": [_flat(text[slice(*span)]) for span in first],
             "later": [_flat(text[slice(*span)]) for span in later],
         }
-        for kind, queries in asked.items():
+        for kind, queries in queries_of_kind.items():
             collection.queries[kind].texts.extend(queries)
             collection.queries[kind].answers.extend([index] * len(queries))
         collection.documents.append(_without(text, [*first, *later]))
@@ -84,14 +84,14 @@ def prose_sentences(text: str) -> Iterator[tuple[int, int]]:
     """Start and end of each sentence of prose; headings, code and grammars are not prose."""
     for paragraph in _PARAGRAPH.finditer(text):
         if not any(mark in paragraph[0] for mark in _NOT_PROSE):
-            for found in _SENTENCE.finditer(paragraph[0]):
-                begins = found[1] == found[1].upper()  # scripts without capitals included
-                if begins and _FEWEST_WORDS <= len(_WORD.findall(found[0])) <= _MOST_WORDS:
-                    yield paragraph.start() + found.start(), paragraph.start() + found.end()
+            for match in _SENTENCE.finditer(paragraph[0]):
+                is_capitalized = match[1] == match[1].upper()  # scripts without capitals included
+                if is_capitalized and _FEWEST_WORDS <= len(_WORD.findall(match[0])) <= _MOST_WORDS:
+                    yield paragraph.start() + match.start(), paragraph.start() + match.end()
 
 
-def _spread(spans: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    number = min(most, (len(spans) + 1) // 2)
+def _spread(spans: list[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
+    number = min(limit, (len(spans) + 1) // 2)
     return [spans[place * (len(spans) - 1) // max(number - 1, 1)] for place in range(number)]
 
 

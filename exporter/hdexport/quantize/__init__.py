@@ -1,4 +1,4 @@
-"""Graphs whose products with weights are int8: calibration on texts, rounding of weights, and the graph pass."""
+"""Graphs whose matmuls with weights are int8: calibration on texts, rounding of weights, and the graph pass."""
 
 from __future__ import annotations
 

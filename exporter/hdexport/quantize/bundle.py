@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.targets.registry import targets
 from hdexport.quantize import Int8Options
-from hdexport.quantize.calibration import CalibratedProduct, calibrate
-from hdexport.quantize.insert import quantize_products
+from hdexport.quantize.calibration import CalibratedMatMul, calibrate
+from hdexport.quantize.insert import quantize_matmuls
 from hdexport.quantize.selection import float_graph, kept_float
 from hdexport.quantize.texts import calibration_texts
 from hdexport.support.bundle_writer import seal
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import GraphFile, Int8Calibration, Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import ExportError
+from hdruntime.errors import ExportError, Setting
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -44,14 +44,14 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
         done += more
         progress.detail("calibrating", done, to_run)
 
-    products = calibrate(bundle, float_graph(bundle), texts, did=did)
-    if not products:
+    matmuls = calibrate(bundle, float_graph(bundle), texts, did=did)
+    if not matmuls:
         raise ExportError(
-            f"--int8 found no product with a weight in the layers of {bundle.manifest.model_type}.",
-            hint="Build without --int8.",
+            f"The layers of {bundle.manifest.model_type} have no matmul with a weight, so nothing can be int8.",
+            hint=("Leave ", Setting("int8"), " out."),
         )
-    kept, cosine = kept_float(bundle, products, texts.checked, progress)
-    used = {name: product for name, product in products.items() if name not in kept}
+    kept, cosine = kept_float(bundle, matmuls, texts.checked, progress)
+    used = {name: matmul for name, matmul in matmuls.items() if name not in kept}
     stored = _stored(used, bundle.path)
     lowerings = {lowering for target in targets() for lowering in target.rounded}
     written = [
@@ -68,22 +68,22 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
         min_cosine=cosine,
     )
     progress.result(
-        f"int8: {len(used)} of {len(products)} weights, calibrated with {len(texts.ids)} texts, {texts.source}; "
-        f"worst cosine of {len(texts.checked)} others {cosine:.4f}"
+        f"int8: {len(used)} of {len(matmuls)} weights, calibrated on {len(texts.ids)} sequences of {texts.source}; "
+        f"min cosine on {len(texts.checked)} other sequences {cosine:.4f}"
     )
     graphs = (*bundle.manifest.graphs, *written)
     return seal(bundle.path, dataclasses.replace(bundle.manifest, graphs=graphs, int8=record))
 
 
-def _stored(products: Mapping[str, CalibratedProduct], directory: Path) -> dict[str, onnx_ir.ExternalTensor]:
+def _stored(matmuls: Mapping[str, CalibratedMatMul], directory: Path) -> dict[str, onnx_ir.ExternalTensor]:
     """Writes the int8 values to a file that all graphs read."""
     import onnx_ir as ir
 
     stored = {}
     with (directory / _WEIGHTS_FILE).open("wb") as file:
-        for name, product in products.items():
+        for name, matmul in matmuls.items():
             file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-            values = product.weight.values
+            values = matmul.weight.values
             stored[name] = ir.ExternalTensor(
                 _WEIGHTS_FILE,
                 file.tell(),
@@ -100,13 +100,13 @@ def _stored(products: Mapping[str, CalibratedProduct], directory: Path) -> dict[
 def _write(
     bundle: Bundle,
     graph: GraphFile,
-    products: Mapping[str, CalibratedProduct],
+    matmuls: Mapping[str, CalibratedMatMul],
     stored: Mapping[str, onnx_ir.ExternalTensor],
 ) -> GraphFile:
     import onnx_ir as ir
 
     model = read_graph(bundle, graph)
-    quantize_products(model, products, stored)
+    quantize_matmuls(model, matmuls, stored)
     file = f"{graph.lowering}_int8.onnx"
     ir.save(model, bundle.path / file)
     return GraphFile(file=file, lowering=graph.lowering, dtype="int8")

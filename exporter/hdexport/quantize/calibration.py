@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hdexport.quantize.products import WeightProduct, constant_array, weight_products
+from hdexport.quantize.matmuls import WeightMatMul, constant_array, weight_matmuls
 from hdexport.quantize.rounding import ActivationScale, Int8Weight, Statistics, activation_scale, round_weight
-from hdexport.quantize.splitting import Split, chosen_split, widening
+from hdexport.quantize.splitting import Split, chosen_split, splittable_activation
 from hdexport.quantize.texts import CalibrationTexts
 from hdexport.verify.single_texts import single_text_runner
 from hdruntime.arrays import FloatArray, IntArray
@@ -30,8 +30,8 @@ _TOGETHER = 1024
 """Tokens that are counted at once, in texts of any length, so that products of channels take about as long."""
 
 
-class CalibratedProduct(NamedTuple):
-    """A product with a weight, rounded; products of the same activation share one object `activation`."""
+class CalibratedMatMul(NamedTuple):
+    """A matmul with a weight, rounded; matmuls of the same activation share one object `activation`."""
 
     activation: ActivationScale
     weight: Int8Weight
@@ -43,22 +43,22 @@ def calibrate(
     texts: CalibrationTexts,
     *,
     did: Callable[[int], None] = lambda tokens: None,
-) -> dict[str, CalibratedProduct]:
-    """Calibrates the products with weights of a float32 graph, lowered for ONNX Runtime on a CPU, which is changed:
-    weight's name -> product. Products of one activation share its scale, and so do products of one weight, which layers
-    may share. Rare texts, and those behind padding, widen ranges and count little in the choice of the best rounding.
+) -> dict[str, CalibratedMatMul]:
+    """Calibrates the matmuls with weights of a float32 graph, lowered for ONNX Runtime on a CPU, which is changed:
+    weight's name -> matmul. Matmuls of one activation share its scale, and so do matmuls of one weight, which layers
+    may share. Rare texts, and texts behind padding, make ranges larger and count little in the choice of the rounding.
     `did` is called with the tokens that ran, now and then."""
     # Values that a body computes cannot be outputs of the graph.
-    products = [product for product in weight_products(model) if product.node.graph is model.graph]
-    groups = [_group(sharing) for sharing in _sharing_a_scale(products)]
+    matmuls = [matmul for matmul in weight_matmuls(model) if matmul.node.graph is model.graph]
+    groups = [_group(sharing) for sharing in _sharing_a_scale(matmuls)]
     calibrated = {}
-    for group, found in zip(groups, _statistics(bundle, model, groups, texts, did), strict=True):
+    for group, statistics in zip(groups, _statistics(bundle, model, groups, texts, did), strict=True):
         split = group.split
         weights = {name: split.of_weight(each) if split else each for name, each in group.weights.items()}
-        activation = activation_scale(found, list(weights.values()), split)
+        activation = activation_scale(statistics, list(weights.values()), split)
         for name, weight in weights.items():
-            rounded = round_weight(found, activation, weight)
-            calibrated[name] = CalibratedProduct(activation=activation, weight=rounded)
+            rounded = round_weight(statistics, activation, weight)
+            calibrated[name] = CalibratedMatMul(activation=activation, weight=rounded)
     return calibrated
 
 
@@ -79,28 +79,28 @@ class _Group:
     split: Split | None = None
 
 
-def _group(products: Sequence[WeightProduct]) -> _Group:
-    by_weight = {product.weight: product for product in products}
+def _group(matmuls: Sequence[WeightMatMul]) -> _Group:
+    by_weight = {matmul.weight: matmul for matmul in matmuls}
     arrays = {name: constant_array(by_weight[name].node.inputs[1]) for name in sorted(by_weight)}
     return _Group(
-        sources=list(dict.fromkeys(product.source for product in products)),
+        sources=list(dict.fromkeys(matmul.source for matmul in matmuls)),
         weights={name: array for name, array in arrays.items() if array is not None},
-        may_split=all(widening(product) is not None for product in products),
+        may_split=all(splittable_activation(matmul) is not None for matmul in matmuls),
     )
 
 
-def _sharing_a_scale(products: Sequence[WeightProduct]) -> list[list[WeightProduct]]:
-    """Lists of products that share a scale: the products of an activation, and the products of a weight."""
-    groups: list[list[WeightProduct]] = []
-    for product in products:
+def _sharing_a_scale(matmuls: Sequence[WeightMatMul]) -> list[list[WeightMatMul]]:
+    """Lists of matmuls that share a scale: the matmuls of an activation, and the matmuls of a weight."""
+    groups: list[list[WeightMatMul]] = []
+    for matmul in matmuls:
         joined = [
             group
             for group in groups
-            if any(product.source is each.source or product.weight == each.weight for each in group)
+            if any(matmul.source is each.source or matmul.weight == each.weight for each in group)
         ]
         for group in joined:
             groups.remove(group)
-        groups.append([product, *itertools.chain(*joined)])
+        groups.append([matmul, *itertools.chain(*joined)])
     return groups
 
 

@@ -1,6 +1,6 @@
-"""Puts int8 products into a lowered graph: rounded activations, stored int8 weights, and a bias that corrects both.
+"""Puts int8 matmuls into a lowered graph: rounded activations, stored int8 weights, and a bias that corrects both.
 
-The graph gets the standard's QuantizeLinear and DequantizeLinear, of which runtimes make int8 products. An activation
+The graph gets the standard's QuantizeLinear and DequantizeLinear, of which runtimes make int8 matmuls. An activation
 has a scale and zero point for each channel: a multiplication and an addition before QuantizeLinear, which gets neither.
 OpenVINO takes none of the last axis there, and fuses both with the node before; ONNX Runtime takes them and rounds
 value by value (1.31.1, an Intel Xeon with VNNI, one thread: 146 of 241 ms of the sample model at 512 tokens, against 4
@@ -14,31 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hdexport.quantize.products import WeightProduct, constant_array, weight_products
-from hdexport.quantize.splitting import widening
+from hdexport.quantize.matmuls import WeightMatMul, constant_array, weight_matmuls
+from hdexport.quantize.splitting import splittable_activation
 from hdruntime.arrays import FloatArray
 
 if TYPE_CHECKING:
     import onnx_ir
 
-    from hdexport.quantize.calibration import CalibratedProduct
+    from hdexport.quantize.calibration import CalibratedMatMul
     from hdexport.quantize.rounding import ActivationScale
     from hdexport.quantize.splitting import Split
 
 
-def quantize_products(
-    model: onnx_ir.Model, rounded: Mapping[str, CalibratedProduct], values: Mapping[str, onnx_ir.TensorProtocol]
+def quantize_matmuls(
+    model: onnx_ir.Model, rounded: Mapping[str, CalibratedMatMul], values: Mapping[str, onnx_ir.TensorProtocol]
 ) -> list[str]:
-    """Replaces the products of a lowered graph with those of `rounded`, in place; `values` has the stored int8 weights,
-    [channels, outputs], by name. The result is the names of the replaced products' weights, one per product."""
+    """Replaces the matmuls of a lowered graph with those of `rounded`, in place; `values` has the stored int8 weights,
+    [channels, outputs], by name. The result is the names of the replaced matmuls' weights, one per matmul."""
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-    products = [product for product in weight_products(model) if product.weight in rounded]
+    matmuls = [matmul for matmul in weight_matmuls(model) if matmul.weight in rounded]
     insertion = _Insertion(model)
-    for product in products:
-        insertion.replace(product, rounded[product.weight], values[product.weight])
+    for matmul in matmuls:
+        insertion.replace(matmul, rounded[matmul.weight], values[matmul.weight])
     RemoveUnusedNodesPass()(model)
-    return [product.weight for product in products]
+    return [matmul.weight for matmul in matmuls]
 
 
 class _Insertion:
@@ -48,48 +48,48 @@ class _Insertion:
         self._one = self._constant("int8.one", np.float32(1))
         self._zero = self._constant("int8.zero", np.uint8(0))
 
-    def replace(self, product: WeightProduct, rounded: CalibratedProduct, values: onnx_ir.TensorProtocol) -> None:
+    def replace(self, matmul: WeightMatMul, rounded: CalibratedMatMul, values: onnx_ir.TensorProtocol) -> None:
         import onnx_ir as ir
 
-        node, activation = product.node, rounded.activation
-        key = (product.source, id(node.graph), id(activation))
+        node, activation = matmul.node, rounded.activation
+        key = (matmul.source, id(node.graph), id(activation))
         if key not in self._activations:
             if activation.split is not None:
-                self._widen(product, activation.split)
-            self._activations[key] = self._rounded(node, product.source, activation)
+                self._split_channels(matmul, activation.split)
+            self._activations[key] = self._rounded(node, matmul.source, activation)
         node.replace_input_with(0, self._activations[key])
-        stored = self._initializer(f"{product.weight}.int8", values)
-        scale = self._constant(f"{product.weight}.int8_scale", rounded.weight.scale)
+        stored = self._initializer(f"{matmul.weight}.int8", values)
+        scale = self._constant(f"{matmul.weight}.int8_scale", rounded.weight.scale)
         weight = self._op(node, "DequantizeLinear", [stored, scale], {"axis": 1})
         weight.dtype, weight.shape = ir.DataType.FLOAT, values.shape
         node.replace_input_with(1, weight)
-        self._add_bias(node, f"{product.weight}.int8_bias", rounded.weight.bias)
+        self._add_bias(node, f"{matmul.weight}.int8_bias", rounded.weight.bias)
 
-    def _widen(self, product: WeightProduct, split: Split) -> None:
-        """Repeats the channels of a product's activation as often as they have parts; runtimes compute the constants
+    def _split_channels(self, matmul: WeightMatMul, split: Split) -> None:
+        """Repeats the channels of a matmul's activation as often as they have parts; runtimes compute the constants
         when they load."""
-        found = widening(product)
-        assert found is not None, f"{product.weight} was split in another lowering"
-        order = self._constant(f"{product.weight}.int8_order", split.sources)
-        for node, index in found.constants:
+        activation = splittable_activation(matmul)
+        assert activation is not None, f"{matmul.weight} was split in another lowering"
+        order = self._constant(f"{matmul.weight}.int8_order", split.sources)
+        for node, index in activation.constants:
             read = node.inputs[index]
             assert read is not None
             producer = read.producer()
             if producer is not None and producer.op_type == "DequantizeLinear":
                 for number in (0, 1):
                     producer.replace_input_with(number, self._repeated(producer, producer.inputs[number], order))
-                self._widened(read, split)
+                self._set_channels(read, split)
             else:
                 node.replace_input_with(index, self._repeated(node, read, order))
-        for value in found.values:
-            self._widened(value, split)
+        for value in activation.values:
+            self._set_channels(value, split)
 
     def _repeated(self, node: onnx_ir.Node, constant: onnx_ir.Value, order: onnx_ir.Value) -> onnx_ir.Value:
         repeated = self._op(node, "Gather", [constant, order], {"axis": -1})
         repeated.dtype = constant.dtype
         return repeated
 
-    def _widened(self, value: onnx_ir.Value, split: Split) -> None:
+    def _set_channels(self, value: onnx_ir.Value, split: Split) -> None:
         import onnx_ir as ir
 
         if value.shape is not None:
@@ -105,7 +105,7 @@ class _Insertion:
         return self._like(source, self._op(node, "DequantizeLinear", [levels, self._one, self._zero]))
 
     def _add_bias(self, node: onnx_ir.Node, name: str, bias: FloatArray) -> None:
-        """Changes the bias that is added to a product, or adds one."""
+        """Changes the bias that is added to a matmul, or adds one."""
         import onnx_ir as ir
 
         result = node.outputs[0]

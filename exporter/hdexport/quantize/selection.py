@@ -1,4 +1,4 @@
-"""The products of an int8 graph that are left float, chosen by their changes of the answers."""
+"""The matmuls of an int8 graph that are left float, chosen by their changes of the answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
-from hdexport.quantize.calibration import CalibratedProduct
-from hdexport.quantize.products import WeightProduct, weight_products
+from hdexport.quantize.calibration import CalibratedMatMul
+from hdexport.quantize.matmuls import WeightMatMul, weight_matmuls
 from hdexport.quantize.texts import tokens_in_memory
 from hdexport.support.progress import Progress
 from hdexport.verify.comparison import SCORES, compare_output
@@ -46,14 +46,14 @@ _STEP = 0.02
 """Least part of the multiplications that is added to those left float before texts are judged again."""
 
 _SHOWN_TOKENS = 1024
-"""Tokens of the longest checked texts that a product alone is measured with. In long texts other products make the
+"""Tokens of the longest checked texts that a matmul alone is measured with. In long texts other matmuls make the
 worst tokens than in short ones: keys of the first layers."""
 
 _RUN_TOKENS = 65_536
-"""Most tokens of these runs, for all products together: a model of many layers would take an hour."""
+"""Most tokens of these runs, for all matmuls together: a model of many layers would take an hour."""
 
 _POWER = 4
-"""Power of a vector's loss in a product's loss. Most weights are left float for the worst tokens, in which products of
+"""Power of a vector's loss in a matmul's loss. Most weights are left float for the worst tokens, in which matmuls of
 the last layers, which lose as much on average, have no part."""
 
 
@@ -64,29 +64,29 @@ def float_graph(bundle: Bundle) -> onnx_ir.Model:
 
 def kept_float(
     bundle: Bundle,
-    products: Mapping[str, CalibratedProduct],
+    matmuls: Mapping[str, CalibratedMatMul],
     texts: Sequence[IntArray],
     progress: Progress,
 ) -> tuple[set[str], float]:
-    """The weights of products that are left float, and the worst cosine of texts' answers then. The texts, [tokens]
+    """The weights of matmuls that are left float, and the worst cosine of texts' answers then. The texts, [tokens]
     each, are none of the calibration's."""
-    graph = SwitchedGraph(bundle, float_graph(bundle), products)
+    graph = SwitchedGraph(bundle, float_graph(bundle), matmuls)
     exact = graph.answers((), texts)
     order = list(range(len(texts)))
 
     def judged(kept: Sequence[str], *, is_last: bool) -> tuple[bool, dict[int, float]]:
-        """Whether all texts are near enough without those int8 products, and by number their cosines to exact answers.
+        """Whether all texts are near enough without those int8 matmuls, and by number their cosines to exact answers.
 
         Texts after the first that does not hold are left out.
         """
-        used = [name for name in products if name not in kept]
+        used = [name for name in matmuls if name not in kept]
         cosines: dict[int, float] = {}
         holds = True
         for place, number in enumerate(order):
             (answers,) = graph.answers(used, [texts[number]])
             cosines[number] = _cosine(exact[number][-1], answers[-1])
-            asked = _LEAST_COSINE if len(texts[number]) >= _FEW_TOKENS else _LEAST_TOKEN_COSINE
-            if cosines[number] < asked or not _tokens_hold(bundle, answers, exact[number]):
+            least_cosine = _LEAST_COSINE if len(texts[number]) >= _FEW_TOKENS else _LEAST_TOKEN_COSINE
+            if cosines[number] < least_cosine or not _tokens_hold(bundle, answers, exact[number]):
                 holds = False
                 logger.info("int8 with %d float: a text of %d tokens does not hold", len(kept), len(texts[number]))
                 if not is_last:
@@ -97,7 +97,7 @@ def kept_float(
     kept: Sequence[str] = ()
     holds, cosines = judged(kept, is_last=False)
     if not holds:
-        stages = _stages(_by_loss(graph, products, texts, tokens_in_memory(bundle)), products) or [()]
+        stages = _stages(_by_loss(graph, matmuls, texts, tokens_in_memory(bundle)), matmuls) or [()]
         for number, kept in enumerate(stages, 1):
             holds, cosines = judged(kept, is_last=number == len(stages))
             if holds:
@@ -115,36 +115,36 @@ def kept_float(
 
 
 class SwitchedGraph:
-    """A bundle's float graph in ONNX Runtime, which is changed; each of its products is float, or computes as its int8
-    form would, by a choice per run. Rounded values are multiplied in float32, because which products are left float
+    """A bundle's float graph in ONNX Runtime, which is changed; each of its matmuls is float, or computes as its int8
+    form would, by a choice per run. Rounded values are multiplied in float32, because which matmuls are left float
     must not depend on the kernels of the processor on which a bundle is built."""
 
-    def __init__(self, bundle: Bundle, model: onnx_ir.Model, products: Mapping[str, CalibratedProduct]) -> None:
+    def __init__(self, bundle: Bundle, model: onnx_ir.Model, matmuls: Mapping[str, CalibratedMatMul]) -> None:
         self._names = [spec.name for spec in bundle.manifest.answers]
-        self._switches = {name: _add_switch(model, name) for name in products}
-        for product in weight_products(model):
-            if product.weight in products:
-                _replace(model, product, products[product.weight], self._switches[product.weight])
+        self._switches = {name: _add_switch(model, name) for name in matmuls}
+        for matmul in weight_matmuls(model):
+            if matmul.weight in matmuls:
+                _replace(model, matmul, matmuls[matmul.weight], self._switches[matmul.weight])
         self._run = single_text_runner(bundle, model)
 
     def answers(self, used: Collection[str], texts: Sequence[IntArray]) -> list[list[FloatArray]]:
-        """All answers to each text, [tokens], without the batch axis, where the products of the weights `used` are
+        """All answers to each text, [tokens], without the batch axis, where the matmuls of the weights `used` are
         int8."""
         switches = {str(value.name): np.array(name in used) for name, value in self._switches.items()}
-        found = []
+        outputs_of_texts = []
         for text in texts:
             outputs = self._run(self._names, text, switches)
-            found.append([outputs[name][0] for name in self._names])
-        return found
+            outputs_of_texts.append([outputs[name][0] for name in self._names])
+        return outputs_of_texts
 
 
-def _stages(ranked: Sequence[str], products: Mapping[str, CalibratedProduct]) -> list[Sequence[str]]:
-    """Longer and longer beginnings of a ranking, as far as float products are worth it."""
-    every = sum(product.weight.values.size for product in products.values())
+def _stages(ranked: Sequence[str], matmuls: Mapping[str, CalibratedMatMul]) -> list[Sequence[str]]:
+    """Longer and longer beginnings of a ranking, as far as float matmuls are worth it."""
+    every = sum(matmul.weight.values.size for matmul in matmuls.values())
     stages: list[Sequence[str]] = []
     share = judged = 0.0
     for count, name in enumerate(ranked, 1):
-        share += products[name].weight.values.size / every
+        share += matmuls[name].weight.values.size / every
         if share > _MOST_FLOAT:
             break
         if share - judged >= _STEP:
@@ -154,11 +154,11 @@ def _stages(ranked: Sequence[str], products: Mapping[str, CalibratedProduct]) ->
 
 
 def _by_loss(
-    graph: SwitchedGraph, products: Mapping[str, CalibratedProduct], texts: Sequence[IntArray], most_tokens: int
+    graph: SwitchedGraph, matmuls: Mapping[str, CalibratedMatMul], texts: Sequence[IntArray], most_tokens: int
 ) -> list[str]:
     """The weights, first those that change answers most, relative to their multiplications, when each alone is int8. A
-    product's own error does not tell: answers hardly see the part of it that attention passes to the next product."""
-    left, shown = min(_SHOWN_TOKENS, _RUN_TOKENS // len(products), most_tokens), []
+    matmul's own error does not tell: answers hardly see the part of it that attention passes to the next matmul."""
+    left, shown = min(_SHOWN_TOKENS, _RUN_TOKENS // len(matmuls), most_tokens), []
     for text in sorted(texts, key=len, reverse=True):
         shown.append(text[:left])
         left -= len(shown[-1])
@@ -166,24 +166,24 @@ def _by_loss(
             break
     exact = graph.answers((), shown)
     losses = {}
-    for name, product in products.items():
+    for name, matmul in matmuls.items():
         of_texts = zip(graph.answers([name], shown), exact, strict=True)
         of_answers = zip(*([_losses(*pair) for pair in zip(*each, strict=True)] for each in of_texts), strict=True)
         powers = [(np.concatenate(each) ** _POWER).mean() for each in of_answers]
-        losses[name] = float(np.mean(np.array(powers) ** (1 / _POWER))) / product.weight.values.size
+        losses[name] = float(np.mean(np.array(powers) ** (1 / _POWER))) / matmul.weight.values.size
     return sorted(losses, key=lambda name: losses[name], reverse=True)
 
 
-def _losses(found: FloatArray, exact: FloatArray) -> WideArray:
+def _losses(actual: FloatArray, exact: FloatArray) -> WideArray:
     """[vectors], over all axes but the last: the difference's square by the exact vector's square."""
     squares = np.maximum((exact.astype(np.float64) ** 2).sum(-1), np.finfo(np.float32).tiny)
-    losses: WideArray = np.ravel(((found - exact) ** 2).sum(-1) / squares)
+    losses: WideArray = np.ravel(((actual - exact) ** 2).sum(-1) / squares)
     return losses
 
 
-def _tokens_hold(bundle: Bundle, found: Sequence[FloatArray], exact: Sequence[FloatArray]) -> bool:
+def _tokens_hold(bundle: Bundle, outputs: Sequence[FloatArray], exact: Sequence[FloatArray]) -> bool:
     """Whether answers hold verification's tolerances, and vectors of tokens somewhat more."""
-    for spec, actual, expected in zip(bundle.manifest.answers, found, exact, strict=True):
+    for spec, actual, expected in zip(bundle.manifest.answers, outputs, exact, strict=True):
         of_tokens = spec.has_tokens_axis
         compared = compare_output(
             spec.name, actual, expected, half_precision=False, precision=Precision.INT8, of_tokens=of_tokens
@@ -210,10 +210,10 @@ def _add_switch(model: onnx_ir.Model, name: str) -> onnx_ir.Value:
     return switch
 
 
-def _replace(model: onnx_ir.Model, product: WeightProduct, rounded: CalibratedProduct, switch: onnx_ir.Value) -> None:
+def _replace(model: onnx_ir.Model, matmul: WeightMatMul, rounded: CalibratedMatMul, switch: onnx_ir.Value) -> None:
     import onnx_ir as ir
 
-    node, activation = product.node, rounded.activation
+    node, activation = matmul.node, rounded.activation
     result = node.outputs[0]
 
     def constant(name: str, array: Any) -> onnx_ir.Value:
@@ -222,7 +222,7 @@ def _replace(model: onnx_ir.Model, product: WeightProduct, rounded: CalibratedPr
         model.graph.initializers[str(value.name)] = value
         return value
 
-    source = product.source
+    source = matmul.source
     nodes = []
     if activation.split is not None:
         nodes.append(ir.node("Gather", [source, constant("sources", activation.split.sources)], {"axis": -1}))

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hdexport.quantize.products import WeightProduct, initializer_of
+from hdexport.quantize.matmuls import WeightMatMul, initializer_of
 from hdruntime.arrays import FloatArray, IntArray, WideArray
 
 if TYPE_CHECKING:
     import onnx_ir
 
 HEADROOM = 1.1
-"""The distance from the mean to both ends is widened by this factor, because other texts have larger values than the
+"""The distance from the mean to both ends is multiplied by this factor, because other texts have larger values than the
 calibration's."""
 
 _PARTS = 24
@@ -43,8 +43,8 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Which parts an activation is in, wide ones beside narrow ones, because neighbours have to share the range of
-    weights.
+    """Which parts an activation is in. Parts of large and small ranges alternate, because neighbours have to share the
+    range of weights.
 
     Attributes:
         sources: [parts], int64, the channel of each part.
@@ -80,7 +80,7 @@ class Split:
 
 
 def chosen_split(rows: FloatArray, shares: WideArray, weights: Sequence[FloatArray]) -> Split | None:
-    """The channels whose rounding makes most of a product's noise, split where that removes most; None if channels are
+    """The channels whose rounding makes most of a matmul's noise, split where that removes most; None if channels are
     too few. `rows` are an activation's [tokens, channels], `shares` the tokens' weights, whose sum is 1, and `weights`
     [channels, outputs] each."""
     channels = rows.shape[1]
@@ -99,9 +99,9 @@ def chosen_split(rows: FloatArray, shares: WideArray, weights: Sequence[FloatArr
         starts, ends = np.concatenate([starts, between]), np.concatenate([ends, ends[split]])
         ends[split] = between
         changed = np.concatenate([split, np.arange(len(sources) - len(split), len(sources))])
-        found = _best_thresholds(rows[:, sources[changed]], shares, starts[changed], ends[changed])
+        best = _best_thresholds(rows[:, sources[changed]], shares, starts[changed], ends[changed])
         noise, thresholds, gain = (np.concatenate([each, each[: len(split)]]) for each in (noise, thresholds, gain))
-        noise[changed], thresholds[changed], gain[changed] = found
+        noise[changed], thresholds[changed], gain[changed] = best
     span = ends - starts
     by_width = np.argsort(-(span**2) * energy[sources], kind="stable")
     order = np.empty_like(by_width)
@@ -133,8 +133,8 @@ def _best_thresholds(
     return noise, thresholds[best, every], noise - left[best, every] * span**2
 
 
-class Widening(NamedTuple):
-    """The changes that give an activation some of its channels twice.
+class SplittableActivation(NamedTuple):
+    """An activation that can have some of its channels twice, and what has to change with it.
 
     Attributes:
         constants: nodes and the number of the input whose last axis' entries have to be repeated as the channels are.
@@ -145,15 +145,15 @@ class Widening(NamedTuple):
     values: Sequence[onnx_ir.Value]
 
 
-def widening(product: WeightProduct) -> Widening | None:
-    """How to widen the activation of a product, which operators of single elements make of other products with weights.
+def splittable_activation(matmul: WeightMatMul) -> SplittableActivation | None:
+    """The activation of a matmul, which elementwise operators make of the results of other matmuls with weights.
     None for an activation that is made in another way, or that something else reads."""
-    source = product.source
+    source = matmul.source
     if source.shape is None or not isinstance(channels := source.shape[-1], int):
         return None
     constants: list[tuple[onnx_ir.Node, int]] = []
     values: list[onnx_ir.Value] = []
-    nodes = {product.node}
+    nodes = {matmul.node}
     waiting: list[Any] = [source]
     while waiting:
         value = waiting.pop()
@@ -179,7 +179,7 @@ def widening(product: WeightProduct) -> Widening | None:
                 constants.append((node, index))
     if any(use.node not in nodes for value in values for use in value.uses()):
         return None
-    return Widening(constants=constants, values=values)
+    return SplittableActivation(constants=constants, values=values)
 
 
 def _constant(value: onnx_ir.Value | None) -> onnx_ir.Value | None:

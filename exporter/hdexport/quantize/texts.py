@@ -16,7 +16,7 @@ from hdexport.support.texts import read_texts
 from hdexport.verify.single_texts import ENGLISH, RANDOM_IDS, english_texts, random_ids, sample_ids
 from hdruntime.arrays import IntArray
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
 EVERYDAY = (
@@ -198,8 +198,9 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
         texts, source = english_texts()[:_TEXTS], ENGLISH
     elif bundle.manifest.tokenizer is None:
         raise InputError(
-            f"--calibrate names {file}, but the checkpoint has no tokenizer to read texts with.",
-            hint="Add its tokenizer.json, or leave --calibrate out: random ids are used then.",
+            Setting("calibrate", file),
+            " names texts, but the checkpoint has no tokenizer to read them with.",
+            hint=("Add its tokenizer.json, or leave ", Setting("calibrate"), " out: random ids are used then."),
         )
     else:
         texts, source = _read(file), file.name
@@ -231,8 +232,8 @@ def docstrings() -> list[str]:
     drawings in letters. Modules whose source is not installed have none."""
     library = Path(sysconfig.get_path("stdlib"))
     files = [(library / f"{name}.py", library / name / "__init__.py") for name in _MODULES]
-    found = [next((file for file in places if file.is_file()), None) for places in files]
-    return [text for file in found if file is not None and (text := _docstrings(file))]
+    files_of_modules = [next((file for file in places if file.is_file()), None) for places in files]
+    return [text for file in files_of_modules if file is not None and (text := _docstrings(file))]
 
 
 def _random_texts(bundle: Bundle) -> CalibrationTexts:
@@ -263,8 +264,8 @@ def _long_and_short(bundle: Bundle, texts: Sequence[str]) -> list[IntArray]:
     sentences = [
         sentence
         for text in texts
-        for found in [sorted((each for each in _SENTENCE.findall(text) if len(each.split()) in _WORDS), key=len)]
-        for sentence in dict.fromkeys([*found[:1], *found[len(found) // 2 :][:1]])
+        for by_length in [sorted((each for each in _SENTENCE.findall(text) if len(each.split()) in _WORDS), key=len)]
+        for sentence in dict.fromkeys([*by_length[:1], *by_length[len(by_length) // 2 :][:1]])
     ]
     short = []
     for number, length in enumerate((*_SHORT_TEXTS, *_SHORT_TEXTS)):
@@ -296,7 +297,7 @@ def _behind_padding(bundle: Bundle, texts: Sequence[IntArray]) -> list[tuple[int
 
 
 def _read(file: Path) -> list[str]:
-    return [text.text for text in itertools.islice(read_texts(file, option="--calibrate"), _TEXTS)]
+    return [text.text for text in itertools.islice(read_texts(file, parameter="calibrate"), _TEXTS)]
 
 
 def _joined(bundle: Bundle, texts: Sequence[str]) -> list[IntArray]:

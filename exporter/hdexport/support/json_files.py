@@ -62,9 +62,9 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
-def several(names: Sequence[str], *, most: int = 3) -> str:
+def listing(names: Sequence[str], *, limit: int = 3) -> str:
     """The first names, and how many there are besides."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def refuse_pointer(file: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
+
+from hdruntime.errors import Message
 
 if TYPE_CHECKING:
     from hdexport.support.check import Check
@@ -19,7 +22,7 @@ class Progress:
     def detail(self, text: str, done: int, total: int) -> None:
         """Within the step, `done` of `total` units of something are done."""
 
-    def result(self, line: str) -> None:
+    def result(self, message: Message) -> None:
         """A line of the command's result."""
 
     def check(self, outcome: Check | Skip) -> None:
@@ -27,3 +30,9 @@ class Progress:
 
     def verified(self, record: VerificationRecord, fp16_overflow: Fp16Overflow | None) -> None:
         """The outcome of a verification."""
+
+
+def warn(logger: logging.Logger, message: Message) -> None:
+    """Log a warning, whose settings a handler may write in the words of an interface."""
+    parts = message if isinstance(message, tuple) else (message,)
+    logger.warning("%s" * len(parts), *parts)

@@ -41,18 +41,20 @@ def redact(value: Value) -> Value:
     """The value as others may see it: a text, or a list, mapping or dataclass of texts and other values. Absolute paths
     are cut to their last part. UUIDs, MAC and PCI addresses, and what is called a serial number or the name of a host
     or a user become "(left out)"."""
-    found: Any = value
+    redacted: Any = value
     if isinstance(value, str):
         text = _redact_text(value)
-        found = value if text == value else text  # a value of an enumeration stays one
+        redacted = value if text == value else text  # a value of an enumeration stays one
     elif isinstance(value, Mapping):
-        found = {redact(key): _LEFT_OUT if _is_identifier(key, each) else redact(each) for key, each in value.items()}
+        redacted = {
+            redact(key): _LEFT_OUT if _is_identifier(key, item) else redact(item) for key, item in value.items()
+        }
     elif isinstance(value, (list, tuple)):
-        found = type(value)(redact(each) for each in value)
+        redacted = type(value)(redact(each) for each in value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {each.name: redact(getattr(value, each.name)) for each in dataclasses.fields(value)}
-        found = dataclasses.replace(value, **fields)
-    return found
+        redacted = dataclasses.replace(value, **fields)
+    return redacted
 
 
 def redact_argument(argument: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.folders import files_below, require_readable
 from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, RowFormat, format_of
 from hdruntime.jobs.input_search import find_inputs
@@ -40,7 +40,7 @@ class NamedText(NamedTuple):
     text: str
 
 
-def read_texts(source: Path, *, column: str | None = None, option: str = "--texts") -> Iterator[NamedText]:
+def read_texts(source: Path, *, column: str | None = None, parameter: str = "texts") -> Iterator[NamedText]:
     """The texts of a file or of all files below a folder, in order, without blank ones. Rows that cannot be read are
     left out, and one warning per file counts them.
 
@@ -48,22 +48,23 @@ def read_texts(source: Path, *, column: str | None = None, option: str = "--text
         source: a .jsonl, .csv, .tsv, .parquet, .arrow or .txt file (one text per line), compressed ones included; or a
             folder of such files, in which each .txt, .md and .rst file is one text.
         column: the column that holds the texts; None for ``text``.
-        option: of the command line that names the source, for messages.
+        parameter: name of the parameter that names the source, for messages.
     """
     source = Path(source)
     columns = Columns(text=column or _DEFAULT_COLUMN, id="")
-    found = False
-    for text in _texts_of_folder(source, columns, option) if source.is_dir() else _texts_of_file(source, columns):
+    is_blank = True
+    for text in _texts_of_folder(source, columns, parameter) if source.is_dir() else _texts_of_file(source, columns):
         if text.text.strip():
-            found = True
+            is_blank = False
             yield text
-    if not found:
+    if is_blank:
         raise InputError(
-            f"{source} holds no text that is not blank.", hint=f"Name another file or folder with {option}."
+            f"{source} holds no text that is not blank.",
+            hint=("Name another file or folder with ", Setting(parameter), "."),
         )
 
 
-def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[NamedText]:
+def _texts_of_folder(folder: Path, columns: Columns, parameter: str) -> Iterator[NamedText]:
     known, unknown = files_below(folder, is_known=lambda path: _is_document(str(path)) or bool(format_of(str(path))))
     if unknown:
         shown = ", ".join(map(str, unknown[:_MOST_NAMES])) + (", ..." if len(unknown) > _MOST_NAMES else "")
@@ -72,7 +73,7 @@ def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[Na
     if not sources:
         raise InputError(
             f"{folder} holds no texts: no .txt, .md, .rst, .jsonl, .csv, .tsv, .parquet or .arrow file.",
-            hint=f"Name another folder, or a file, with {option}.",
+            hint=("Name another folder, or a file, with ", Setting(parameter), "."),
         )
     for source in without_notes(sources):
         assert isinstance(source, LocalFile)

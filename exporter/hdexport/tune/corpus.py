@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hdexport.support.texts import NamedText, read_texts
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.text.sentences import sentence_spans
 
 FEWEST_LONG = 8
@@ -73,8 +73,11 @@ def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, 
         raise InputError(
             f"{source} holds {count} texts, and {len(long)} of them or of their chunks have more than {base} tokens, "
             f"the checkpoint's positions; at least {FEWEST_LONG} are needed, and hundreds are better.",
-            hint="Name more or longer texts with --texts. In a .txt file each line is a text; in a folder each .txt "
-            "file is.",
+            hint=(
+                "Name more or longer texts with ",
+                Setting("texts"),
+                ". In a .txt file each line is a text; in a folder each .txt file is.",
+            ),
         )
     return Corpus(long=tuple(long), short=tuple(short), texts=count, digest=digest.hexdigest())
 

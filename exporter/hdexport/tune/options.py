@@ -48,21 +48,21 @@ class TuneOptions:
         texts: a file or a folder, see `hdexport.support.texts.read_texts`.
         output: the directory to write.
         max_len: positions of the new checkpoint.
-        chunk_tokens: longer texts are cut into chunks; None for three times the checkpoint's positions. Time grows
-            faster than this; rows past it learn only what all new rows share.
-        column: of the texts; None for ``text``.
+        chunk_tokens: maximum length of a text, in tokens; longer texts are split into chunks. None for three times the
+            checkpoint's positions. Time grows faster than this; rows past it learn only what all new rows share.
+        text_column: column of the texts; None for ``text``.
         loss: the loss to learn by; None chooses by the checkpoint's task.
         train: which weights.
         tokenizer: whose ids texts have, ``library`` or ``file``, as of a build; the written checkpoint has the same.
         scheme: source of the new rows before they are trained.
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
-        attention: value of ``--attention``; None keeps the model's.
+        attention: attention type and its options, ``windows:512``; None keeps the model's.
         attention_options: of attention types, by their names in Python.
         attention_scale: factor of the queries; None chooses.
         minutes: of training, all runs of the same command together; None where only `steps` counts.
         steps: of the optimizer; None where only `minutes` counts. Where neither is given, 30 minutes.
         batch_tokens: about how many tokens a step sees; each text is run alone or with similarly long ones.
-        rate: the highest learning rate; None for the default of `train`.
+        learning_rate: the highest learning rate; None for the default of `train`.
         seed: of the order of texts and of all that is drawn.
         gradient_checkpointing: compute each layer twice, to keep less in memory.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -78,7 +78,7 @@ class TuneOptions:
     output: Path
     max_len: int
     chunk_tokens: int | None = None
-    column: str | None = None
+    text_column: str | None = None
     loss: Loss | None = None
     train: Trained = Trained.POSITIONS
     tokenizer: TokenizerSource = "library"
@@ -90,7 +90,7 @@ class TuneOptions:
     minutes: float | None = None
     steps: int | None = None
     batch_tokens: int = 8192
-    rate: float | None = None
+    learning_rate: float | None = None
     seed: int = 0
     gradient_checkpointing: bool = False
     device: str = "auto"
@@ -101,9 +101,9 @@ class TuneOptions:
     command: str = ""
 
     @property
-    def learning_rate(self) -> float:
-        """The highest learning rate."""
-        return _DEFAULT_RATES[self.train] if self.rate is None else self.rate
+    def peak_learning_rate(self) -> float:
+        """The highest learning rate of the schedule."""
+        return _DEFAULT_RATES[self.train] if self.learning_rate is None else self.learning_rate
 
     @property
     def seconds(self) -> float | None:
@@ -124,9 +124,9 @@ class TuneOptions:
         most = min(self.max_len, 3 * base) if self.chunk_tokens is None else self.chunk_tokens
         if not base < most <= self.max_len:
             raise InputError(
-                f"--chunk-tokens {most} is not from {base + 1}, the first position that is learnt, to --max-len "
-                f"{self.max_len}.",
-                hint="Give such a number, or leave it out.",
+                parameter="chunk_tokens",
+                value=most,
+                accepted=f"{base + 1}, the first position that is learned, to {self.max_len}",
             )
         return most
 
@@ -136,12 +136,8 @@ class TuneOptions:
         Raises:
             InputError: the message says which number.
         """
-        for name, value in (("--minutes", self.minutes), ("--lr", self.rate)):
+        for name, value in (("minutes", self.minutes), ("learning_rate", self.learning_rate)):
             if value is not None and not 0 < value < float("inf"):
-                raise InputError(
-                    f"{name} {value:g} is not a number above 0.", hint="Give a finite one, or leave it out."
-                )
+                raise InputError(parameter=name, value=value, accepted="a finite number above 0")
         if self.steps is not None and self.steps < 1:
-            raise InputError(
-                f"--steps {self.steps} is not a whole number, 1 or more.", hint="Give one, or leave it out."
-            )
+            raise InputError(parameter="steps", value=self.steps, accepted="a whole number, 1 or more")

@@ -26,15 +26,15 @@ from hdexport.checkpoint.ignored_keys import ignored_keys
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.model.positions import TABLES
 from hdexport.model.task import TASKS
-from hdexport.support.progress import Progress
+from hdexport.support.progress import Progress, warn
 from hdexport.tune.corpus import Corpus, read_corpus
 from hdexport.tune.objectives import Contrast, Distill, MaskedTokens, Objective
 from hdexport.tune.options import Loss, Trained, TuneOptions
 from hdexport.tune.student import Student, make_student, make_teacher, training_device
 from hdexport.tune.training import Outcome, opened_tune_folder, train
-from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.manifest import Scheme, Task
 from hdruntime.bundle.staging import require_replaceable, staged_directory
-from hdruntime.errors import InputError, ModelError
+from hdruntime.errors import InputError, ModelError, Setting
 from hdruntime.jobs.identity import Identity
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     progress.result(f"Start: {choice.describe()}: {choice.reason}.")
     task = Task.FILL_MASK if loss is Loss.MLM else _encoder_task(checkpoint)
     for line in ignored_keys(checkpoint, task):
-        logger.warning("%s", line)
+        warn(logger, line)
     progress.step("Reading the texts")
     corpus = _corpus(checkpoint, options)
     progress.result(
@@ -117,7 +117,7 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
 
 def _loss(checkpoint: Checkpoint, options: TuneOptions) -> tuple[Loss, str]:
     if options.loss is not None:
-        return options.loss, "as --loss says"
+        return options.loss, "as asked for"
     task = checkpoint.task()
     if TASKS[task].vectors == "texts":
         return Loss.CONTRAST, f"for {task} models"
@@ -135,12 +135,13 @@ def _choice(checkpoint: Checkpoint, options: TuneOptions) -> PositionChoice:
     base = checkpoint.base_positions
     if options.max_len <= base:
         raise InputError(
-            f"--max-len {options.max_len} adds no position to the checkpoint's {base}.", hint=f"Use more than {base}."
+            parameter="max_len", value=options.max_len, accepted=f"more than the checkpoint's {base} positions"
         )
     if options.scheme not in TABLES:
         raise InputError(
-            f"--positions {options.scheme} chooses rows by the length of each text; no row is there to be trained.",
-            hint="Use --positions hierarchical, tile or interpolate:static.",
+            Setting("scheme", options.scheme),
+            " chooses rows by the length of each text; no row is there to be trained.",
+            hint=("Use ", Setting("scheme", Scheme.HIERARCHICAL), ", tile or interpolate:static."),
         )
     return choose_positions(
         checkpoint,
@@ -162,7 +163,7 @@ def _corpus(checkpoint: Checkpoint, options: TuneOptions) -> Corpus:
     return read_corpus(
         options.texts,
         checkpoint.tokenizer,
-        column=options.column,
+        column=options.text_column,
         base=checkpoint.base_positions,
         most=options.longest_chunk(checkpoint.base_positions),
     )
@@ -177,14 +178,17 @@ def _objective(
         return Distill(corpus.long, tokenizer, teacher, base=base)
     if loss is Loss.MLM:
         if tokenizer.mask_token is None:
-            raise ModelError(f"The tokenizer of {checkpoint.path} has no mask token.", hint="Use --loss distill.")
+            raise ModelError(
+                f"The tokenizer of {checkpoint.path} has no mask token.",
+                hint=("Use ", Setting("loss", Loss.DISTILL), "."),
+            )
         return MaskedTokens(corpus.long, tokenizer)
     contrast = Contrast(corpus, tokenizer, base=base, learns_short=options.train is Trained.ALL)
     if len(contrast.documents) < 2:
         raise InputError(
             f"{len(contrast.documents)} of the long texts have two sentences or more; none could be confused with "
             "another.",
-            hint="Name texts with sentences with --texts, or use --loss distill.",
+            hint=("Name texts with sentences with ", Setting("texts"), ", or use ", Setting("loss", Loss.DISTILL), "."),
         )
     return contrast
 
@@ -214,16 +218,16 @@ def _identity(
         "the version of hdexport": importlib.metadata.version("hdexport"),
         "MODEL": str(checkpoint.origin),
         "the size of its weights": sum(file.stat().st_size for file in weights),
-        "--max-len": options.max_len,
-        "--chunk-tokens": options.longest_chunk(checkpoint.base_positions),
-        "--loss": loss.value,
-        "--train": options.train.value,
-        "--positions": choice.describe(),
-        "--attention": options.attention,
-        "--tokenizer": options.tokenizer,
-        "--batch-tokens": options.batch_tokens,
-        "--seed": options.seed,
-        "the digest of --texts": corpus.digest,
+        "max_len": options.max_len,
+        "chunk_tokens": options.longest_chunk(checkpoint.base_positions),
+        "loss": loss.value,
+        "train": options.train.value,
+        "positions": choice.describe(),
+        "attention": options.attention,
+        "tokenizer": options.tokenizer,
+        "batch_tokens": options.batch_tokens,
+        "seed": options.seed,
+        "the digest of texts": corpus.digest,
     }
 
 
@@ -246,7 +250,7 @@ def _record(
         "chunk_tokens": options.longest_chunk(checkpoint.base_positions),
         "positions": choice.describe(),
         "attention": options.attention,
-        "learning_rate": options.learning_rate,
+        "learning_rate": options.peak_learning_rate,
         "batch_tokens": options.batch_tokens,
         "seed": options.seed,
         "texts": {

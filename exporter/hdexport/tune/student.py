@@ -27,7 +27,7 @@ from hdexport.model.surgery import extend_positions
 from hdexport.support.progress import Progress
 from hdexport.tune.options import Trained, TuneOptions
 from hdruntime.bundle.manifest import Positions, Task
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.text.pooling import PoolingMode
 
 if TYPE_CHECKING:
@@ -117,7 +117,11 @@ class Student(TrainedEncoder):
 def training_device(name: str) -> torch.device:
     """The device by its name; ``auto`` is a GPU that PyTorch can use, else the CPU."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda needs a GPU; PyTorch finds no GPU here.", hint="Use --device cpu.")
+        raise InputError(
+            Setting("device", "cuda"),
+            " needs a GPU; PyTorch finds no GPU here.",
+            hint=("Use ", Setting("device", "cpu"), "."),
+        )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -18,7 +18,7 @@ from hdexport.support.progress import Progress
 from hdexport.tune.objectives import Objective
 from hdexport.tune.options import TuneOptions
 from hdexport.tune.student import Student
-from hdruntime.errors import InputError, NonFiniteOutputError
+from hdruntime.errors import InputError, NonFiniteOutputError, Setting
 from hdruntime.jobs.checksums import json_with_checksum
 from hdruntime.jobs.files import (
     JOB_FILE,
@@ -141,7 +141,11 @@ def opened_tune_folder(output: Path, identity: Identity, *, restart: bool) -> It
             if what is not None:
                 raise InputError(
                     f"{output} has an unfinished tuning in {files.path}; this is another one: {what}.",
-                    hint="Continue that one by its own command, or discard it and start this one with --restart.",
+                    hint=(
+                        "Continue that one by its own command, or discard it and start this one with ",
+                        Setting("restart", True),
+                        ".",
+                    ),
                 )
             with disk_errors_explained(output):
                 if not has_state:
@@ -203,7 +207,7 @@ class _Training:
             if self._folder.is_due:
                 self.save()
         for group in self._optimizer.param_groups:
-            group["lr"] = self._options.learning_rate * self._factor() * group["share"]
+            group["lr"] = self._options.peak_learning_rate * self._factor() * group["share"]
         norm = torch.nn.utils.clip_grad_norm_(self._weights.values(), _MOST_NORM)
         self._require_finite("gradient", float(norm))
         self._optimizer.step()
@@ -254,7 +258,7 @@ class _Training:
         kept = f"The last saved state is kept in {self._folder.path}. " if self._folder.has_state else ""
         raise NonFiniteOutputError(
             f"The {what} is {value} in step {self.outcome.steps + 1}: training diverged, and nothing was written.",
-            hint=f"{kept}Use a lower learning rate: the same command with --lr {self._options.learning_rate / 4:g}",
+            hint=(f"{kept}Use a lower ", Setting("learning_rate", self._options.peak_learning_rate / 4), "."),
         )
 
     def _documents_of_step(self) -> list[int]:

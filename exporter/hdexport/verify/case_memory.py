@@ -33,7 +33,7 @@ def open_at_once(sets: Sequence[GraphSet], manifest: Manifest, limit_bytes: int)
     """Divides graphs into parts whose weights fit in `limit_bytes` together, or that are a single graph. Each session
     has a copy of the weights; the fewer parts there are, the less often PyTorch answers the same cases."""
     files = (record.size_bytes for name, record in manifest.files.items() if name.endswith(_WEIGHT_FILES))
-    # Weights of half precision are widened.
+    # Weights of half precision are upcast.
     copy_bytes = sum(files) * (1 if manifest.dtype == "float32" else 2)
     part: list[GraphSet] = []
     for graphs in sets:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hdexport.graph.vocabulary_head import HEAD_INPUT
 from hdexport.support.check import Check, json_number
-from hdexport.verify.comparison import compare_output, different, joined, tolerance_of
+from hdexport.verify.comparison import combined, compare_output, different, tolerance_of
 from hdexport.verify.expected import samples_of_row
 from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Grid
@@ -19,6 +19,7 @@ from hdexport.verify.pytorch_reference import compared_tokens
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.verification import Case, GraphVerification, Skip, Status, VerificationRecord
+from hdruntime.errors import HdexportError, write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ def compare_case(
         has_tokens[HEAD_INPUT] = True
     outputs = {}
     for name, is_by_token in has_tokens.items():
-        found = []
+        comparisons = []
         for row, length in enumerate(case.lengths):
             actual = got[name][row]
             wanted = expected[row][name]
@@ -124,7 +125,7 @@ def compare_case(
             if actual.size:
                 # Scores without a feature axis ([batch, tokens]) are compared as one vector per row.
                 pair = np.atleast_2d(actual), np.atleast_2d(wanted)
-                found.append(
+                comparisons.append(
                     compare_output(
                         name,
                         *pair,
@@ -133,8 +134,8 @@ def compare_case(
                         of_tokens=actual.ndim > 1,
                     )
                 )
-        if found:
-            outputs[name] = joined(found)
+        if comparisons:
+            outputs[name] = combined(comparisons)
     return Check(
         graph=graphs.name,
         precision=graphs.precision,
@@ -144,6 +145,13 @@ def compare_case(
         samples=None if samples is None else len(samples),
         wrong_decisions=tuple(wrong_decisions),
     )
+
+
+def problem_of(error: Exception) -> str:
+    """The problem that an error states, without its hint; of another library's error, the first line of its message."""
+    if isinstance(error, HdexportError):
+        return write(error.problem)
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def not_compared(graphs: GraphSet, case: Case, manifest: Manifest, error: str | None = None) -> Check:

@@ -201,13 +201,13 @@ def _compare_slices(
     features = actual.shape[-1]
     got, want = actual.reshape(-1, features), expected.reshape(-1, features)
     rows = max(1, _SLICE_VALUES // max(1, features))
-    return joined([
+    return combined([
         compare_slice(got[first : first + rows].astype(np.float64), want[first : first + rows].astype(np.float64))
         for first in range(0, max(1, len(got)), rows)
     ])  # fmt: skip
 
 
-def joined(parts: Sequence[Comparison]) -> Comparison:
+def combined(parts: Sequence[Comparison]) -> Comparison:
     """One comparison of several, at least one, about parts of the same output."""
     return Comparison(
         max_abs_error=max(part.max_abs_error for part in parts),

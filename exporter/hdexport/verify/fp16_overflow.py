@@ -18,6 +18,7 @@ from hdruntime.arrays import IntArray
 from hdruntime.bundle.manifest import Fp16Overflow, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
+from hdruntime.errors import Setting, VerificationError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -45,15 +46,20 @@ _INFINITE = 0x7C00
 _SLICE = 2**22
 """Weights that are looked at in one go."""
 
-_ADVICE = "Build with --bf16, which has the range of float32."
+_HINT = ("Build with ", Setting("precision", "bfloat16", command="build"), ", which has the range of float32.")
 
 
 class OverflowCheck(NamedTuple):
-    """The result of a check: the manifest's record, None unless the bundle is float16, and the problem with its remedy,
-    None where all values fit."""
+    """The result of a check: the manifest's record, None unless the bundle is float16, and the problem, None where all
+    values fit."""
 
     record: Fp16Overflow | None = None
     problem: str | None = None
+
+    def require_passed(self) -> None:
+        """Raise a VerificationError where a value does not fit."""
+        if self.problem is not None:
+            raise VerificationError(self.problem, hint=_HINT)
 
 
 def check_fp16_overflow(bundle: Bundle) -> OverflowCheck:
@@ -69,13 +75,13 @@ def check_fp16_overflow(bundle: Bundle) -> OverflowCheck:
     lengths = {min(tokens, longest) for tokens in (_SHORT_TOKENS, manifest.positions.base, manifest.max_len)}
     texts, kind = sample_ids(bundle, sorted(lengths))
     infinite = list(_infinite_weights(model.graph))
-    found = infinite or _magnitudes(bundle, model, texts)
+    magnitudes = infinite or _magnitudes(bundle, model, texts)
     tokens = tuple(len(text) for text in texts)
-    largest = max(found, key=lambda magnitude: magnitude.largest)
-    outside = [magnitude for magnitude in found if magnitude.largest > _LIMIT]
+    largest = max(magnitudes, key=lambda magnitude: magnitude.largest)
+    outside = [magnitude for magnitude in magnitudes if magnitude.largest > _LIMIT]
     on_texts = f"{kind} of {_listed(tokens)} tokens"
     if not outside:
-        _warn_if_close(found, largest)
+        _warn_if_close(magnitudes, largest)
     record = Fp16Overflow(
         largest=largest.largest if math.isfinite(largest.largest) else None,
         limit=_LIMIT,
@@ -105,20 +111,20 @@ def _problem(outside: Sequence[_Magnitude], largest: _Magnitude, on_texts: str) 
         others = f" The largest of {len(outside)} such values: {'this one' if largest is first else largest}."
     return (
         f"The model goes beyond float16, which ends at {_LIMIT:,.0f}: on {on_texts} a GPU would make infinity or NaN "
-        f"of {first}.{others}\n{_ADVICE}"
+        f"of {first}.{others}"
     )
 
 
-def _warn_if_close(found: Sequence[_Magnitude], largest: _Magnitude) -> None:
-    close = sum(magnitude.largest > _CLOSE * _LIMIT for magnitude in found)
+def _warn_if_close(magnitudes: Sequence[_Magnitude], largest: _Magnitude) -> None:
+    close = sum(magnitude.largest > _CLOSE * _LIMIT for magnitude in magnitudes)
     if close:
         logger.warning(
-            "Values come close to float16's limit, %s, and other texts may exceed it: %d of %d, the largest %s.\n%s",
+            "Values come close to float16's limit, %s: %d of %d, the largest %s. Other texts may exceed it.\n%s%s%s",
             f"{_LIMIT:,.0f}",
             close,
-            len(found),
+            len(magnitudes),
             largest,
-            _ADVICE,
+            *_HINT,
         )
 
 
@@ -132,7 +138,7 @@ def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
     def cost(tokens: int) -> float:
         keys = [keys for item in attention for keys in item.record.keys_of_layers(manifest, tokens)]
         # PyTorch's and ONNX Runtime's dense attention holds no scores.
-        met = max((found for found in keys if found < tokens), default=0)
+        met = max((count for count in keys if count < tokens), default=0)
         largest_bytes = 4 * tokens * max(width, manifest.num_heads * met)
         return max(operations(manifest, weights, tokens) / _MAX_OPERATIONS, largest_bytes / _MOST_BYTES)
 
@@ -173,12 +179,12 @@ def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray])
                 largest[name] = max(largest[name], float(value) if np.isfinite(value) else math.inf)
             elif not np.isfinite(value):
                 not_finite.add(name)
-    found = [_Magnitude(of=of, largest=largest[of.output]) for of in watched]
+    magnitudes = [_Magnitude(of=of, largest=largest[of.output]) for of in watched]
     for name, spec in zip(sums, bundle.manifest.outputs, strict=True):
         if name in not_finite:
             output = Watched(output=name, node=spec.name, operator="output", module="")
-            found.append(_Magnitude(of=output, largest=math.inf))
-    return found
+            magnitudes.append(_Magnitude(of=output, largest=math.inf))
+    return magnitudes
 
 
 def _listed(tokens: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""A bundle's answers to texts, compared with those of the checkpoint's own library by its plain call.
+"""A bundle's answers to texts, compared with those of transformers or sentence-transformers by a plain call.
 
 The other checks begin with ids, and PyTorch's model is given inputs by the bundle's settings. Mistakes in a
 checkpoint's settings of texts show here alone: which end of a text is cut, and where; which tokens are global by
@@ -22,7 +22,7 @@ from hdexport.support.check import Check, Comparison
 from hdexport.support.json_files import shown
 from hdexport.support.process_settings import only_errors_of
 from hdexport.support.progress import Progress
-from hdexport.verify.checks import Verification
+from hdexport.verify.checks import Verification, problem_of
 from hdexport.verify.comparison import compare_output, different, tolerance_of
 from hdexport.verify.grid import Grid
 from hdexport.verify.own_code import code_name
@@ -46,7 +46,7 @@ _LONG_IDS = 4 * _LONGEST
 
 _SHORT = "What the lengths of two texts are."
 _SCRIPTS = "ŒUVRE Größe Ελλάδα Москва שלום سلام नमस्ते ภาษาไทย 日本語 中文字 한국어 e\u0301 👩\u200d👧"
-_MARKS = "  two  spaces,\ta tab\nand a line; don't… x² “quotes” [SEP] </s> 3.14-15 "
+_PUNCTUATION = "  two  spaces,\ta tab\nand a line; don't… x² “quotes” [SEP] </s> 3.14-15 "
 
 Texts = tuple[str, ...]
 """One text, or the two of a pair."""
@@ -63,7 +63,7 @@ class _Answers(NamedTuple):
 
 
 def with_texts(
-    found: Verification,
+    verification: Verification,
     bundle: Bundle,
     reference: Reference,
     *,
@@ -71,19 +71,19 @@ def with_texts(
 ) -> Verification:
     """Compare answers to texts, too: long and short, empty, in other scripts, and pairs, in float32 on the CPU.
 
-    The library is sentence-transformers where the checkpoint is a model of it, else transformers. Its model is the
+    Texts are run by sentence-transformers where it saved the checkpoint, else by transformers. Its model is the
     checkpoint's; where the bundle attends in another way on purpose, the reference's model takes its place.
 
     Args:
-        found: results for ids. With the quick grid sentence-transformers is not imported, which takes as long as all
-            else.
+        verification: results for ids. With the quick grid sentence-transformers is not imported, because the import
+            takes as long as all other checks.
         bundle: any bundle; one without a tokenizer has nothing to compare.
         reference: PyTorch's model, and the checkpoint.
         progress: takes each outcome.
     """
     manifest, task = bundle.manifest, bundle.manifest.task
     if manifest.tokenizer is None:
-        return found
+        return verification
     progress = progress or Progress()
     encoder = class_of(task).encoder_of(manifest)
     if encoder is None or encoder.call is None:
@@ -92,7 +92,7 @@ def with_texts(
         theirs, name = encoder.library, f"text: {encoder.library}"
         answers = functools.partial(_of_sentence_transformers, encoder=encoder)
     checks: list[Check] = []
-    skip = _skip(reference, theirs, task, found.grid)
+    skip = _skip(reference, theirs, task, verification.grid)
     if skip is None:
         try:
             for each in answers(bundle, reference):
@@ -101,18 +101,18 @@ def with_texts(
             if not checks:
                 skip = Skip(cause=SkipCause.NO_TEXT_FITS, limit=manifest.max_len)
         except (BackendUnavailableError, _LibraryError) as error:
-            skip = Skip(cause=SkipCause.LIBRARY, detail=str(error).splitlines()[0])
+            skip = Skip(cause=SkipCause.LIBRARY, detail=problem_of(error))
     skipped = [] if skip is None else [dataclasses.replace(skip, graph=name)]
     code = reference.checkpoint.code(task)
     if code is not None and not reference.checkpoint.trust.trust_remote_code:
         skipped.append(Skip(cause=SkipCause.UNTRUSTED_CODE, graph=code_name(code)))
     for outcome in skipped:
         progress.check(outcome)
-    return dataclasses.replace(found, texts=tuple(checks), skipped=(*found.skipped, *skipped))
+    return dataclasses.replace(verification, texts=tuple(checks), skipped=(*verification.skipped, *skipped))
 
 
 class _LibraryError(Exception):
-    """The library itself cannot run a checkpoint by its plain call."""
+    """transformers or sentence-transformers cannot run a checkpoint by its plain call."""
 
 
 def _skip(reference: Reference, theirs: str | None, task: Task, grid: Grid) -> Skip | None:
@@ -126,10 +126,10 @@ def _skip(reference: Reference, theirs: str | None, task: Task, grid: Grid) -> S
     return None
 
 
-def _check(name: str, found: _Answers, manifest: Manifest) -> Check:
+def _check(name: str, answers: _Answers, manifest: Manifest) -> Check:
     outputs = {}
-    for output, wanted in found.wanted.items():
-        got = None if found.got is None else found.got[output]
+    for output, wanted in answers.wanted.items():
+        got = None if answers.got is None else answers.got[output]
         half_precision, of_tokens = manifest.dtype != "float32", wanted.ndim > 1
         if np.issubdtype(wanted.dtype, np.integer):
             outputs[output] = _same(got, wanted)
@@ -145,8 +145,8 @@ def _check(name: str, found: _Answers, manifest: Manifest) -> Check:
                 precision=Precision.FLOAT32,
                 of_tokens=of_tokens,
             )
-    case = Case(tokens=found.tokens, lengths=(found.tokens,), padding="none")
-    return Check(graph=name, precision=Precision.FLOAT32, case=case, outputs=outputs, text=found.text)
+    case = Case(tokens=answers.tokens, lengths=(answers.tokens,), padding="none")
+    return Check(graph=name, precision=Precision.FLOAT32, case=case, outputs=outputs, text=answers.text)
 
 
 def _same(got: AnyArray | None, wanted: AnyArray) -> Comparison:
@@ -166,7 +166,7 @@ def _texts(bundle: Bundle, reference: Reference) -> dict[str, Texts]:
         "long text": (long,),
         "empty text": ("",),
         "other scripts": (_SCRIPTS,),
-        "marks": (_MARKS,),
+        "punctuation": (_PUNCTUATION,),
         "pair": (_SHORT, _SCRIPTS),
         "pair with a long second text": (_SHORT, long),
         "pair with a long first text": (long, _SHORT),
@@ -197,7 +197,7 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
             # As a batch, because a single call ignores an empty second text.
             batch = [[text] for text in each]
             if own.whole.num_special_tokens_to_add(len(each) > 1) > limit:
-                # No text can be cut to so few tokens, and the library takes it whole then.
+                # No text can be truncated to so few tokens, and transformers takes it whole then.
                 continue
             with _failures_of_library(f"its own call fails on the {name}"):
                 features = tokenizer(*batch, truncation=True, max_length=limit, return_tensors="pt")
@@ -286,8 +286,8 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
 
 @contextlib.contextmanager
 def _failures_of_library(failure: str) -> Iterator[None]:
-    """Turns errors of the library's own code into a `_LibraryError`, which is no fault of the bundle: the code may know
-    no token for a letter, or fail in itself."""
+    """Turns errors of transformers' or sentence-transformers' code into a `_LibraryError`, which is no fault of the
+    bundle: the code may know no token for a letter, or fail in itself."""
     try:
         yield
     except MemoryError:

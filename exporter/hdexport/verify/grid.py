@@ -53,13 +53,13 @@ def cases(
         lengths = grid_lengths(base, max_len, boundaries=boundaries, longest=longest)
         return [case for tokens in lengths for case in _full_cases(tokens)]
     last = min(max_len, longest)
-    found = [*_short_cases(last), *_cases_past_the_checkpoint(base, last)]
+    chosen = [*_short_cases(last), *_cases_past_the_checkpoint(base, last)]
     for boundary in boundaries:
         if boundary.first < last:
-            found += [_alone(boundary.first)] if boundary.alone else []
-            found += _cases_around(boundary.first, boundary.second, last)
-    found.append(_alone(last))
-    return sorted(dict.fromkeys(found), key=lambda case: case.tokens)
+            chosen += [_alone(boundary.first)] if boundary.alone else []
+            chosen += _cases_around(boundary.first, boundary.second, last)
+    chosen.append(_alone(last))
+    return sorted(dict.fromkeys(chosen), key=lambda case: case.tokens)
 
 
 def _alone(tokens: int) -> Case:
@@ -106,11 +106,11 @@ def _cases_around(first: int, second: int, last: int) -> Iterator[Case]:
     yield Case(tokens=second, lengths=(min(first + 1, second), second), padding="left")
 
 
-def within(found: Sequence[Case], longest: int) -> tuple[list[Case], list[Case]]:
+def within(cases: Sequence[Case], longest: int) -> tuple[list[Case], list[Case]]:
     """Cases of the quick grid of at most `longest` tokens, with one row of so many in place of the longer ones, and the
     longer ones."""
-    longer = [case for case in found if case.tokens > longest]
-    kept = [case for case in found if case.tokens <= longest]
+    longer = [case for case in cases if case.tokens > longest]
+    kept = [case for case in cases if case.tokens <= longest]
     if longer:
         kept.append(_alone(longest))
     return list(dict.fromkeys(kept)), longer

@@ -7,7 +7,7 @@ import dataclasses
 from hdexport.checkpoint.model_code import CODE_TOLERANCE, CodeCase, ModelCode
 from hdexport.support.check import Check, Comparison
 from hdexport.support.progress import Progress
-from hdexport.verify.checks import Verification
+from hdexport.verify.checks import Verification, problem_of
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
@@ -18,7 +18,7 @@ _TOLERANCE = Tolerance(atol=CODE_TOLERANCE, rtol=CODE_TOLERANCE)
 
 
 def with_code(
-    found: Verification,
+    verification: Verification,
     manifest: Manifest,
     reference: Reference,
     *,
@@ -28,7 +28,7 @@ def with_code(
     cannot run is not checked. `with_texts` says which code may not run.
 
     Args:
-        found: results so far.
+        verification: results so far.
         manifest: of the bundle.
         reference: the checkpoint that the bundle was built from.
         progress: takes each outcome.
@@ -36,7 +36,7 @@ def with_code(
     checkpoint, task = reference.checkpoint.with_adapter(manifest.adapter), manifest.task
     code = checkpoint.code(task)
     if code is None or not checkpoint.trust.trust_remote_code:
-        return found
+        return verification
     progress = progress or Progress()
     checks: list[Check] = []
     detail = checkpoint.code_uncompared_reason(task)
@@ -45,13 +45,13 @@ def with_code(
             checks += [_check(code, case) for case in checkpoint.code_cases(task)]
             detail = None if checks else "it cannot be run here"
         except ModelError as error:
-            detail = str(error).splitlines()[0]
+            detail = problem_of(error)
     skipped = () if detail is None else (Skip(cause=SkipCause.LIBRARY, graph=code_name(code), detail=detail),)
     for outcome in (*checks, *skipped):
         progress.check(outcome)
     hints = () if all(check.passed for check in checks) else (code.hint,)
     return dataclasses.replace(
-        found, code=tuple(checks), skipped=(*found.skipped, *skipped), hints=(*found.hints, *hints)
+        verification, code=tuple(checks), skipped=(*verification.skipped, *skipped), hints=(*verification.hints, *hints)
     )
 
 

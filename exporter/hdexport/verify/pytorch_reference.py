@@ -24,7 +24,7 @@ from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import InputSpec, Manifest, PositionForm, Role, Scheme, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.verification import Case
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -190,7 +190,7 @@ class Reference:
             raise ModelError(
                 f"The code of this {self.checkpoint.config['model_type']} fails on {batch} x {tokens} tokens: "
                 f"{shown(error)}",
-                hint="Build it for the lengths that it takes, with --max-len, or choose another model.",
+                hint=("Build it for the lengths that it takes, with ", Setting("max_len", command="build"), "."),
             ) from error
 
 
@@ -207,7 +207,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         raise ModelError(
             f"The bundle was built from a {manifest.model_type}, and {checkpoint.path} is a "
             f"{checkpoint.config['model_type']}.",
-            hint="Name the checkpoint it was built from with --model.",
+            hint=("Name the checkpoint it was built from with ", Setting("model"), "."),
         )
     checkpoint = checkpoint.with_source(None if manifest.tokenizer is None else manifest.tokenizer.source)
     # A build has refused code that differs; a verification records it (`with_code`).
@@ -218,7 +218,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         raise ModelError(
             f"The bundle was built from {manifest.positions.base} positions, and {checkpoint.path} has "
             f"{positions.base}.",
-            hint="Name the checkpoint it was built from with --model.",
+            hint=("Name the checkpoint it was built from with ", Setting("model"), "."),
         )
     if manifest.positions.rope_factor is not None:
         use_stretched_rotary(model, manifest.positions.rope_factor)
@@ -240,7 +240,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
 
 
 def positions_of(manifest: Manifest, family: Family, config: Mapping[str, Any]) -> tuple[int, Scheme, float]:
-    """Number of positions that the library's own model needs for a bundle's answers, their scheme and its alpha.
+    """Number of positions that transformers' model needs for a bundle's answers, their scheme and its alpha.
     `config` is the content of the checkpoint's ``config.json``."""
     # The library may pad a text, and look up positions for the padding; the content of those rows does not matter.
     max_len = family.padded_tokens(SimpleNamespace(**config), manifest.max_len)
@@ -269,22 +269,22 @@ class PastTexts:
     def of_row(self, case: Case, row: int) -> dict[str, FloatArray]:
         """Name of each carried state -> [1, ...]."""
         carried, longest, size = self._manifest.recurrent_states, self._manifest.document_tokens, self._size(case)
-        found = {spec.name: state_at_start(spec, rows=1, memory=size) for spec in carried}
+        states = {spec.name: state_at_start(spec, rows=1, memory=size) for spec in carried}
         mask = carried_name(MASK)
         if case.padding == "left":
-            if mask in found:
-                found[mask] *= 0
-            return found
+            if mask in states:
+                states[mask] *= 0
+            return states
         past = max(size, 1) if longest is None else min(size, longest - case.tokens)
         if row > 1 or past < 1:
-            return found
+            return states
         if (past, size) not in self._found:
             self._found[past, size] = self._leaves(past, size)
         left = self._found[past, size]
-        found = {spec.name: left[str(spec.fed_from)] for spec in carried}
-        if row == 1 and mask in found:
-            found[mask] = np.where(np.arange(size) < size // 2, 0, found[mask]).astype(np.float32)
-        return found
+        states = {spec.name: left[str(spec.fed_from)] for spec in carried}
+        if row == 1 and mask in states:
+            states[mask] = np.where(np.arange(size) < size // 2, 0, states[mask]).astype(np.float32)
+        return states
 
     def of_case(self, case: Case) -> dict[str, FloatArray]:
         """Name of each carried state -> [batch, ...]."""
@@ -313,11 +313,11 @@ def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> Re
     from hdexport.attention.query_scale import LogScale
     from hdexport.attention.reference_attention import use_query_scale
 
-    found = [
+    of_attentions = [
         item.type.use_reference(item.type.read(item.record, bundle), model, family)
         for item in attention_of(bundle.manifest)
     ]
-    replaced = any(properties.replaced for properties in found)
+    replaced = any(properties.replaced for properties in of_attentions)
     if not replaced:
         family.as_trained(model)
     query_scale = LogScale.of_positions(bundle.manifest.positions)
@@ -325,11 +325,14 @@ def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> Re
         use_query_scale(model, family, query_scale)
     return ReferenceProperties(
         replaced=replaced,
-        undefined_padding=any(properties.undefined_padding for properties in found),
-        counts_from_padding=any(properties.counts_from_padding for properties in found),
+        undefined_padding=any(properties.undefined_padding for properties in of_attentions),
+        counts_from_padding=any(properties.counts_from_padding for properties in of_attentions),
         discrete_outputs=next(
-            (properties.discrete_outputs for properties in found if properties.discrete_outputs is not None), None
+            (properties.discrete_outputs for properties in of_attentions if properties.discrete_outputs is not None),
+            None,
         ),
-        information=next((properties.information for properties in found if properties.information is not None), None),
-        carried=next((properties.carried for properties in found if properties.carried is not None), None),
+        information=next(
+            (properties.information for properties in of_attentions if properties.information is not None), None
+        ),
+        carried=next((properties.carried for properties in of_attentions if properties.carried is not None), None),
     )

@@ -18,7 +18,7 @@ from hdexport.model.task import TASKS
 from hdexport.support.check import Check
 from hdexport.support.progress import Progress
 from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
-from hdexport.verify.checks import Verification, compare_case, not_compared
+from hdexport.verify.checks import Verification, compare_case, not_compared, problem_of
 from hdexport.verify.expected import expected_rows, left_padding_skip, padded_batch, sampled_tokens
 from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets, runner
 from hdexport.verify.grid import LONGEST_CHECKED, Grid, cases, within
@@ -94,7 +94,7 @@ def verify_bundle(
     manifest = bundle.manifest
     progress = progress or Progress()
     outcomes = _Outcomes(progress)
-    found = _cases(bundle, reference, grid, longest, outcomes)
+    cases_of_grid = _cases(bundle, reference, grid, longest, outcomes)
     asks_gpu = backend is not None and needs_gpu(backend)
     sets = [] if asks_gpu else graph_sets(manifest, backend, precisions, outcomes.skip)
     if precisions is None and (backend is None or asks_gpu):
@@ -103,16 +103,16 @@ def verify_bundle(
         sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
         limit_bytes = _QUICK_LIMIT_BYTES if grid is Grid.QUICK else _free_bytes() // 2
-    done, total = 0, len(sets) * len(found)
-    for asked, those in _readers(bundle, reference, sets):
+    done, total = 0, len(sets) * len(cases_of_grid)
+    for reader, those in _readers(bundle, reference, sets):
         for part in open_at_once(those, manifest, _free_bytes() // 2):
-            for is_sampled, group in _by_logits(found, manifest, limit_bytes).items():
+            for is_sampled, group in _by_logits(cases_of_grid, manifest, limit_bytes).items():
                 with contextlib.ExitStack() as stack:
-                    changes = Changes(asked.properties.discrete_outputs, is_sampled)
+                    changes = Changes(reader.properties.discrete_outputs, is_sampled)
                     runs = {each: stack.enter_context(runner(bundle, each, changes)) for each in part}
                     for case in group:
                         progress.detail("checks", done, total)
-                        _check_case(bundle, asked, case, runs, outcomes, limit_bytes, is_sampled=is_sampled)
+                        _check_case(bundle, reader, case, runs, outcomes, limit_bytes, is_sampled=is_sampled)
                         done += len(part)
     return Verification(
         grid=grid,
@@ -126,20 +126,20 @@ def _cases(bundle: Bundle, reference: Reference, grid: Grid, longest: int, outco
     """The cases of a grid without those that nothing can be compared with, or that take too long."""
     manifest = bundle.manifest
     boundaries = list(_boundaries(manifest))
-    found = cases(grid, manifest.positions.base, manifest.max_len, boundaries=boundaries, longest=longest)
+    chosen = cases(grid, manifest.positions.base, manifest.max_len, boundaries=boundaries, longest=longest)
     skip = left_padding_skip(manifest, reference)
     if skip is not None:
-        found = [case for case in found if case.padding != "left"]
+        chosen = [case for case in chosen if case.padding != "left"]
         outcomes.skip(skip)
     if manifest.max_len > longest:
         outcomes.skip(Skip(cause=SkipCause.MAX_LENGTH, needed=manifest.max_len, limit=longest))
     if grid is Grid.FULL:
-        return found
+        return chosen
     whole = _longest_quick(bundle)
-    found, longer = within(found, whole)
+    chosen, longer = within(chosen, whole)
     for case in longer:
         outcomes.skip(Skip(cause=SkipCause.OPERATIONS, case=case, limit=whole))
-    return found
+    return chosen
 
 
 def _longest_quick(bundle: Bundle) -> int:
@@ -153,12 +153,12 @@ def _longest_quick(bundle: Bundle) -> int:
     return max(affordable, min(manifest.positions.base + 2, _MAX_SURE_TOKENS))
 
 
-def _by_logits(found: Iterable[Case], manifest: Manifest, limit_bytes: int) -> dict[bool, list[Case]]:
+def _by_logits(cases_of_grid: Iterable[Case], manifest: Manifest, limit_bytes: int) -> dict[bool, list[Case]]:
     """Whether logits are compared at some tokens only -> the cases, the short ones first."""
     groups: dict[bool, list[Case]] = {}
     # A number for each id of the vocabulary at every token.
     is_large = any({"tokens", "vocab_size"} <= {*axes} for axes in format_of(manifest.task).output_axes.values())
-    for case in found:
+    for case in cases_of_grid:
         groups.setdefault(is_large and arrays_bytes(case, manifest) > limit_bytes, []).append(case)
     return groups
 
@@ -196,8 +196,8 @@ def _information(bundle: Bundle, reference: Reference) -> Iterator[str]:
     import torch
 
     (text,), kind = sample_ids(bundle, [min(bundle.manifest.max_len, _INFORMATION_TOKENS)])
-    for found in reference.properties.information(torch.from_numpy(text)[None]):
-        yield f"{found} ({kind} of {len(text)} tokens)"
+    for measured in reference.properties.information(torch.from_numpy(text)[None]):
+        yield f"{measured} ({kind} of {len(text)} tokens)"
 
 
 def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
@@ -209,9 +209,9 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
             lengths=frozenset({tokens - 1, tokens, tokens + 1}), first=tokens, second=tokens + 1, alone=True
         )
     for item in attention_of(manifest):
-        found = item.type.boundaries(item.record)
-        if found is not None:
-            yield found
+        boundaries = item.type.boundaries(item.record)
+        if boundaries is not None:
+            yield boundaries
     chunk = manifest.ffn_chunk
     if chunk is not None:
         yield Boundaries(lengths=frozenset({chunk, chunk + 1, 2 * chunk + 1}), first=chunk, second=chunk + 1)
@@ -303,7 +303,7 @@ def _compared(
         # A trace of unknown code may hold sizes of the traced text, which fail in a library's own way.
         if reference.checkpoint.family.is_written and not is_of_engine:
             raise
-        return not_compared(graphs, case, manifest, str(error).splitlines()[0])
+        return not_compared(graphs, case, manifest, problem_of(error))
     if expected is not None:
         return compare_case(graphs, case, manifest, expected, outputs, samples)
     discrete_outputs = reference.properties.discrete_outputs

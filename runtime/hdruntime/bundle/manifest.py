@@ -289,7 +289,7 @@ class Int8Calibration:
 
     Attributes:
         texts: name of the file with the texts, "English text" or "random ids".
-        count: number of texts.
+        count: number of token sequences, which are texts, and sentences and beginnings of them.
         tokens: tokens of all texts together.
         int8_weights: number of weights that are int8.
         float_weights: names of the linear layers' weights that stay in float, because int8 changes the outputs too

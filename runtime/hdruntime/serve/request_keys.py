@@ -23,8 +23,8 @@ def request_key(setting: Setting) -> str:
     """A setting as a request's JSON has it: ``"truncate": "end"``, or the operator's flag: ``--max-seq-length 512``."""
     value = setting.value.value if isinstance(setting.value, Enum) else setting.value
     if setting.command or setting.name in _LOAD_PARAMETERS:
-        return f"--{setting.name.replace('_', '-')}" + ("" if value in (None, True) else f" {value}")
+        return f"--{setting.name.replace('_', '-')}" + ("" if value is ... or value is True else f" {value}")
     key = json.dumps(_KEYS.get(setting.name, setting.name))
-    if value is None:
+    if value is ...:
         return key
     return f"{key}: {json.dumps(_TRUNCATE.get(value, value) if setting.name == 'overflow' else value)}"

@@ -32,14 +32,16 @@ class RejectedTextsError(InputError):
 
 
 def check_text_lengths(lengths: Sequence[int], max_len: int, *, longest: int | None = None) -> None:
-    """Reject texts without tokens and texts of more tokens than `max_len`; the error is about the first one.
+    """Reject texts without tokens and texts of more tokens than `max_len`; the error is about the first one, and its
+    hint has the length of the longest.
 
     `longest` is the maximum length of the bundle, if `max_len` is less.
     """
     if lengths and (min(lengths) < 1 or max(lengths) > max_len):
         rejected = [index for index, tokens in enumerate(lengths) if not 1 <= tokens <= max_len]
         what = "The text" if len(lengths) == 1 else f"Text {rejected[0]}"
-        error = length_error(what, lengths[rejected[0]], max_len, _SHORTEN, longest=longest)
+        tokens = lengths[rejected[0]]
+        error = length_error(what, tokens, max_len, _SHORTEN, longest=longest, needed=max(lengths))
         raise RejectedTextsError(*error.args, hint=error.hint, texts=rejected)
 
 
@@ -111,14 +113,17 @@ def checked_choice(choices: type[Choice], value: Enum | str, *, option: str) -> 
         raise InputError(parameter=option, value=value, accepted=f"one of {valid}") from None
 
 
-def length_error(what: str, tokens: int, max_len: int, hint: Message, *, longest: int | None = None) -> InputError:
-    """The error for a text of that length, with a hint; see `check_text_lengths` for `longest`."""
+def length_error(
+    what: str, tokens: int, max_len: int, hint: Message, *, longest: int | None = None, needed: int = 0
+) -> InputError:
+    """The error for a text of that length, with a hint; see `check_text_lengths` for `longest`. `needed` is the length
+    of the longest of several texts."""
     if max_len < tokens and max_len < (longest or max_len):
         return InputError(
             f"{what} has {tokens} tokens; max_seq_length is {max_len}.", hint=joined(hint, *_longer(longest))
         )
     fits = "1 or more" if max_len == sys.maxsize else f"1 to {max_len}"
-    rebuild = (", or build the bundle again with ", Setting("max_len", tokens, command="build"), ".")
+    rebuild = (", or build the bundle again with ", Setting("max_len", max(needed, tokens), command="build"), ".")
     return InputError(
         f"{what} has {tokens} tokens; this bundle accepts {fits}.",
         hint=joined(hint, *rebuild) if tokens > max_len else "",

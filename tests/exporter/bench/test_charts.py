@@ -12,7 +12,7 @@ pytest.importorskip("altair", reason="charts are drawn by altair: pip install 'h
 
 from hdexport.bench.page.charts import _DIFFERS, _RING_AREA, _WRONG, chart, chart_rows, write_pngs
 from hdexport.bench.page.figures import FIGURES, Figure
-from hdexport.bench.results.result import BenchResult, CaseResult, ModelChange, Status
+from hdexport.bench.results.result import BenchResult, CaseResult, ModelChange, RunStatus
 from support.sample_results import OPTIMUM, TORCH, sample_result, with_cases, without_change
 
 FIGURE = {figure.key: figure for figure in FIGURES}
@@ -43,7 +43,7 @@ def test_every_case_is_a_point_at_its_value_or_a_mark_at_the_edge(figure: Figure
     assert marks == {
         (case.series, case.tokens): case.status.value
         for case in result.cases
-        if case.batch == batch and case.status is not Status.OK
+        if case.batch == batch and case.status is not RunStatus.OK
     }
     assert len(values) + len(marks) == sum(case.batch == batch for case in result.cases)
 

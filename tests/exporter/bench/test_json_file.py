@@ -12,7 +12,7 @@ import pytest
 
 from hdexport.bench.results import result as results
 from hdexport.bench.results.files import read_result, write_result
-from hdexport.bench.results.result import SCHEMA_VERSION, Ratio, Status
+from hdexport.bench.results.result import SCHEMA_VERSION, Ratio, RunStatus
 from hdexport.bench.write import write_results
 from hdruntime.errors import HdexportError, InputError
 from support.sample_results import sample_result
@@ -35,7 +35,7 @@ def edit(path: Path, change: Callable[[dict], object]) -> None:
 
 def test_a_result_reads_back_as_it_was_written(written: Path) -> None:
     result = sample_result()
-    assert {case.status for case in result.cases} == set(Status)
+    assert {case.status for case in result.cases} == set(RunStatus)
     assert read_result(written) == result
     assert read_result(written.parent) == result
     assert next(iter(json.loads(written.read_text()))) == "schema_version"

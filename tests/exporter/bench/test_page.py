@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.bench.page.figures import FIGURES
-from hdexport.bench.results.result import BenchResult, ModelChange, Status
+from hdexport.bench.results.result import BenchResult, ModelChange, RunStatus
 from support.sample_results import BATCHES, MEASURED, OURS, SENTENCE, TORCH, sample_result, without_change
 
 pytest.importorskip("altair", reason="the page's charts are drawn by altair: pip install 'hdexport[bench]'")
@@ -80,7 +80,7 @@ def test_the_tables_have_every_case_and_the_notes_say_how_outputs_differ(page: s
         table = page[page.index(f'<table id="table-{batch}"') :].partition("</table>")[0]
         assert table.count('<th scope="row"') == sum(case.batch == batch for case in result.cases)
         assert table.count('class="badge wrong"') == sum(
-            case.batch == batch and case.series == "optimum" and case.status is Status.OK and case.tokens > 512
+            case.batch == batch and case.series == "optimum" and case.status is RunStatus.OK and case.tokens > 512
             for case in result.cases
         )
     notes = re.sub(r"\s+", " ", parsed.text)
@@ -104,7 +104,7 @@ def test_no_text_becomes_markup(tmp_path: Path) -> None:
         dataclasses.replace(case, series=NASTY if case.series == OURS else case.series) for case in result.cases
     )
     failed = dataclasses.replace(
-        cases[1], status=Status.FAILED, reason=NASTY, latency=None, error=None, memory=None, tokens_per_s=None
+        cases[1], status=RunStatus.FAILED, reason=NASTY, latency=None, error=None, memory=None, tokens_per_s=None
     )
     result = dataclasses.replace(
         result, series=series, cases=(cases[0], failed, *cases[2:]), command=NASTY, environment={NASTY: NASTY},

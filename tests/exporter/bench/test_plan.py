@@ -129,20 +129,18 @@ def test_without_the_checkpoint_bundles_are_measured_and_nothing_is_compared(bun
     found = planned(lone, baselines=(TORCH,))
     assert names(found) == ["lone (onnxruntime)"]
     assert (
-        found.series[1].series.unavailable
-        == f"{lone} was built from /gone, which was not found. Name the checkpoint with --model."
+        found.series[1].series.unavailable == f"{lone} was built from /gone, which was not found. Name the checkpoint."
     )
     assert found.notes == (
-        f"{lone} was built from /gone, which was not found. Nothing was compared with PyTorch. Name the checkpoint "
-        "with --model.",
+        f"{lone} was built from /gone, which was not found. Nothing was compared with PyTorch. Name the checkpoint.",
     )
     assert names(planned(lone, baselines=(TORCH,), model="somewhere/else")) == ["lone (onnxruntime)", "torch"]
 
 
 def test_what_does_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"contains 301; the bundles accept 1 to 300 tokens.\n.*--max-len 301"):
+    with pytest.raises(InputError, match=r"contains 301; the bundles accept 1 to 300 tokens.\n.*max_len=301"):
         planned(bundle, lengths=(64, 301))
-    with pytest.raises(InputError, match=r"--precision: 'fp8' is not a precision; valid: auto, float32"):
+    with pytest.raises(InputError, match=r"precisions: 'fp8' is not a precision; valid: auto, float32"):
         planned(bundle, precisions=("fp8",))
     with pytest.raises(InputError, match=r"'trt' is not a backend; valid: tensorrt, tensorrt_rtx, tensorrt_lean"):
         planned(bundle, backends=("trt",))
@@ -170,13 +168,13 @@ def test_numbers_and_ranges_give_rising_lengths_with_both_ends(text: str, length
 
 @pytest.mark.parametrize("text", ["", "0", "1.5", "512:256:x2", "512:8192:x1", "1:9:+0", "1:2:3"])
 def test_an_invalid_length_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InputError, match=r"is not a length in tokens.\n.*--lengths 128,512,4096"):
+    with pytest.raises(InputError, match=r"is not a length in tokens.\n.*such as 128,512,4096"):
         parse_lengths(text)
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "1:9999999999:+1", f"1:{2**70}:x2"])
 def test_lengths_that_would_fill_the_memory_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"\n.*--lengths 128,512,4096"):
+    with pytest.raises(InputError, match=r"\n.*such as 128,512,4096"):
         parse_lengths(text)
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from hdexport.bench.baselines.baseline import MeasuredModel, checkpoint_folder
 from hdexport.bench.measure.processes import ProcessOutcome, run_function
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.bench.run import preparation
 from hdexport.bench.run.plan import BenchOptions, plan
 from hdexport.bench.run.preparation import (
@@ -31,7 +31,7 @@ from support.hugging_face import HuggingFace, extended_rows
 def test_inputs_are_written_by_a_process(workshop: Any, tmp_path: Path) -> None:
     shapes = [(batch, tokens) for batch in (1, 3) for tokens in (1, 65)]
     outcome, _ = run_function(partial(write_inputs, workshop("bert").subject, tmp_path, shapes), time_limit_s=120)
-    assert outcome.status is Status.OK
+    assert outcome.status is RunStatus.OK
     for batch, tokens in shapes:
         with np.load(inputs_path(tmp_path, batch, tokens)) as file:
             assert set(file.files) == {"input_ids", "attention_mask", "token_type_ids"}
@@ -43,7 +43,7 @@ def test_a_known_error_is_its_message_and_leaves_nothing(tmp_path: Path, worksho
     write_inputs(subject, tmp_path, [(1, 9)])
     before = set(tmp_path.iterdir())
     outcome, made = run_function(partial(write_expected, subject, tmp_path, [(1, 9)]), time_limit_s=120)
-    assert (outcome.status, made) == (Status.FAILED, None)
+    assert (outcome.status, made) == (RunStatus.FAILED, None)
     assert (outcome.reason or "").startswith("There is no model directory '/nowhere/model'.\n")
     assert set(tmp_path.iterdir()) == before
 
@@ -74,7 +74,7 @@ def test_the_folder_that_baselines_load_has_the_bundles_positions(workshop: Any)
     assert (made / "model.safetensors").stat().st_mtime_ns == before
 
 
-def outcome_of(status: Status) -> ProcessOutcome:
+def outcome_of(status: RunStatus) -> ProcessOutcome:
     return ProcessOutcome(status=status, reason="no memory")
 
 
@@ -99,9 +99,9 @@ def test_a_shape_that_fails_takes_no_other_with_it(
     def run_here(call: partial[Any], *, time_limit_s: float) -> tuple[ProcessOutcome, Any]:
         began.append(call.func is preparation.write_expected)
         try:
-            return outcome_of(Status.OK), call()
+            return outcome_of(RunStatus.OK), call()
         except MemoryError:
-            return outcome_of(Status.OUT_OF_MEMORY), None
+            return outcome_of(RunStatus.OUT_OF_MEMORY), None
 
     monkeypatch.setattr(preparation, "write_rows", write)
     monkeypatch.setattr(preparation, "run_function", run_here)

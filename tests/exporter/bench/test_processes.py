@@ -12,7 +12,7 @@ import pytest
 
 from hdexport.bench.measure import processes
 from hdexport.bench.measure.processes import ProcessOutcome, run_process
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are those of Linux")
@@ -45,34 +45,38 @@ def test_the_last_line_is_the_result_whatever_is_printed_before_and_beside() -> 
     )
     outcome = run_code(noise + "print('{\"seconds\": 1.5}')")
     assert outcome == ProcessOutcome(
-        status=Status.OK, output={"seconds": 1.5}, reason=None, peak_rss_bytes=outcome.peak_rss_bytes
+        status=RunStatus.OK, output={"seconds": 1.5}, reason=None, peak_rss_bytes=outcome.peak_rss_bytes
     )
 
 
 def test_output_without_a_json_object_is_a_failure() -> None:
     outcome = run_code("import sys; print('[1, 2]'); print('some hint', file=sys.stderr)")
-    assert (outcome.status, outcome.output) == (Status.FAILED, None)
+    assert (outcome.status, outcome.output) == (RunStatus.FAILED, None)
     assert outcome.reason == "The last line of output is not a JSON object. some hint"
 
 
 @pytest.mark.parametrize(
     ("code", "status", "reason"),
     [
-        ("raise ValueError('the cause')", Status.FAILED, "The process ended with exit code 1: ValueError: the cause"),
+        (
+            "raise ValueError('the cause')",
+            RunStatus.FAILED,
+            "The process ended with exit code 1: ValueError: the cause",
+        ),
         (
             "import os, sys; print('std::bad_alloc', file=sys.stderr, flush=True); os.abort()",
-            Status.OUT_OF_MEMORY,
+            RunStatus.OUT_OF_MEMORY,
             "The process ended with signal SIGABRT: std::bad_alloc",
         ),
         (
             "import os; os.kill(os.getpid(), 9)",
-            Status.OUT_OF_MEMORY,
+            RunStatus.OUT_OF_MEMORY,
             "The process was killed (SIGKILL), as by the kernel when memory runs out.",
         ),
     ],
     ids=["error", "abort without memory", "killed"],
 )
-def test_a_bad_end_is_a_result_with_its_last_words(code: str, status: Status, reason: str) -> None:
+def test_a_bad_end_is_a_result_with_its_last_words(code: str, status: RunStatus, reason: str) -> None:
     outcome = run_code(code)
     assert (outcome.status, outcome.output, outcome.reason) == (status, None, reason)
 
@@ -99,7 +103,7 @@ def test_the_time_limit_ends_a_process_that_ignores_signals_and_all_that_it_star
         file = tmp_path / str(limit_s)
         began = time.monotonic()
         outcome = run_code(_STUBBORN_FAMILY, str(file), time_limit_s=limit_s)
-        assert (outcome.status, outcome.reason) == (Status.TIMEOUT, f"Killed at its time limit of {limit_s} s.")
+        assert (outcome.status, outcome.reason) == (RunStatus.TIMEOUT, f"Killed at its time limit of {limit_s} s.")
         assert time.monotonic() - began >= limit_s
         pids = list(map(int, file.read_text().split())) if file.exists() else []
         if len(pids) == 3 and outcome.peak_rss_bytes > 15e6:
@@ -122,7 +126,7 @@ if os.fork() == 0:
 print('{"left": %s}' % os.read(read, 100).decode())
 """
     outcome = run_code(code)
-    assert outcome.status is Status.OK
+    assert outcome.status is RunStatus.OK
     assert outcome.output is not None
     assert not is_running(outcome.output["left"])
 
@@ -139,10 +143,10 @@ print('{"done": true}')
 
 def test_a_process_that_takes_more_than_it_may_is_ended_and_we_live() -> None:
     outcome = run_code(_TAKE_MEMORY, "3000000000", memory=100_000_000)
-    assert (outcome.status, outcome.output) == (Status.OUT_OF_MEMORY, None)
+    assert (outcome.status, outcome.output) == (RunStatus.OUT_OF_MEMORY, None)
     assert outcome.reason == "Killed at its memory limit of 0.10 GB."
     assert 100e6 < outcome.peak_rss_bytes < 1500e6
-    assert run_code(_TAKE_MEMORY, "100000000", memory=300_000_000).status is Status.OK
+    assert run_code(_TAKE_MEMORY, "100000000", memory=300_000_000).status is RunStatus.OK
 
 
 def test_a_process_may_never_take_more_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +171,9 @@ print('{"done": true}')
 """
 
 
-@pytest.mark.parametrize(("pages", "status"), [("own", Status.OUT_OF_MEMORY), ("shared", Status.OK)])
+@pytest.mark.parametrize(("pages", "status"), [("own", RunStatus.OUT_OF_MEMORY), ("shared", RunStatus.OK)])
 def test_the_memory_of_children_counts_but_shared_pages_once(
-    pages: str, status: Status, monkeypatch: pytest.MonkeyPatch
+    pages: str, status: RunStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_LOOK_UP_SHARE", 0)
     outcome = run_code(_WITH_CHILDREN, pages, memory=180_000_000)

@@ -20,7 +20,7 @@ from benchmarks.baselines.openvino import default_type
 from fakes.recording_runner import RecordingRunner
 from hdexport.bench.baselines.baseline import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.measure.processes import ProcessOutcome, run_function
-from hdexport.bench.results.result import OutputError, Status
+from hdexport.bench.results.result import OutputError, RunStatus
 from hdexport.bench.run import worker
 from hdexport.bench.run.preparation import write_rows
 from hdexport.bench.run.worker import measured, open_case, output_error
@@ -48,7 +48,7 @@ def run_case(spec: CaseSpec, **limits: Any) -> tuple[ProcessOutcome, CaseFigures
 @needs_linux
 def test_a_case_that_takes_more_memory_than_it_may_is_out_of_memory(spec: CaseSpec) -> None:
     outcome, figures = run_case(spec, memory_limit_bytes=20_000_000)
-    assert (outcome.status, figures) == (Status.OUT_OF_MEMORY, None)
+    assert (outcome.status, figures) == (RunStatus.OUT_OF_MEMORY, None)
 
 
 @dataclasses.dataclass

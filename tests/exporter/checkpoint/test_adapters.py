@@ -26,7 +26,7 @@ from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import ExportError, InputError, ModelError
+from hdruntime.errors import ExportError, InputError, ModelError, write
 from support.commands import run_here
 from support.comparators import assert_close
 from support.hugging_face import HuggingFace
@@ -161,8 +161,8 @@ def test_without_a_name_none_is_merged_and_the_build_says_so(
     with pytest.raises(ExportError, match="the trace begins"):
         build(BuildOptions(model=checkpoint, output=tmp_path / "plain", max_len=70), Told())
     assert torch.equal(traced[0].model.embeddings.word_embeddings.weight, plain_words(checkpoint))
-    said = "No adapter is merged, as transformers loads none by itself; --adapter takes one of"
-    assert f"{said} classification, retrieval_passage." in lines
+    said = "No adapter is merged, as transformers loads none by itself; adapter takes one of"
+    assert f"{said} classification, retrieval_passage." in map(write, lines)
 
 
 def test_an_unknown_adapter_is_refused_with_those_there_are(checkpoint: Path, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_an_unknown_adapter_is_refused_with_those_there_are(checkpoint: Path, tm
     assert "--adapter separation is not among the adapters of" in refused.stderr
     assert "Choose from: classification, retrieval_passage." in refused.stderr
     save_tiny_model(tmp_path / "bert", "bert", Task.FEATURE_EXTRACTION)
-    with pytest.raises(InputError, match=r"--adapter x: .* has no adapters.*\nLeave it out\."):
+    with pytest.raises(InputError, match=r"adapter='x' names an adapter, and .* has none: .*\nLeave adapter out\."):
         find_checkpoint(tmp_path / "bert").with_adapter("x")
 
 

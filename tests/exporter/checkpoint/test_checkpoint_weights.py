@@ -122,7 +122,7 @@ def test_quantised_weights_are_refused(tiny_bert: Path, dtype: torch.dtype) -> N
     change_weights(tiny_bert, lambda weights: weights | {name: weights[name].to(dtype)})
     message = refusal(tiny_bert)
     assert f": {name}. Such a model is quantised" in message
-    assert "Build the checkpoint that was quantised; --fp16" in message
+    assert "Build the checkpoint that was quantised; precision='float16' or" in message
 
 
 def test_a_configuration_of_quantised_weights_is_refused(tiny_bert: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_pickle_in_an_index_is_refused_unless_allowed(tiny_bert: Path, index: 
     (tiny_bert / "model.safetensors").unlink()
     (tiny_bert / index).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, file)}))
     assert "as a pickle (.bin)" in refusal(tiny_bert)
-    assert "add --allow-pickle" in refusal(tiny_bert)
+    assert "use allow_pickle=True" in refusal(tiny_bert)
     model = find_checkpoint(tiny_bert, trust=Trust(allow_pickle=True)).load(Task.FEATURE_EXTRACTION)
     for name, weight in model.named_parameters():
         assert torch.equal(weight, weights[name]), name

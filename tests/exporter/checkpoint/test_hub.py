@@ -125,9 +125,9 @@ def test_a_model_that_is_not_on_the_hub_is_explained(hub: HubServer, tiny_bert: 
 
 
 def test_a_revision_of_a_directory_or_two_of_a_model_are_refused(hub: HubServer, tiny_bert: Path) -> None:
-    with pytest.raises(InputError, match=r"--revision main is for models on the .* Hub; '.*' is a path\.\nLeave it"):
+    with pytest.raises(InputError, match=r"revision='main' is for models on the .* Hub; '.*' is a path\.\nLeave rev"):
         find_checkpoint(tiny_bert, revision="main")
-    with pytest.raises(InputError, match=r"names a revision, and so does --revision v2\.\nLeave one of them out"):
+    with pytest.raises(InputError, match=r"names a revision, and so does revision='v2'\.\nLeave one of them out"):
         find_checkpoint(f"{MODEL}@v1", revision="v2")
     assert hub.asked == []
 

@@ -13,7 +13,7 @@ from hdexport.checkpoint.ignored_keys import ignored_keys
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, write
 from support.chat_rerankers import save_chat_reranker
 from support.colbert_models import MODELS, save_colbert
 from support.grids import nightly_unless
@@ -21,7 +21,7 @@ from support.tiny_models import change_json, save_sentence_modules, save_tiny_mo
 
 
 def lines(path: Path, task: Task = Task.FEATURE_EXTRACTION) -> list[str]:
-    return ignored_keys(find_checkpoint(path), task)
+    return [write(line) for line in ignored_keys(find_checkpoint(path), task)]
 
 
 PUBLISHED = {

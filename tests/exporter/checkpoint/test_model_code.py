@@ -12,7 +12,7 @@ from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.ignored_keys import ignored_keys
 from hdexport.checkpoint.trust import Trust
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, write
 from support.chat_rerankers import save_chat_reranker
 from support.tiny_models import change_json, save_tiny_model
 
@@ -68,16 +68,16 @@ def test_code_that_sees_both_sides_is_not_the_librarys_causal_model(tmp_path: Pa
     said = str(refused.value)
     assert "'theirs.BothSides' (auto_map of config.json), whose answers to 64 tokens differ by " in said
     assert "from those of transformers' Qwen3Model" in said
-    assert "leave --trust-remote-code out" in said
+    assert "leave trust_remote_code out" in said
 
 
 def test_without_trust_the_code_does_not_run_and_the_build_says_whose_answers_it_gives(tmp_path: Path) -> None:
     path = save(tmp_path, "bert", "raise SystemExit('it ran')")
     checkpoint = find_checkpoint(path)
     checkpoint.load(Task.FEATURE_EXTRACTION)
-    (line,) = ignored_keys(checkpoint, Task.FEATURE_EXTRACTION)
+    line = write(*ignored_keys(checkpoint, Task.FEATURE_EXTRACTION))
     assert "AutoModel: 'theirs.Theirs' (auto_map of config.json). It was not run" in line
-    assert "the answers are those of transformers' BertModel. --trust-remote-code" in line
+    assert "the outputs are those of transformers' BertModel. trust_remote_code=True" in line
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_key_that_the_code_alone_reads_is_found_by_its_answers(tmp_path: Path)
     change_json(path / "config.json", our_scale=3.0)
     with pytest.raises(ModelError, match="differ by"):
         loaded(path)
-    lines = ignored_keys(find_checkpoint(path), Task.FEATURE_EXTRACTION)
+    lines = [write(line) for line in ignored_keys(find_checkpoint(path), Task.FEATURE_EXTRACTION)]
     assert len(lines) == 2
     assert "our_scale 3.0" in lines[1]
 
@@ -259,20 +259,20 @@ def test_a_tokenizer_of_its_own_gives_the_ids_where_it_may_run(tmp_path: Path) -
     known, trusted = find_checkpoint(path), find_checkpoint(path, trust=TRUSTED)
     assert ids(trusted, "W3 w4") == ids(known, "w3 w4") != ids(known, "W3 w4")
     assert ignored_keys(trusted, Task.FEATURE_EXTRACTION) == []
-    (line,) = ignored_keys(known, Task.FEATURE_EXTRACTION)
+    line = write(*ignored_keys(known, Task.FEATURE_EXTRACTION))
     assert "tokenizer_config.json names Python code" in line
     assert "'theirs.Theirs'" in line
 
 
 def test_a_tokenizer_whose_ids_no_file_gives_is_refused(tmp_path: Path) -> None:
     checkpoint = find_checkpoint(with_tokenizer(tmp_path, LOWERED_IN_PYTHON), trust=TRUSTED)
-    with pytest.raises(ModelError, match=r"is its own Theirs, a program of Python(.|\n)*--no-tokenizer"):
+    with pytest.raises(ModelError, match=r"is its own Theirs, a program of Python(.|\n)*tokenizer=None"):
         _ = checkpoint.tokenizer
 
 
 def test_a_tokenizer_that_cannot_run_is_refused_with_its_error(tmp_path: Path) -> None:
     checkpoint = find_checkpoint(with_tokenizer(tmp_path, "import a_package_that_nobody_has\n"), trust=TRUSTED)
     with pytest.raises(
-        ModelError, match=r"'theirs.Theirs'(.|\n)*a_package_that_nobody_has(.|\n)*--trust-remote-code out"
+        ModelError, match=r"'theirs.Theirs'(.|\n)*a_package_that_nobody_has(.|\n)*trust_remote_code out"
     ):
         _ = checkpoint.tokenizer

@@ -179,7 +179,7 @@ def test_other_modules_are_refused_and_the_tokens_vectors_are_not(model: Callabl
 
 
 def test_what_is_no_model_of_late_interaction_is_refused(tiny_bert: Path) -> None:
-    with pytest.raises(ModelError, match=r"is no model of late interaction: .*\n.*--task feature-extraction"):
+    with pytest.raises(ModelError, match=r"is no model of late interaction: .*\n.*task='feature-extraction'"):
         settings(tiny_bert)
 
 

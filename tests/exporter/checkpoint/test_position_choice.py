@@ -14,10 +14,10 @@ from hdexport.checkpoint.extended_files import EXTENSION_KEY
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.extend import ExtendOptions, extend
 from hdruntime.bundle.manifest import Scheme, Task
-from hdruntime.errors import ExportError, InputError, ModelError
+from hdruntime.errors import ExportError, InputError, ModelError, write
 from support.tiny_models import BASE, save_tiny_model
 
-FINE_TUNED = "before fine-tuning: --alpha 0.4 --attention-scale none"
+FINE_TUNED = "before fine-tuning: alpha=0.4 attention_scale='none'"
 
 
 def chosen(directory: Path, task: str = "feature-extraction", *, max_len: int = 300, **options) -> PositionChoice:
@@ -50,9 +50,9 @@ def test_models_and_tasks_decide(tmp_path: Path, model_type: str, task: str, alp
 def test_the_line_names_the_other_choice_by_its_options(bert: Path) -> None:
     choice = chosen(bert)
     assert choice.describe() == "hierarchical, alpha 0.05, queries scaled by log n"
-    assert choice.force == FINE_TUNED
-    assert chosen(bert, "fill-mask").force == "without fine-tuning: --alpha 0.05 --attention-scale logn"
-    assert chosen(bert, scheme=Scheme.TILE).force == "before fine-tuning: --attention-scale none"
+    assert write(choice.force) == FINE_TUNED
+    assert write(chosen(bert, "fill-mask").force) == "without fine-tuning: alpha=0.05 attention_scale='logn'"
+    assert write(chosen(bert, scheme=Scheme.TILE).force) == "before fine-tuning: attention_scale='none'"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_build_without_the_attention_of_the_tuning_says_so(
     attention = attention_from_spec(spec)
     with pytest.raises(ExportError, match="the trace begins"):
         build(BuildOptions(model=bert, output=tmp_path / "bundle", max_len=BASE, attention=attention, verify=None))
-    assert ("were tuned with --attention window:16" in caplog.text) == warns
+    assert ("were tuned with attention='window:16'" in caplog.text) == warns
 
 
 def test_a_malformed_record_and_a_length_that_does_not_fit_are_refused(bert: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_tokenizer_whose_ids_differ_once_is_not_converted(esm: Path) -> None:
             return ["<mask>"] if "\u0e20" in text else super()._tokenize(text, **kwargs)
 
     as_tokenizer_file(EsmTokenizer.from_pretrained(esm), esm)
-    with pytest.raises(ModelError, match=r"Different, a program of Python(.|\n)*--no-tokenizer"):
+    with pytest.raises(ModelError, match=r"Different, a program of Python(.|\n)*tokenizer=None"):
         as_tokenizer_file(Different.from_pretrained(esm), esm)
 
 
@@ -130,7 +130,7 @@ def test_tokenizers_that_no_file_can_hold_are_refused_in_a_sentence(
     change_json(tiny_bert / "tokenizer_config.json", **of_tokenizer)
     checkpoint = find_checkpoint(tiny_bert)
     change_json(tiny_bert / "config.json", **of_model)
-    with pytest.raises(ModelError, match=r"^.*Tokenizer.*\n.*[Bb]uild for token ids.*: --no-tokenizer$"):
+    with pytest.raises(ModelError, match=r"^.*Tokenizer.*\n.*[Bb]uild for token ids.*: tokenizer=None$"):
         write_tokenizer(checkpoint, tmp_path)
     assert write_tokenizer(dataclasses.replace(checkpoint, tokenizer_source=None), tmp_path) is None
 
@@ -139,7 +139,7 @@ def test_a_setting_that_no_file_can_hold_is_refused(tiny_bert: Path) -> None:
     change_json(tiny_bert / "tokenizer_config.json", split_special_tokens=True)
     # In transformers, texts have none of the special tokens that they name.
     assert AutoTokenizer.from_pretrained(tiny_bert)("[MASK]", add_special_tokens=False)["input_ids"] != [4]
-    with pytest.raises(ModelError, match=r"split_special_tokens true(.|\n)*Set it to false .*--no-tokenizer"):
+    with pytest.raises(ModelError, match=r"split_special_tokens true(.|\n)*Set it to false .*tokenizer=None"):
         read_tokenizer(tiny_bert)
 
 
@@ -147,7 +147,7 @@ def test_files_of_a_tokenizer_that_its_class_does_not_read_are_named(tiny_bert: 
     (tiny_bert / "tokenizer.json").unlink()
     change_json(tiny_bert / "tokenizer_config.json", tokenizer_class="RobertaTokenizer")
     (tiny_bert / "vocab.json").write_text("{}")
-    message = r"holds vocab.json .*reads vocab.json and merges.txt, or tokenizer.json(.|\n)*Put .*--no-tokenizer"
+    message = r"holds vocab.json .*reads vocab.json and merges.txt, or tokenizer.json(.|\n)*Put .*tokenizer=None"
     with pytest.raises(ModelError, match=message):
         read_tokenizer(tiny_bert)
 

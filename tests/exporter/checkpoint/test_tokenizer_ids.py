@@ -23,7 +23,7 @@ from hdexport.checkpoint.source import sample_path
 from hdexport.checkpoint.tokenizer_files import read_tokenizer, tokenizer_remarks, write_tokenizer
 from hdruntime.bundle.manifest import PositionForm, Positions, Scheme, Task, TokenizerSource
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, write
 from hdruntime.text.tokenization import read_tokenizer as read_file
 from support.chat_rerankers import small_tokenizer
 from support.file_tokenizers import TOKENIZERS, FileTokenizer, byte_pieces, put_tokenizer, word_pieces
@@ -76,12 +76,12 @@ def test_the_written_file_gives_the_ids_of_the_library_or_of_the_file(
 
 def test_a_line_says_both_with_a_text(path: Path, tokenizer: FileTokenizer) -> None:
     checkpoint = find_checkpoint(path)
-    (line,) = tokenizer_remarks(checkpoint)
+    line = write(*tokenizer_remarks(checkpoint))
     which = r"checkpoint/tokenizer.json and transformers' \w+ give other ids for \d+ of \d+ texts"
     assert re.search(rf"{which}\. '.+' has the tokens .+ by the file, and .+ by the class\.", line)
-    assert "--tokenizer file takes the file's" in line
-    (line,) = tokenizer_remarks(checkpoint.with_source("file"))
-    assert line.endswith("The ids are the file's, as --tokenizer file says.")
+    assert "tokenizer='file' takes the file's" in line
+    line = write(*tokenizer_remarks(checkpoint.with_source("file")))
+    assert line.endswith("The ids are the file's, by tokenizer='file'.")
 
 
 def test_a_line_names_the_model_and_not_the_folder_of_its_commit(
@@ -91,7 +91,7 @@ def test_a_line_names_the_model_and_not_the_folder_of_its_commit(
     change_json(copy / "tokenizer_config.json", reads_backwards=True)
     checkpoint = dataclasses.replace(find_checkpoint(copy), name="ada")
     said = ignored_keys(checkpoint, Task.FEATURE_EXTRACTION)
-    assert [line.partition(" ")[0] for line in said] == ["ada/tokenizer_config.json", "ada/tokenizer.json"]
+    assert [write(line).partition(" ")[0] for line in said] == ["ada/tokenizer_config.json", "ada/tokenizer.json"]
 
 
 def test_transformers_reads_the_ids_of_the_file_from_a_bundle_of_them(
@@ -157,7 +157,7 @@ def test_truncation_and_padding_of_a_file_are_no_difference_and_are_not_written(
 
 def test_a_class_by_the_model_type_alone_is_compared_as_well(bert: Path) -> None:
     put_tokenizer(bert, word_pieces(), None)
-    (line,) = tokenizer_remarks(find_checkpoint(bert))
+    line = write(*tokenizer_remarks(find_checkpoint(bert)))
     assert "transformers' BertTokenizer" in line
 
 
@@ -168,7 +168,7 @@ def test_token_types_of_pairs_are_compared_where_the_model_reads_them(bert: Path
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
     )
     put_tokenizer(bert, file, "BertTokenizer")
-    (line,) = tokenizer_remarks(find_checkpoint(bert))
+    line = write(*tokenizer_remarks(find_checkpoint(bert)))
     by_file, by_class = r"type_ids \.\.\. [0 ]+ \.\.\.", r"type_ids \.\.\. [01 ]+ \.\.\."
     assert re.search(rf"has the tokens {by_file} by the file, and {by_class} by the class", line)
 
@@ -182,7 +182,7 @@ def test_case_that_sentence_transformers_lowers_is_the_librarys_alone(bert: Path
         json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}])
     )
     checkpoint = find_checkpoint(bert)
-    (line,) = tokenizer_remarks(checkpoint)
+    line = write(*tokenizer_remarks(checkpoint))
     assert "TokenizersBackend with sentence-transformers' do_lower_case give" in line
     assert written(checkpoint, tmp_path / "library").encode("BAND").tokens[1] == "b"
     assert written(checkpoint.with_source("file"), tmp_path / "file").encode("BAND").tokens[1] == "B"
@@ -195,7 +195,7 @@ def test_without_a_file_there_is_nothing_to_compare_and_no_choice(bert: Path) ->
     checkpoint = find_checkpoint(bert)
     assert checkpoint.tokenizer is not None
     assert tokenizer_remarks(checkpoint) == []
-    message = r"--tokenizer file takes the ids of tokenizer.json, which is not in .*bert: .*other files.\nLeave --token"
+    message = r"tokenizer='file' takes the ids of tokenizer.json, which is not in .*bert: .*other files.\nLeave token"
     with pytest.raises(ModelError, match=message):
         _ = checkpoint.with_source("file").tokenizer
 
@@ -204,7 +204,7 @@ def test_a_setting_that_no_file_can_hold_leaves_the_file_as_it_is(bert: Path) ->
     change_json(bert / "tokenizer_config.json", split_special_tokens=True)
     with pytest.raises(ModelError, match=r"split_special_tokens true, which a tokenizer.json cannot say"):
         read_tokenizer(bert)
-    (line,) = tokenizer_remarks(find_checkpoint(bert).with_source("file"))
+    line = write(*tokenizer_remarks(find_checkpoint(bert).with_source("file")))
     assert "split_special_tokens true, which the ids do not follow" in line
 
 

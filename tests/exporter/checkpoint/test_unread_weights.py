@@ -16,7 +16,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.ignored_keys import ignored_keys
 from hdexport.extend import ExtendOptions, extend
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, write
 from support.comparators import named_case
 from support.hub_server import served_hub
 from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
@@ -35,7 +35,7 @@ def embedder(tmp_path: Path) -> Path:
 
 
 def lines(path: Path, task: Task = Task.SENTENCE_SIMILARITY) -> list[str]:
-    return ignored_keys(find_checkpoint(path), task)
+    return [write(line) for line in ignored_keys(find_checkpoint(path), task)]
 
 
 def save_heads(path: Path) -> None:
@@ -177,4 +177,4 @@ def test_heads_on_the_hub_are_downloaded_and_named(
         found = find_checkpoint("someone/bge-m3")
         for name in HEADS:
             with named_case(name):
-                assert any(name in line for line in ignored_keys(found, Task.SENTENCE_SIMILARITY))
+                assert any(name in write(line) for line in ignored_keys(found, Task.SENTENCE_SIMILARITY))

@@ -220,7 +220,7 @@ def test_a_task_that_the_library_has_no_class_for_is_refused(
     tmp_path: Path, model_type: str, task: Task, why: str
 ) -> None:
     AutoConfig.for_model(model_type, pad_token_id=1).save_pretrained(tmp_path)
-    message = rf"The task {task.value} of a {model_type} {why}(.|\n)*Build one of these: --task feature-extraction"
+    message = rf"The task {task.value} of a {model_type} {why}(.|\n)*Build one of these: task='feature-extraction'"
     with pytest.raises(ModelError, match=message):
         find_checkpoint(tmp_path).load(task)
 
@@ -321,12 +321,12 @@ def test_code_of_the_checkpoint_s_own_is_built_or_refused(tmp_path: Path, fault:
     assert code == (1 if fault else 0), lines
     assert re.search(said, lines), lines
     assert (tmp_path / "bundle").exists() == (not fault)
-    assert fault in ("", "batches") or "--verify none --unverified writes it anyway" in lines
+    assert fault in ("", "batches") or "--no-verify --unverified writes it anyway" in lines
 
 
 def test_code_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
     save_slopes(tmp_path)
-    with pytest.raises(ModelError, match=r"'modeling_slopes.SlopesModel' \(auto_map.*add --trust-remote-code"):
+    with pytest.raises(ModelError, match=r"'modeling_slopes.SlopesModel' \(auto_map.*use trust_remote_code=True"):
         find_checkpoint(tmp_path)
     checkpoint = find_checkpoint(tmp_path, trust=Trust(trust_remote_code=True))
     assert type(checkpoint.load(Task.FEATURE_EXTRACTION)).__name__ == "SlopesModel"
@@ -360,7 +360,7 @@ def test_what_changes_a_model_needs_a_family(tmp_path: Path) -> None:
         ("build", model, "--attention", "window:16", "--max-len", 32): "cannot be given windowed attention: that ",
         ("build", model, "--max-len", BASE + 1): f"above the {BASE} positions of this roc_bert, and more ",
         ("build", model, "--attention-scale", "logn"): "does not fit this roc_bert: that ",
-        ("build", model, "--rope", "ntk:4"): "--rope ntk:4 cannot stretch the positions of roc_bert: that ",
+        ("build", model, "--rope", "ntk:4"): "--rope ntk:4 cannot scale the positions of roc_bert: that ",
         ("extend", model, "--max-len", 100): f"The positions of {model}, a roc_bert, cannot be changed: that ",
         ("tune", model, "--texts", model / "config.json", "--max-len", 100): "a roc_bert, cannot be changed: that ",
     }.items():

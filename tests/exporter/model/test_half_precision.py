@@ -141,7 +141,7 @@ def test_a_weight_outside_float16_is_named_and_fits_bfloat16() -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(4, 4))
     with torch.no_grad():
         layer[0].weight[0, 0] = 1e5
-    message = r"1 weights? do(es)? not fit float16.*0\.weight .*100000.*\n.*--bf16"
+    message = r"1 weights? do(es)? not fit float16.*0\.weight .*100000.*\n.*precision='bfloat16'"
     with pytest.raises(ExportError, match=message):
         cast_model(layer, "float16")
     cast_model(layer, "bfloat16")

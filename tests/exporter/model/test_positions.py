@@ -176,16 +176,16 @@ def test_the_form_changes_at_the_memory_bound(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": 0.5}, r"--alpha 0.5 gives .* the same row.*\nUse a number between 0 and 1 other than 0.5"),
-        ({"alpha": 1.0}, r"--alpha 1.0 is outside the open interval"),
-        ({"alpha": float("nan")}, r"--alpha nan is not a finite number"),
-        ({"max_len": 0}, r"--max-len 0 is not a number of positions. Use a whole number, 1 or more"),
+        ({"alpha": 0.5}, r"alpha=0.5 gives .* the same row.*\nUse a number between 0 and 1 other than 0.5"),
+        ({"alpha": 1.0}, r"alpha is 1.0; it must be above 0 and below 1"),
+        ({"alpha": float("nan")}, r"alpha is nan; it must be above 0"),
+        ({"max_len": 0}, r"max_len is 0; it must be 1 to 16777216"),
         (
             {"max_len": 262145},
-            r"above 262144: .* 512 x 512 .*\nUse --max-len 262144 or less, or --positions interpolate",
+            r"above 262144: .* 512 x 512 .*\nUse max_len=262144 or less, or scheme='interpolate'",
         ),
-        ({"scheme": Scheme.NONE, "max_len": 513}, r"above the checkpoint's 512 positions.*\nUse --max-len 512 or"),
-        ({"scheme": Scheme.TILE, "max_len": 10**12}, r"--max-len 1000000000000 is above 16777216"),
+        ({"scheme": Scheme.NONE, "max_len": 513}, r"above the checkpoint's 512 positions.*\nUse max_len=512 or"),
+        ({"scheme": Scheme.TILE, "max_len": 10**12}, r"max_len is 1000000000000; it must be 1 to 16777216"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_with_what_fits(options: dict[str, object], message: str) -> None:
@@ -200,7 +200,7 @@ def test_a_row_outside_float16_is_refused_by_position(make: object) -> None:
     # Of the four positions only the last, 60 000 + 2/3 * 60 000, is outside the range.
     table = np.array([[0.0], [60_000.0]], np.float32)
     for signed in (table, -table):
-        with pytest.raises(ExportError, match=r"reaches 100000, outside float16's range.\nBuild with --bf16"):
+        with pytest.raises(ExportError, match=r"reaches 100000, outside float16's range.\nUse precision='bfloat16'"):
             make(signed, 4, dtype=np.float16)  # type: ignore[operator]
     assert np.isfinite(extend_table(table, 3, dtype=np.float16)).all()
     table[1] = 7e4

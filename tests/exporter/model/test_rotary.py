@@ -17,7 +17,7 @@ from transformers.models.gte.modeling_gte import GteRotaryEmbedding
 from transformers.models.neomme.modeling_neomme import NeoMMERotaryEmbedding
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.model.rotary import RotaryTable, stretch_rotary, turned, use_rotary_tables, use_stretched_rotary
+from hdexport.model.rotary import RotaryTable, rotated, stretch_rotary, use_rotary_tables, use_stretched_rotary
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.manifest import Task
@@ -84,7 +84,7 @@ def test_verification_sees_another_factor(tiny_bundles, model_type: str) -> None
 def test_positions_that_are_scaled_already_are_refused(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
     model.config.rope_parameters["full_attention"] |= {"rope_type": "linear", "factor": 2.0}
-    with pytest.raises(ModelError, match=r"rope_type 'linear', which scales them already\.\nLeave it out\."):
+    with pytest.raises(ModelError, match=r"rope_type 'linear', which scales them already\.\nLeave rope_factor out\."):
         stretch_rotary(model, 4.0)
 
 
@@ -92,8 +92,8 @@ def test_positions_that_are_scaled_already_are_refused(tmp_path: Path) -> None:
     ("model_type", "max_len", "said"),
     [
         ("bert", 300, "--rope ntk:4 is for rotary positions, and those of bert are learned.\nLeave it out;"),
-        ("roformer", 300, "--rope ntk:4 cannot stretch the positions of roformer.\nLeave it out."),
-        ("modernbert", BASE, "changes all answers, for texts longer than the 64 tokens of training; --max-len 64"),
+        ("roformer", 300, "--rope ntk:4 cannot scale the positions of roformer.\nLeave --rope out."),
+        ("modernbert", BASE, "changes all outputs, for texts longer than the 64 tokens of training; --max-len 64"),
     ],
 )
 def test_models_that_have_no_use_for_it_are_refused(tmp_path: Path, model_type: str, max_len: int, said: str) -> None:
@@ -185,8 +185,8 @@ def test_pairs_turn_as_complex_numbers() -> None:
         torch.view_as_real(paired * torch.complex(cosines.double(), sines.double())).transpose(-1, -2).flatten(-2)
     )
     of_head = cosines.repeat(1, 2), sines.repeat(1, 2)
-    torch.testing.assert_close(turned(states, *of_head), expected.float())
-    assert turned(states.half(), *of_head).dtype == torch.float16
+    torch.testing.assert_close(rotated(states, *of_head), expected.float())
+    assert rotated(states.half(), *of_head).dtype == torch.float16
 
 
 @pytest.mark.parametrize("positions", [1, 300])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdexport.quality.encoding import Way, similarities_of_ways
+from hdexport.quality.encoding import LongTextMode, similarities_by_mode
 from hdexport.quality.measurement import (
     Mean,
     QualityResult,
@@ -56,11 +56,11 @@ def test_documents_are_truncated_split_and_read_whole(tmp_path: Path) -> None:
     collection = Collection([long, short, longer], {"later": Queries(["documents are"], [0]), "name": Queries()})
     line = Silent()
     with hdruntime.load(bundle, backend="onnxruntime", threads=1) as session:
-        found = similarities_of_ways(
+        found = similarities_by_mode(
             session,
             collection,
             trained=6,
-            ways=tuple(Way),
+            modes=tuple(LongTextMode),
             begin=lambda tokens: line.begin("", total=tokens),
             line=line,
         )
@@ -73,19 +73,21 @@ def test_documents_are_truncated_split_and_read_whole(tmp_path: Path) -> None:
         )
         return vectors / np.linalg.norm(vectors)
 
-    assert {way: list(kinds) for way, kinds in found.items()} == {way: ["later"] for way in Way}
-    assert found[Way.TRUNCATED]["later"][0, :2] == pytest.approx([query @ cut, query @ vector(short)], abs=1e-6)
+    assert {mode: list(kinds) for mode, kinds in found.items()} == {mode: ["later"] for mode in LongTextMode}
+    assert found[LongTextMode.TRUNCATED]["later"][0, :2] == pytest.approx(
+        [query @ cut, query @ vector(short)], abs=1e-6
+    )
     split = mean_of("long documents are read", "whole .")
-    assert found[Way.SPLIT]["later"][0, :2] == pytest.approx([query @ split, query @ vector(short)], abs=1e-6)
+    assert found[LongTextMode.SPLIT]["later"][0, :2] == pytest.approx([query @ split, query @ vector(short)], abs=1e-6)
     whole = [query @ vector(long), query @ vector(short), query @ vector(" ".join(longer.split()[: MAX_LEN - 2]))]
-    assert found[Way.WHOLE]["later"][0] == pytest.approx(whole, abs=1e-6)
+    assert found[LongTextMode.WHOLE]["later"][0] == pytest.approx(whole, abs=1e-6)
     assert line.done == line.total > 0
 
 
-def score(way: Way, kind: str, low: float, high: float, bundle: str = "one") -> Score:
+def score(mode: LongTextMode, kind: str, low: float, high: float, bundle: str = "one") -> Score:
     difference = Mean((low + high) / 2, low, high)
     return Score(
-        bundle=bundle, precision=Precision.FLOAT32, way=way, kind=kind, mrr=Mean(0.5, 0.4, 0.6), difference=difference
+        bundle=bundle, precision=Precision.FLOAT32, mode=mode, kind=kind, mrr=Mean(0.5, 0.4, 0.6), difference=difference
     )
 
 
@@ -95,13 +97,13 @@ RESULT = QualityResult(
     long_texts=7,
     median_tokens=900,
     longest_tokens=2000,
-    cut_texts={"one": 0},
+    truncated_texts={"one": 0},
     queries={"first": 7, "later": 40},
     scores=(
-        score(Way.TRUNCATED, "first", 0, 0),
-        score(Way.TRUNCATED, "later", 0, 0),
-        score(Way.WHOLE, "first", -0.3, -0.1),
-        score(Way.WHOLE, "later", 0.02, 0.12),
+        score(LongTextMode.TRUNCATED, "first", 0, 0),
+        score(LongTextMode.TRUNCATED, "later", 0, 0),
+        score(LongTextMode.WHOLE, "first", -0.3, -0.1),
+        score(LongTextMode.WHOLE, "later", 0.02, 0.12),
     ),
 )
 

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from hdexport.quantize.calibration import CalibratedProduct, calibrate
-from hdexport.quantize.insert import quantize_products
+from hdexport.quantize.calibration import CalibratedMatMul, calibrate
+from hdexport.quantize.insert import quantize_matmuls
 from hdexport.quantize.selection import SwitchedGraph, _by_loss, float_graph, kept_float
 from hdexport.quantize.texts import CalibrationTexts
 from hdexport.support.progress import Progress
@@ -27,7 +27,7 @@ def calibrated(tiny_bundles):
     return bundle, calibrate(bundle, float_graph(bundle), calibrating), texts
 
 
-def spoilt(products: Mapping[str, CalibratedProduct], name: str) -> dict[str, CalibratedProduct]:
+def spoilt(products: Mapping[str, CalibratedMatMul], name: str) -> dict[str, CalibratedMatMul]:
     """With the sign of one product turned."""
     weight = products[name].weight._replace(scale=-products[name].weight.scale)
     return {**products, name: products[name]._replace(weight=weight)}
@@ -91,7 +91,7 @@ def test_switched_products_compute_what_the_int8_graph_is_defined_to(calibrated,
     large = products[name]._replace(weight=weight._replace(values=values))
     graph = SwitchedGraph(bundle, float_graph(bundle), {**products, name: large})
     model = float_graph(bundle)
-    assert quantize_products(model, {name: large}, {name: ir.tensor(values, name="values")}) == [name]
+    assert quantize_matmuls(model, {name: large}, {name: ir.tensor(values, name="values")}) == [name]
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))

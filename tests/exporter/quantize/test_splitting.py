@@ -7,11 +7,11 @@ import onnx_ir as ir
 import pytest
 
 from hdexport.quantize.calibration import calibrate
-from hdexport.quantize.insert import quantize_products
-from hdexport.quantize.products import weight_products
+from hdexport.quantize.insert import quantize_matmuls
+from hdexport.quantize.matmuls import weight_matmuls
 from hdexport.quantize.rounding import Statistics, activation_scale, round_weight
 from hdexport.quantize.selection import float_graph
-from hdexport.quantize.splitting import Split, chosen_split, widening
+from hdexport.quantize.splitting import Split, chosen_split, splittable_activation
 from hdexport.quantize.texts import CalibrationTexts
 from hdexport.verify.single_texts import single_text_runner
 from hdruntime.bundle.reader import open_bundle
@@ -81,12 +81,12 @@ def test_a_split_activation_is_rounded_less(activation: np.ndarray, weight: np.n
 
 
 def products_of(model: ir.Model) -> dict[str, ir.Node]:
-    return {product.weight: product for product in weight_products(model)}
+    return {product.weight: product for product in weight_matmuls(model)}
 
 
 def test_only_what_operators_of_single_elements_make_is_widened(tiny_bundles) -> None:
     products = products_of(float_graph(open_bundle(tiny_bundles("bert").path)))
-    widened = {name for name, product in products.items() if widening(product) is not None}
+    widened = {name for name, product in products.items() if splittable_activation(product) is not None}
     assert widened == {name for name in products if ".output.dense" in name and "attention" not in name}
 
 
@@ -103,7 +103,7 @@ def test_a_graph_with_a_split_product_is_near_the_float_one(tiny_bundles, made_o
     rounded = {name: product for name, product in products.items() if name in split or made_of_int8}
     stored = {name: ir.tensor(product.weight.values, name=f"{name}.int8") for name, product in rounded.items()}
     model = float_graph(bundle)
-    quantize_products(model, rounded, stored)
+    quantize_matmuls(model, rounded, stored)
     names = [spec.name for spec in bundle.manifest.answers]
     run, exact = single_text_runner(bundle, model), single_text_runner(bundle, float_graph(bundle))
     for text in texts:

@@ -86,7 +86,7 @@ def test_only_new_rows_change_and_all_else_keeps_every_bit(
     run: Run, model: Path, tmp_path: Path, loss: Loss, scheme: Scheme
 ) -> None:
     run(loss=loss, scheme=scheme)
-    run(loss=loss, scheme=scheme, output=tmp_path / "start", rate=1e-12, steps=1)
+    run(loss=loss, scheme=scheme, output=tmp_path / "start", learning_rate=1e-12, steps=1)
     before, after, start = (load_file(path / WEIGHTS) for path in (model, tmp_path / "tuned", tmp_path / "start"))
     table = after.pop(TABLE)
     assert torch.equal(table[:BASE], before.pop(TABLE))
@@ -139,7 +139,7 @@ def test_a_family_that_is_not_tuned_says_why(run: Run, tmp_path: Path) -> None:
 def test_the_loss_goes_down(run: Run, texts: Path, options: dict[str, Any], least: float) -> None:
     texts_of_topics(texts, documents=12)
     # All documents in each step, so that steps differ in nothing but the weights and the sentences that are drawn.
-    losses = run(**{"rate": 3e-2, "steps": 10, "batch_tokens": 12 * MAX_LEN} | options).outcome.losses
+    losses = run(**{"learning_rate": 3e-2, "steps": 10, "batch_tokens": 12 * MAX_LEN} | options).outcome.losses
     # The first step has few other texts to tell from.
     assert sum(losses[1:4]) / 3 - sum(losses[-3:]) / 3 > least
 
@@ -147,7 +147,7 @@ def test_the_loss_goes_down(run: Run, texts: Path, options: dict[str, Any], leas
 def test_masked_tokens_are_learnt_where_the_checkpoint_has_that_head(run: Run, texts: Path, tmp_path: Path) -> None:
     texts_of_topics(texts, documents=12)
     save_tiny_model(tmp_path / "mlm", "bert", Task.FILL_MASK)
-    done = run(model=tmp_path / "mlm", rate=3e-2, steps=12, batch_tokens=12 * MAX_LEN, train=Trained.ALL)
+    done = run(model=tmp_path / "mlm", learning_rate=3e-2, steps=12, batch_tokens=12 * MAX_LEN, train=Trained.ALL)
     assert json.loads((tmp_path / "tuned" / RECORD_FILE).read_text())["loss"] == "mlm"
     assert done.outcome.losses[-1] < done.outcome.losses[0] - 0.05
     before, after = (load_file(path / WEIGHTS) for path in (tmp_path / "mlm", tmp_path / "tuned"))
@@ -234,11 +234,11 @@ def test_training_that_diverges_stops_and_continues_with_a_lower_rate(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "_SAVE_SECONDS", 0)
-    with pytest.raises(NonFiniteOutputError, match=r"step 2: training diverged(.|\n)*kept in(.|\n)*--lr 2.5e\+37"):
-        run(rate=1e38)
+    with pytest.raises(NonFiniteOutputError, match=r"step 2: training diverged(.|\n)*kept in(.|\n)*_rate=2.5e\+37"):
+        run(learning_rate=1e38)
     assert not (tmp_path / "tuned").exists()
-    continued = run(rate=1e-3)
-    assert continued.outcome.losses == run(rate=1e-3, output=tmp_path / "other").outcome.losses
+    continued = run(learning_rate=1e-3)
+    assert continued.outcome.losses == run(learning_rate=1e-3, output=tmp_path / "other").outcome.losses
 
 
 def test_an_unfinished_tuning_of_other_options_is_not_continued(
@@ -246,8 +246,8 @@ def test_an_unfinished_tuning_of_other_options_is_not_continued(
 ) -> None:
     monkeypatch.setattr(training, "_SAVE_SECONDS", 0)
     with pytest.raises(NonFiniteOutputError):
-        run(rate=1e38)
-    with pytest.raises(InputError, match=r"--seed was 0, and is 1\.\n.*--restart"):
+        run(learning_rate=1e38)
+    with pytest.raises(InputError, match=r"seed was 0, and is 1\.\n.*restart=True"):
         run(seed=1)
     assert run(seed=1, restart=True).outcome.steps == 4
 
@@ -255,12 +255,12 @@ def test_an_unfinished_tuning_of_other_options_is_not_continued(
 def test_options_that_do_not_fit_are_explained(run: Run, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"max_len": BASE}, "adds no position to the checkpoint's 64"),
+        ({"max_len": BASE}, "max_len is 64; it must be more than the checkpoint's 64 positions"),
         ({"scheme": Scheme.GROUP}, "chooses rows by the length of each text"),
-        ({"column": "body"}, "has no column 'body'; its columns are text"),
-        ({"minutes": 0.0}, "--minutes 0 is not a number above 0"),
-        ({"rate": float("nan")}, "--lr nan is not a number above 0"),
-        ({"attention": "window:0"}, "asks for window 0"),
+        ({"text_column": "body"}, "has no column 'body'; its columns are text"),
+        ({"minutes": 0.0}, "minutes is 0.0; it must be a finite number above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan; it must be a finite number"),
+        ({"attention": "window:0"}, "has window 0; it must be 1 or more"),
     ]
     for options, message in refused:
         with pytest.raises(HdexportError, match=message):

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from hdexport.bench.measure import process_guard
 from hdexport.bench.measure.process_guard import descendants
-from hdexport.bench.results.result import Status
+from hdexport.bench.results.result import RunStatus
 from hdexport.support.memory import resident_bytes_of, says_out_of_memory
 from hdruntime.errors import HdexportError, OutOfMemoryError
 from hdruntime.process_limits import free_bytes
@@ -70,7 +70,7 @@ class ProcessOutcome(NamedTuple):
             counts for each process. 0 if no reading succeeded, or without ``/proc``.
     """
 
-    status: Status
+    status: RunStatus
     output: dict[str, Any] | None = None
     reason: str | None = None
     peak_rss_bytes: int = 0
@@ -100,12 +100,12 @@ def run_process(
             memory = _Memory(guard.pid)
             stopped = _follow(guard, memory, time_limit_s, _ceiling_bytes(memory_limit_bytes))
         output = None
-        end: tuple[Status, str | None] | None = stopped
+        end: tuple[RunStatus, str | None] | None = stopped
         if stopped is None:
             output = _last_json(_tail(stdout, _STDOUT_BYTES)) if guard.returncode == 0 else None
             end = _bad_end(guard.returncode, _last_lines(_tail(stderr, _STDERR_BYTES))) if output is None else None
     if output is not None:
-        end = Status(output.get("status", Status.OK)), output.get("reason")
+        end = RunStatus(output.get("status", RunStatus.OK)), output.get("reason")
     assert end is not None
     return ProcessOutcome(status=end[0], output=output, reason=end[1], peak_rss_bytes=memory.peak_bytes)
 
@@ -122,7 +122,7 @@ def run_function(
         function = getattr(call, "func", call)
         command = ["-m", __name__, f"{function.__module__}:{function.__qualname__}", folder]
         outcome = run_process(command, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
-        if outcome.status is not Status.OK:
+        if outcome.status is not RunStatus.OK:
             return outcome, None
         result: Result = pickle.loads((Path(folder) / _RESULT).read_bytes())
     return outcome, result
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
             (folder / _RESULT).write_bytes(pickle.dumps(call()))
         except Exception as error:  # whatever a framework raises is a result, and does not affect other processes
             logger.warning("%s failed", arguments[0], exc_info=True)
-            status = Status.OUT_OF_MEMORY if _is_out_of_memory(error) else Status.FAILED
+            status = RunStatus.OUT_OF_MEMORY if _is_out_of_memory(error) else RunStatus.FAILED
             ended = {"status": status.value, "reason": _reason(error)}
         print(json.dumps(ended), file=output)
     return 0
@@ -188,15 +188,15 @@ def _guarded(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> It
 
 def _follow(
     guard: subprocess.Popen[bytes], memory: _Memory, time_limit_s: float, memory_limit_bytes: int | None
-) -> tuple[Status, str] | None:
+) -> tuple[RunStatus, str] | None:
     """Wait until the process ends by itself; otherwise return why it has to be killed."""
     deadline = time.monotonic() + time_limit_s
     while True:
         if memory_limit_bytes is not None and memory.exceeds(memory_limit_bytes):
             limit = f"{memory_limit_bytes / 1e9:.2f} GB"
-            return Status.OUT_OF_MEMORY, f"Killed at its memory limit of {limit}."
+            return RunStatus.OUT_OF_MEMORY, f"Killed at its memory limit of {limit}."
         if time.monotonic() > deadline:
-            return Status.TIMEOUT, f"Killed at its time limit of {time_limit_s:g} s."
+            return RunStatus.TIMEOUT, f"Killed at its time limit of {time_limit_s:g} s."
         with contextlib.suppress(subprocess.TimeoutExpired):
             guard.wait(_POLL_SECONDS)
             return None
@@ -235,13 +235,13 @@ def _tail(file: IO[bytes], most_bytes: int) -> bytes:
     return file.read()
 
 
-def _bad_end(code: int, last_lines: str) -> tuple[Status, str]:
+def _bad_end(code: int, last_lines: str) -> tuple[RunStatus, str]:
     if code == -signal.SIGKILL:
-        return Status.OUT_OF_MEMORY, "The process was killed (SIGKILL), as by the kernel when memory runs out."
+        return RunStatus.OUT_OF_MEMORY, "The process was killed (SIGKILL), as by the kernel when memory runs out."
     if code == 0:
-        return Status.FAILED, f"The last line of output is not a JSON object. {last_lines}".strip()
+        return RunStatus.FAILED, f"The last line of output is not a JSON object. {last_lines}".strip()
     end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    status = Status.OUT_OF_MEMORY if says_out_of_memory(last_lines) else Status.FAILED
+    status = RunStatus.OUT_OF_MEMORY if says_out_of_memory(last_lines) else RunStatus.FAILED
     return status, f"The process ended with {end}" + (f": {last_lines}" if last_lines else " and no message.")
 
 

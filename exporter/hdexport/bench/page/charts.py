@@ -12,7 +12,7 @@ import altair as alt
 import vl_convert
 
 from hdexport.bench.page.figures import FIGURES, Figure
-from hdexport.bench.results.result import BenchResult, CaseResult, CaseState, Status
+from hdexport.bench.results.result import BenchResult, CaseResult, CaseState, RunStatus
 from hdruntime.whole_files import write_whole
 
 _FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
@@ -113,7 +113,7 @@ def chart_rows(result: BenchResult, figure: Figure, batch: int) -> ChartRows | N
     if not values:
         return None
     points = [case for case in cases if math.isfinite(values.get(id(case), math.inf))]
-    failures = [case for case in cases if case.status is not Status.OK or values.get(id(case)) == math.inf]
+    failures = [case for case in cases if case.status is not RunStatus.OK or values.get(id(case)) == math.inf]
     highs = [high for case in points if figure.high and (high := figure.high(case)) is not None]
     domain, zero = _domain([*(values[id(case)] for case in points), *highs])
     return ChartRows(
@@ -248,7 +248,7 @@ def _failure_rows(cases: Sequence[CaseResult], *, longest: int) -> list[dict[str
     ranks: Counter[int] = Counter()
     rows = []
     for case in cases:
-        what = "not finite" if case.status is Status.OK else case.status.value
+        what = "not finite" if case.status is RunStatus.OK else case.status.value
         rows.append(_place(case) | {"what": what, "rank": ranks[case.tokens], "is_longest": case.tokens == longest})
         ranks[case.tokens] += 1
     return rows

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jinja2
 
 from hdexport.bench.page.charts import charts, svg
-from hdexport.bench.results.formatting import Column, bytes_text, columns_of, ms_text, overflow_text, ratio_text
-from hdexport.bench.results.result import BenchResult, CaseResult, CaseState, Status
+from hdexport.bench.results.formatting import Column, bytes_text, columns_of, ms_text, range_text, ratio_text
+from hdexport.bench.results.result import BenchResult, CaseResult, CaseState, RunStatus
 from hdexport.bench.results.summary import caution, headline, model_names, notes
 from hdruntime.whole_files import write_whole
 
@@ -120,7 +120,7 @@ def _cases(result: BenchResult, batch: int, tokens: int) -> list[CaseResult]:
 
 
 def _cells(result: BenchResult, case: CaseResult, columns: list[Column], *, is_fastest: bool) -> Iterator[_TableCell]:
-    if case.status is not Status.OK:
+    if case.status is not RunStatus.OK:
         yield _TableCell(case.status.value, "failed", case.reason or "", len(columns))
         return
     for column in columns:
@@ -130,7 +130,7 @@ def _cells(result: BenchResult, case: CaseResult, columns: list[Column], *, is_f
         elif column.name == "outputs":
             yield _TableCell(text, "badge-cell")
         elif column.name == "ratio" and case.series != result.first_series:
-            yield _TableCell(text, small=overflow_text(result.ratio_to_first(case)))
+            yield _TableCell(text, small=range_text(result.ratio_to_first(case)))
         else:
             yield _TableCell(text)
 

@@ -79,7 +79,7 @@ def ratio_text(ratio: Ratio | None) -> str:
     return "" if ratio is None else f"{number_text(ratio.value)}x"
 
 
-def overflow_text(ratio: Ratio | None) -> str:
+def range_text(ratio: Ratio | None) -> str:
     """Range of the rounds' ratios: ``2.9 to 3.1``."""
     return "" if ratio is None else f"{number_text(ratio.min)} to {number_text(ratio.max)}"
 

@@ -12,7 +12,7 @@ SCHEMA_VERSION = 2
 """Version of ``bench.json``. A field that changes its meaning or is removed raises it; a new field does not."""
 
 
-class Status(str, Enum):
+class RunStatus(str, Enum):
     """How the processes of a case ended."""
 
     OK = "ok"
@@ -134,7 +134,7 @@ class CaseResult:
     series: str
     batch: int
     tokens: int
-    status: Status
+    status: RunStatus
     reason: str | None = None
     latency: Latency | None = None
     tokens_per_s: float | None = None
@@ -144,8 +144,8 @@ class CaseResult:
 
     @property
     def state(self) -> CaseState:
-        """Status of the case; for a case with figures, whether its outputs are within the tolerance."""
-        if self.status is not Status.OK or self.error is None or self.error.passed:
+        """RunStatus of the case; for a case with figures, whether its outputs are within the tolerance."""
+        if self.status is not RunStatus.OK or self.error is None or self.error.passed:
             return CaseState(self.status.value)
         return CaseState.DIFFERS if self.error.missing_changes else CaseState.WRONG
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hdexport.bench.results.formatting import bytes_text, ms_text, outputs_text
-from hdexport.bench.results.result import BenchResult, CaseResult, CaseState, Series, Status
+from hdexport.bench.results.result import BenchResult, CaseResult, CaseState, RunStatus, Series
 
 _MIN_ROUNDS = 3
 """With fewer rounds, the spread of rounds is unknown."""
@@ -90,7 +90,7 @@ def caution(result: BenchResult) -> str | None:
     if rounds >= _MIN_ROUNDS:
         return None
     counted = "1 round was" if rounds == 1 else f"{rounds} rounds were"
-    return f"Only {counted} measured: differences may be noise. Measure with --rounds {_MIN_ROUNDS} or more."
+    return f"Only {counted} measured: differences may be noise. Measure {_MIN_ROUNDS} rounds or more."
 
 
 def model_names(result: BenchResult) -> list[str]:
@@ -104,9 +104,9 @@ def _case_notes(cases: Sequence[CaseResult]) -> Iterator[tuple[NoteKind, str]]:
         if beyond:
             worst = max(beyond, key=lambda case: case.error.size if case.error else 0.0)
             yield kind, f"{outputs_text(worst)} ({_where(beyond)})"
-    reasons: dict[tuple[Status, str], list[CaseResult]] = defaultdict(list)
+    reasons: dict[tuple[RunStatus, str], list[CaseResult]] = defaultdict(list)
     for case in cases:
-        if case.status is not Status.OK:
+        if case.status is not RunStatus.OK:
             reasons[case.status, case.reason or ""].append(case)
     for (status, reason), ended in reasons.items():
         yield NoteKind.FAILED, f"{status.value} at {_where(ended)}" + (f": {reason}" if reason else "")

@@ -20,7 +20,7 @@ from hdruntime.backends.entry import BackendEntry, ThisMachine
 from hdruntime.backends.precision import BUILD_OPTIONS, Precision
 from hdruntime.backends.registry import backend_named, backend_names, backends, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.process_limits import chosen_threads
 
 _FIRST = 512
@@ -29,9 +29,12 @@ _STEPS_BELOW_FIRST = 3
 """A model of at most `_FIRST` tokens is measured from an eighth of its max_len."""
 
 _MOST_DIGITS, _MOST_LENGTHS = 12, 1000
-"""Maximum digits of a number in ``--lengths``, and maximum lengths of one range."""
+"""Maximum digits of a number in `lengths`, and maximum lengths of one range."""
 
-_LENGTHS = "Give numbers like --lengths 128,512,4096, or a range like --lengths 512:8192:x2 or 512:2048:+512."
+_MAX_SHOWN = 60
+"""Maximum characters of an invalid value in a message."""
+
+_LENGTHS_HINT = "Give numbers, such as 128,512,4096, or a range, such as 512:8192:x2 or 512:2048:+512."
 
 _RANGE = re.compile(r"(\d+):(\d+):(x|\+)(\d+)")
 
@@ -118,9 +121,9 @@ class Plan(NamedTuple):
 def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
     """Plan a benchmark from the bundles' manifests and this machine. Raises InputError if no series can run here."""
     machine = machine or this_machine()
-    backend_choice = _valid(options.backends, list(backend_names()), "--backends", "backend")
+    backend_choice = _valid(options.backends, list(backend_names()), "backends", "backend")
     chosen = [entry for name in backend_choice if (entry := backend_named(name)) is not None]
-    precisions = _valid(options.precisions, [precision.value for precision in Precision], "--precision", "precision")
+    precisions = _valid(options.precisions, [precision.value for precision in Precision], "precisions", "precision")
     bundles = [open_bundle(path) for path in options.bundles]
     lengths = options.lengths or default_lengths(max(bundle.manifest.max_len for bundle in bundles))
     _check_lengths(lengths, bundles)
@@ -157,8 +160,9 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     # Longer numbers are no lengths, and Python reads no number of thousands of digits.
     if any(len(digits) > _MOST_DIGITS for digits in re.findall(r"\d+", text)):
         raise InputError(
-            f"--lengths {text:.60} has a number of more than {_MOST_DIGITS} digits; no bundle takes so many tokens.",
-            hint=_LENGTHS,
+            Setting("lengths", text[:_MAX_SHOWN]),
+            f" has a number of more than {_MOST_DIGITS} digits; no bundle takes so many tokens.",
+            hint=_LENGTHS_HINT,
         )
     for part in text.split(","):
         lengths.update(_lengths_of(part.strip(), text))
@@ -171,12 +175,13 @@ def default_lengths(max_len: int) -> tuple[int, ...]:
     return _multiplied(first, max_len, 2)
 
 
-def _valid(names: Sequence[str] | None, valid: list[str], option: str, noun: str) -> list[str]:
+def _valid(names: Sequence[str] | None, valid: list[str], parameter: str, noun: str) -> list[str]:
     for name in names or ():
         if name not in valid:
             raise InputError(
-                f"{option}: {name!r:.60} is not a {noun}; valid: {', '.join(valid)}.",
-                hint=f"Name some of them, with commas, or leave {option} out.",
+                Setting(parameter),
+                f": {name!r:.60} is not a {noun}; valid: {', '.join(valid)}.",
+                hint=("Name some of them, with commas, or leave ", Setting(parameter), " out."),
             )
     return valid if names is None else [name for name in valid if name in names]
 
@@ -185,8 +190,9 @@ def _check_lengths(lengths: Sequence[int], bundles: Sequence[Bundle]) -> None:
     longest = max(bundle.manifest.max_len for bundle in bundles)
     if lengths[-1] > longest:
         raise InputError(
-            f"--lengths contains {lengths[-1]}; the bundles accept 1 to {longest} tokens.",
-            hint=f"Leave --lengths out, or build a bundle with: hdexport build --max-len {lengths[-1]}",
+            Setting("lengths"),
+            f" contains {lengths[-1]}; the bundles accept 1 to {longest} tokens.",
+            hint=("Leave it out, or build a bundle with ", Setting("max_len", lengths[-1], command="build"), "."),
         )
 
 
@@ -285,7 +291,7 @@ def _baseline_series(
     for baseline in baselines:
         unavailable = baseline.unavailable(bundle.manifest)
         if model.checkpoint is None:
-            unavailable = f"{_missing_checkpoint(bundle)} Name the checkpoint with --model."
+            unavailable = f"{_missing_checkpoint(bundle)} Name the checkpoint."
         series.append(
             PlannedSeries(
                 series=Series(
@@ -313,7 +319,7 @@ def _missing_checkpoint(bundle: Bundle) -> str:
 
 def _notes(groups: Sequence[Sequence[Bundle]], models: Sequence[MeasuredModel]) -> list[str]:
     return [
-        f"{_missing_checkpoint(_longest(group))} Nothing was compared with PyTorch. Name the checkpoint with --model."
+        f"{_missing_checkpoint(_longest(group))} Nothing was compared with PyTorch. Name the checkpoint."
         for group, model in zip(groups, models, strict=True)
         if model.checkpoint is None
     ]
@@ -328,11 +334,14 @@ def _lengths_of(part: str, text: str) -> tuple[int, ...]:
         if 0 < first <= last and step > (match[3] == "x"):
             if match[3] == "+" and (last - first) // step > _MOST_LENGTHS:
                 raise InputError(
-                    f"--lengths {text:.60}: {part!r:.60} is more than {_MOST_LENGTHS} lengths.",
-                    hint=f"Give a larger step. {_LENGTHS}",
+                    Setting("lengths", text[:_MAX_SHOWN]),
+                    f": {part!r:.60} is more than {_MOST_LENGTHS} lengths.",
+                    hint=f"Give a larger step. {_LENGTHS_HINT}",
                 )
             return _multiplied(first, last, step) if match[3] == "x" else (*range(first, last, step), last)
-    raise InputError(f"--lengths {text:.60}: {part!r:.60} is not a length in tokens.", hint=_LENGTHS)
+    raise InputError(
+        Setting("lengths", text[:_MAX_SHOWN]), f": {part!r:.60} is not a length in tokens.", hint=_LENGTHS_HINT
+    )
 
 
 def _multiplied(first: int, last: int, factor: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hdexport.bench.baselines.baseline import MeasuredModel, Prepared, Texts
 from hdexport.bench.measure.processes import ProcessOutcome, run_function
-from hdexport.bench.results.result import CaseResult, Status
+from hdexport.bench.results.result import CaseResult, RunStatus
 from hdexport.bench.run.plan import Plan, PlannedSeries
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.reader import open_bundle
@@ -90,7 +90,7 @@ class Preparation:
     def failure(self, planned: PlannedSeries) -> str | None:
         """Why a baseline has no artefact, or None."""
         outcome, _ = self._artefacts.get(planned.series.name, (None, None))
-        if outcome is None or outcome.status is Status.OK:
+        if outcome is None or outcome.status is RunStatus.OK:
             return None
         return f"The baseline could not be prepared ({outcome.status.value}): {outcome.reason}"
 
@@ -105,7 +105,7 @@ class Preparation:
         self._watcher.step("Making the inputs")
         call = partial(write_inputs, model, self._folder_of(model), self._shapes(model))
         outcome, _ = run_function(call, time_limit_s=_TIME_LIMIT_S)
-        if outcome.status is not Status.OK:
+        if outcome.status is not RunStatus.OK:
             raise BackendError(
                 f"The inputs for {model.bundle} could not be made: {outcome.reason}",
                 hint=f"Look at the bundle: hdexport inspect {shlex.quote(str(model.bundle))}",

@@ -21,8 +21,8 @@ from hdexport.bench.results.result import (
     CaseResult,
     OutputError,
     PeakMemory,
+    RunStatus,
     Series,
-    Status,
 )
 from hdexport.bench.run.plan import BenchOptions, PlannedSeries, plan
 from hdexport.bench.run.preparation import Preparation, Watcher
@@ -43,7 +43,10 @@ class Bench:
         self._plan = plan(options)
         self._date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._records = [
-            (planned, _CaseRecord(CaseResult(series=planned.series.name, batch=batch, tokens=tokens, status=Status.OK)))
+            (
+                planned,
+                _CaseRecord(CaseResult(series=planned.series.name, batch=batch, tokens=tokens, status=RunStatus.OK)),
+            )
             for tokens, batch in itertools.product(self._plan.lengths, self._plan.batches)
             for planned in self._plan.series
             if planned.is_available
@@ -114,7 +117,7 @@ class Bench:
         if record.case.tokens > max_len:
             failure = f"The bundle accepts 1 to {max_len} tokens."
         if failure is not None:
-            record.end = Status.FAILED, failure
+            record.end = RunStatus.FAILED, failure
             return
         call = functools.partial(measured, self._spec(planned, record.case.batch, record.case.tokens))
         outcome, figures = run_function(call, time_limit_s=self._options.time_limit_s)
@@ -150,7 +153,7 @@ class _CaseRecord:
 
     case: CaseResult
     rounds: list[CaseFigures] = field(default_factory=list)
-    end: tuple[Status, str] | None = None
+    end: tuple[RunStatus, str] | None = None
 
     def result(self) -> CaseResult | None:
         """Result so far; None before the first round."""

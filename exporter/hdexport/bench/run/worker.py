@@ -14,7 +14,7 @@ from hdexport.bench.measure.calls import time_runs, warm_up, with_growth
 from hdexport.bench.results.result import OutputError, PeakMemory
 from hdexport.support.check import Comparison
 from hdexport.support.memory import GpuMemoryWatch, peak_resident_bytes
-from hdexport.verify.comparison import compare_output, different, joined
+from hdexport.verify.comparison import combined, compare_output, different
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
@@ -76,7 +76,7 @@ def output_error(expected: Path, outputs: Mapping[str, FloatArray], case: OpenCa
     compared = [
         _comparison(name, outputs[name], values, case) for name, values in references.items() if name in outputs
     ]
-    worst = joined(compared or [different(Tolerance())])
+    worst = combined(compared or [different(Tolerance())])
     remarks = [f"not compared: {name}" for name in references if name not in outputs]
     remarks += [
         f"{name}: shape {list(values.shape)}, not {list(outputs[name].shape)}"

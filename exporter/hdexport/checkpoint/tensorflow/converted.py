@@ -15,7 +15,7 @@ import numpy as np
 
 from hdexport.checkpoint.temporary_directory import Converted, written
 from hdexport.checkpoint.tensorflow.files import (
-    FoundFiles,
+    CheckpointFiles,
     find_files,
     google_config,
     hugging_face_config,
@@ -25,7 +25,7 @@ from hdexport.checkpoint.tensorflow.keras_file import google_variables, named_la
 from hdexport.checkpoint.tensorflow.tensor_bundle import TensorBundle
 from hdexport.checkpoint.tensorflow.variables import Variable, Variables, variables_of
 from hdexport.checkpoint.tensorflow.vocabulary import Vocabulary, read_vocabulary
-from hdexport.support.json_files import read_object, refuse_pointer, several, shown
+from hdexport.support.json_files import listing, read_object, refuse_pointer, shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 
@@ -58,7 +58,7 @@ class _Stored:
 
 
 def convert(directory: Path) -> Converted:
-    """Converts a checkpoint for which `is_tensorflow` holds; nothing is written into its directory."""
+    """Converts a checkpoint for which `is_tensorflow_checkpoint` holds; nothing is written into its directory."""
     return _converted(directory, _state(directory))
 
 
@@ -86,41 +86,41 @@ def _state(directory: Path) -> object:
 @functools.lru_cache(maxsize=1)
 def _converted(directory: Path, state: object) -> Converted:
     """A directory's checkpoint, converted again when the state of its files changed."""
-    found = find_files(directory)
-    for file in directory.glob(f"{found.weights.stem}.*"):
+    files = find_files(directory)
+    for file in directory.glob(f"{files.weights.stem}.*"):
         refuse_pointer(file)
-    model_type, stored = _stored(found)
-    config = hugging_face_config(found.values, found.config, model_type=model_type, is_tensorflow=found.is_tensorflow)
+    model_type, stored = _stored(files)
+    config = hugging_face_config(files.values, files.config, model_type=model_type, is_tensorflow=files.is_tensorflow)
     if _LABELS in stored.shapes and len(stored.shapes[_LABELS]) == 2:
         config["num_labels"] = stored.shapes[_LABELS][0]
-    layout = variables_of(model_type, config, generator="generator" in found.config.name)
+    layout = variables_of(model_type, config, generator="generator" in files.config.name)
     chosen, architecture = _chosen(layout, stored)
-    _check_layers(layout, stored, config, found)
+    _check_layers(layout, stored, config, files)
     for variable in chosen:
-        _check_shape(variable, stored, config, found)
+        _check_shape(variable, stored, config, files)
     weights = {variable.hugging_face: _weight(variable, stored, config) for variable in chosen} | layout.computed
     config["architectures"] = [architecture]
     vocabulary = read_vocabulary(directory, config=config, model_type=model_type)
     left_out = [name for name in stored.shapes if name not in {variable.google for variable in chosen}]
     left_out = [name for name in (*left_out, *stored.others) if not _OPTIMIZER.fullmatch(name)]
-    remarks = [f"Read {found.weights.name} and {found.config.name} as {architecture}."]
+    remarks = [f"Read {files.weights.name} and {files.config.name} as {architecture}."]
     if left_out:
-        remarks.append(f"Of {found.weights.name}, this is left out: {several([*map(shown, sorted(left_out))])}.")
+        remarks.append(f"Of {files.weights.name}, this is left out: {listing([*map(shown, sorted(left_out))])}.")
     return _with_weights(directory, config, weights, vocabulary, (*remarks, *vocabulary.remarks))
 
 
-def _stored(found: FoundFiles) -> tuple[str, _Stored]:
-    if found.is_tensorflow:
-        bundle = TensorBundle(found.weights)
-        model_type = model_type_of(found.values, found.config, variables=bundle.tensors)
+def _stored(files: CheckpointFiles) -> tuple[str, _Stored]:
+    if files.is_tensorflow:
+        bundle = TensorBundle(files.weights)
+        model_type = model_type_of(files.values, files.config, variables=bundle.tensors)
         shapes = {name: tensor.shape for name, tensor in bundle.tensors.items()}
         floating = frozenset(name for name, tensor in bundle.tensors.items() if tensor.is_floating)
-        return model_type, _Stored(file=found.weights, shapes=shapes, floating=floating, read=bundle.read)
-    layers = named_layers(read_keras_file(found.weights))
-    model_type = model_type_of(found.values, found.config, layers=layers or ("",))
+        return model_type, _Stored(file=files.weights, shapes=shapes, floating=floating, read=bundle.read)
+    layers = named_layers(read_keras_file(files.weights))
+    model_type = model_type_of(files.values, files.config, layers=layers or ("",))
     values, others = google_variables(layers, model_type=model_type)
     return model_type, _Stored(
-        file=found.weights,
+        file=files.weights,
         shapes={name: value.shape for name, value in values.items()},
         floating=frozenset(name for name, value in values.items() if value.dtype.kind == "f"),
         read=values.__getitem__,
@@ -131,33 +131,33 @@ def _stored(found: FoundFiles) -> tuple[str, _Stored]:
 def _chosen(layout: Variables, stored: _Stored) -> tuple[list[Variable], str]:
     """The variables that are converted, and the class that they make."""
     chosen = list(layout.encoder)
-    ending = "Model"
+    suffix = "Model"
     for head, variables in layout.heads:
         if any(variable.google in stored.shapes for variable in variables):
             chosen += variables
-            ending = head if ending == "Model" and head else ending
+            suffix = head if suffix == "Model" and head else suffix
     missing = [variable.google for variable in chosen if variable.google not in stored.shapes and not variable.identity]
     if missing:
         raise ModelError(
-            f"{stored.file} lacks {several([*map(shown, missing)])}, which a {layout.class_prefix}{ending} needs.",
+            f"{stored.file} lacks {listing([*map(shown, missing)])}, which a {layout.class_prefix}{suffix} needs.",
             hint="Check that the configuration belongs to it, or save the checkpoint again with all variables.",
         )
-    return chosen, f"{layout.class_prefix}{ending}"
+    return chosen, f"{layout.class_prefix}{suffix}"
 
 
-def _check_layers(layout: Variables, stored: _Stored, config: Mapping[str, Any], found: FoundFiles) -> None:
+def _check_layers(layout: Variables, stored: _Stored, config: Mapping[str, Any], files: CheckpointFiles) -> None:
     """Refuses more layers than the configuration has, which would be left out."""
     key = "num_hidden_groups" if layout.layer_scope.endswith("group_") else "num_hidden_layers"
     pattern = re.compile(re.escape(layout.layer_scope) + r"(\d+)/.*")
     numbers = {int(match[1]) for match in map(pattern.fullmatch, stored.shapes) if match is not None}
     if numbers and max(numbers) >= config[key]:
         raise ModelError(
-            f"{found.config} has {key} {config[key]}, and {stored.file} has {max(numbers) + 1}.",
+            f"{files.config} has {key} {config[key]}, and {stored.file} has {max(numbers) + 1}.",
             hint="Set it to that, or use the configuration of this checkpoint.",
         )
 
 
-def _check_shape(variable: Variable, stored: _Stored, config: Mapping[str, Any], found: FoundFiles) -> None:
+def _check_shape(variable: Variable, stored: _Stored, config: Mapping[str, Any], files: CheckpointFiles) -> None:
     shape = stored.shapes.get(variable.google)
     expected = tuple(config[axis] if isinstance(axis, str) else axis for axis in variable.axes)
     if shape is None:
@@ -169,10 +169,10 @@ def _check_shape(variable: Variable, stored: _Stored, config: Mapping[str, Any],
         )
     if shape == expected:
         return
-    said = ", ".join(f"{axis} {config[axis]}" for axis in dict.fromkeys(variable.axes) if isinstance(axis, str))
+    sizes = ", ".join(f"{axis} {config[axis]}" for axis in dict.fromkeys(variable.axes) if isinstance(axis, str))
     raise ModelError(
-        f"{stored.file} has {variable.google} of shape {list(shape)}, and {found.config.name} makes it "
-        f"{list(expected)} ({said}).",
+        f"{stored.file} has {variable.google} of shape {list(shape)}, and {files.config.name} makes it "
+        f"{list(expected)} ({sizes}).",
         hint="Use the configuration of this checkpoint.",
     )
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hdexport.checkpoint.config import MOST_LAYERS, hierarchical_alpha
 from hdexport.checkpoint.tensorflow.keras_file import is_hdf5
 from hdexport.checkpoint.tensorflow.variables import MODEL_TYPES
-from hdexport.support.json_files import read_object, several, shown
+from hdexport.support.json_files import listing, read_object, shown
 from hdruntime.errors import ModelError
 
 _HUGGING_FACE = ("*.safetensors", "*.safetensors.index.json", "*.bin", "adapter_config.json")
@@ -72,7 +72,7 @@ _FAMILIES_OF_LAYERS = {
 """Layer of bert4keras -> the family that it indicates, the first that a file has; BERT has none of them."""
 
 
-class FoundFiles(NamedTuple):
+class CheckpointFiles(NamedTuple):
     """A configuration's file and its content, and the weights: the index of a TensorFlow checkpoint, or a
     Keras file."""
 
@@ -86,7 +86,7 @@ class FoundFiles(NamedTuple):
         return self.weights.suffix == ".index"
 
 
-def is_tensorflow(directory: Path) -> bool:
+def is_tensorflow_checkpoint(directory: Path) -> bool:
     """Whether a directory has weights of TensorFlow or Keras, or Google's configuration, and none of Hugging Face's."""
     if any(next(directory.glob(pattern), None) for pattern in _HUGGING_FACE):
         return False
@@ -105,11 +105,11 @@ def google_config(directory: Path) -> Path:
     return next(directory / name for name in _CONFIGS if (directory / name).is_file())
 
 
-def find_files(directory: Path) -> FoundFiles:
+def find_files(directory: Path) -> CheckpointFiles:
     """The configuration and the weights; several of either are refused."""
     weights = _weights(directory)
     config, values = _config(directory, weights)
-    return FoundFiles(config=config, values=values, weights=weights)
+    return CheckpointFiles(config=config, values=values, weights=weights)
 
 
 def model_type_of(
@@ -235,9 +235,9 @@ def _one_checkpoint(directory: Path, files: list[Path]) -> Path:
     if len(files) == 1:
         return files[0]
     record = directory / "checkpoint"
-    advice = f'Leave one in the directory, or write into {record}: model_checkpoint_path: "{files[-1].stem}"'
+    hint = f'Leave one in the directory, or write into {record}: model_checkpoint_path: "{files[-1].stem}"'
     if not record.is_file():
-        raise ModelError(f"{directory} holds several checkpoints: {_listed(files)}.", hint=advice)
+        raise ModelError(f"{directory} holds several checkpoints: {_listed(files)}.", hint=hint)
     try:
         match = _NAMED_CHECKPOINT.search(record.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
@@ -248,41 +248,41 @@ def _one_checkpoint(directory: Path, files: list[Path]) -> Path:
         if file.stem == name:
             return file
     named = "names none" if name is None else f"names {shown(name)}"
-    raise ModelError(f"{record} {named}, and {directory} holds {_listed(files)}.", hint=advice)
+    raise ModelError(f"{record} {named}, and {directory} holds {_listed(files)}.", hint=hint)
 
 
 def _config(directory: Path, weights: Path) -> tuple[Path, dict[str, Any]]:
     files = sorted({*directory.glob("*_config.json"), directory / _CONFIG})
-    found: dict[Path, dict[str, Any]] = {}
+    configs: dict[Path, dict[str, Any]] = {}
     for file in files:
         if not file.is_file():
             continue
         values = read_object(file)
         if file.name in (*_CONFIGS, _CONFIG) or all(key in values for key in _NEEDED_KEYS):
-            found[file] = values
-    if not found:
+            configs[file] = values
+    if not configs:
         raise ModelError(
             f"{directory} holds {weights.name} and no configuration of the model.",
             hint="Copy bert_config.json (or albert_config.json) beside it, as the checkpoint was published with it.",
         )
-    (first, values), *others = found.items()
+    (first, values), *others = configs.items()
     if any(other != values for _, other in others):
         raise ModelError(
-            f"{directory} holds several configurations, and they differ: {_listed(list(found))}.",
+            f"{directory} holds several configurations, and they differ: {_listed(list(configs))}.",
             hint="Leave the one in the directory that belongs to the weights.",
         )
     return first, values
 
 
 def _listed(files: list[Path]) -> str:
-    return several([file.name for file in files], most=5)
+    return listing([file.name for file in files], limit=5)
 
 
 def _check_size(value: object, key: str, file: Path) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        found = "no " + key if value is None else f"{key} {shown(value)}"
+        actual = "no " + key if value is None else f"{key} {shown(value)}"
         raise ModelError(
-            f"{file} has {found}; it must be a whole number, 1 or more.", hint="Set it to the checkpoint's."
+            f"{file} has {actual}; it must be a whole number, 1 or more.", hint="Set it to the checkpoint's."
         )
     if key in _COUNTS and value > MOST_LAYERS:
-        raise ModelError(f"{file} has {key} {value}; the most is {MOST_LAYERS}.", hint="Set it to the checkpoint's.")
+        raise ModelError(f"{file} has {key} {value}; the maximum is {MOST_LAYERS}.", hint="Set it to the checkpoint's.")

@@ -61,16 +61,16 @@ def fields_of(message: bytes) -> dict[int, list[int | bytes]]:
 def crc32c(data: bytes | memoryview) -> int:
     """The checksum of bytes, by which TensorFlow guards its files, at hundreds of megabytes per second.
 
-    A checksum is linear over GF(2) in the data. So the data is cut into lanes, which NumPy advances together, four
-    bytes per step, and the lanes' checksums are joined by the linear map of as many zero bytes as a lane has.
+    A checksum is linear over GF(2) in the data. So the data is split into blocks, which NumPy advances together, four
+    bytes per step, and the blocks' checksums are joined by the linear map of as many zero bytes as a block has.
     """
     content = np.frombuffer(data, np.uint8)
     state, done = 0xFFFFFFFF, 0
     if len(content) >= _FEW_BYTES:
-        lanes = 1 << (len(content).bit_length() // 2)
-        words = len(content) // (4 * lanes)
-        done = 4 * lanes * words
-        state = _of_lanes(content[:done].view("<u4").reshape(lanes, words), state)
+        blocks = 1 << (len(content).bit_length() // 2)
+        words = len(content) // (4 * blocks)
+        done = 4 * blocks * words
+        state = _of_blocks(content[:done].view("<u4").reshape(blocks, words), state)
     table = _byte_table()
     for byte in content[done:].tolist():
         state = table[(state ^ byte) & 0xFF] ^ (state >> 8)
@@ -116,8 +116,8 @@ def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
     raise DamagedError("a number in it has no end")
 
 
-def _of_lanes(words: np.ndarray, start: int) -> int:
-    """The state after all words: [lanes, words per lane], a power of two of lanes."""
+def _of_blocks(words: np.ndarray, start: int) -> int:
+    """The state after all words: [blocks, words per block], a power of two of blocks."""
     last, third, second, first = _word_tables()
     states = np.zeros(len(words), np.uint32)
     states[0] = start

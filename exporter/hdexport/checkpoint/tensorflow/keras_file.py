@@ -180,12 +180,12 @@ def _names(group: Any, attribute: str) -> list[str]:
 
 
 def _counted(layers: Any) -> dict[str, list[list[np.ndarray]]]:
-    found: dict[str, dict[int, list[np.ndarray]]] = {}
+    members_of_kind: dict[str, dict[int, list[np.ndarray]]] = {}
     for name, layer in layers.items():
         match = _NUMBERED.fullmatch(name)
         assert match is not None
-        found.setdefault(match["kind"], {})[int(match["number"] or 0)] = list(_arrays(layer))
-    return {kind: [arrays for _, arrays in sorted(members.items())] for kind, members in found.items()}
+        members_of_kind.setdefault(match["kind"], {})[int(match["number"] or 0)] = list(_arrays(layer))
+    return {kind: [arrays for _, arrays in sorted(members.items())] for kind, members in members_of_kind.items()}
 
 
 def _arrays(layer: Any) -> Iterator[np.ndarray]:

@@ -42,7 +42,7 @@ class Variables:
 
     Attributes:
         encoder: variables that every checkpoint has.
-        heads: ending of a class in transformers -> variables of its head, of which a checkpoint has all or none. The
+        heads: suffix of a class in transformers -> variables of its head, of which a checkpoint has all or none. The
             first head that is there says what the model was made for; "" says nothing.
         layer_scope: the part before the number in the names of layers' variables.
         class_prefix: of the classes in transformers.

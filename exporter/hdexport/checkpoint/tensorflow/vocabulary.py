@@ -23,7 +23,7 @@ _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _UNIGRAM = 1
 
 _UNKNOWN = 2
-"""Kind of the piece that stands for all others."""
+"""Kind of the entry that stands for all others."""
 
 _CLS, _SEP, _MASK, _PAD = "[CLS]", "[SEP]", "[MASK]", "<pad>"
 
@@ -48,10 +48,10 @@ class Vocabulary:
 def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str) -> Vocabulary:
     """The tokenizer of a checkpoint; ``tokenizer_config.json`` in the directory overrules the settings that are chosen
     here."""
-    given = read_object(directory / _CONFIG, missing_ok=True)
+    configured = read_object(directory / _CONFIG, missing_ok=True)
     own = {name: directory / name for name in _COPIED if (directory / name).is_file()}
     if "tokenizer.json" in own:
-        return Vocabulary(links=own, files={_CONFIG: {"tokenizer_class": "PreTrainedTokenizerFast"} | given})
+        return Vocabulary(links=own, files={_CONFIG: {"tokenizer_class": "PreTrainedTokenizerFast"} | configured})
     words = [directory / _USUAL] if (directory / _USUAL).is_file() else sorted(directory.glob("vocab*.txt"))
     if len(words) > 1:
         raise ModelError(
@@ -60,7 +60,7 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
         )
     settings = {"model_max_length": config["max_position_embeddings"]}
     if words:
-        return _word_pieces(words[0], settings, given, own, config, model_type)
+        return _wordpiece(words[0], settings, configured, own, config, model_type)
     models = sorted(directory.glob("*.model"))
     if model_type != "albert" or not models:
         return Vocabulary()
@@ -69,7 +69,7 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
             f"{directory} holds several SentencePiece models: {', '.join(model.name for model in models)}.",
             hint="Leave one of them in the directory.",
         )
-    lowers = given.get("do_lower_case", config.get("do_lower_case"))
+    lowers = configured.get("do_lower_case", config.get("do_lower_case"))
     remarks: tuple[str, ...] = ()
     if not isinstance(lowers, bool):
         lowers = True
@@ -77,7 +77,7 @@ def read_vocabulary(directory: Path, *, config: dict[str, Any], model_type: str)
     text, names = _tokenizer_of_sentence_piece(models[0], lowercase=lowers)
     padding = names.pop("pad_token_id")
     return Vocabulary(
-        files={"tokenizer.json": text, _CONFIG: settings | names | given},
+        files={"tokenizer.json": text, _CONFIG: settings | names | configured},
         links=own,
         pad_token_id=padding,
         remarks=remarks,
@@ -89,17 +89,17 @@ def _tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, d
     English ALBERT that is read without the package that wrote it.
 
     Texts are prepared as Google's ``tokenization.py`` of ALBERT does: quotes, accents, case, and then the model's own
-    map of characters. Pieces that the model's makers defined, such as brackets, stay pieces: as tokens of their own
+    map of characters. Entries that the model's makers defined, such as brackets, stay entries: as tokens of their own
     they would lose the space before them. Source: ``sentencepiece_model.proto``.
     """
     try:
         fields = fields_of(file.read_bytes())
-        pieces = [_piece(record) for record in fields.get(_PIECES, ())]
+        entries = [_entry(record) for record in fields.get(_PIECES, ())]
         algorithm = _message(fields, _TRAINER).get(3, [_UNIGRAM])[-1]
         characters = _message(fields, _NORMALIZER).get(2, [b""])[-1]
-        unknown = [index for index, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN]
+        unknown = [index for index, (_, _, kind) in enumerate(entries) if kind == _UNKNOWN]
         if len(unknown) != 1 or not isinstance(characters, bytes) or not isinstance(algorithm, int):
-            raise DamagedError("it has no piece for unknown text")
+            raise DamagedError("it has no entry for unknown text")
     except (OSError, ValueError) as error:
         raise _unreadable(file, error) from error
     if algorithm != _UNIGRAM:
@@ -107,7 +107,7 @@ def _tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, d
             f"{file} is a SentencePiece model of the algorithm {algorithm}; ALBERT's are unigram models (1).",
             hint="Use the model that was published with the checkpoint.",
         )
-    ids = {text: index for index, (text, _, _) in enumerate(pieces)}
+    ids = {text: index for index, (text, _, _) in enumerate(entries)}
     missing = [token for token in (_CLS, _SEP, _MASK, _PAD) if token not in ids]
     if missing:
         raise ModelError(
@@ -115,7 +115,7 @@ def _tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, d
             hint="Use the model that was published with the checkpoint.",
         )
     try:
-        text = _tokenizer(pieces, unknown[0], characters, ids, lowercase=lowercase).to_str()
+        text = _tokenizer(entries, unknown[0], characters, ids, lowercase=lowercase).to_str()
     except Exception as error:
         # Errors of tokenizers, written in Rust, for a damaged map of characters have no class of their own.
         raise _unreadable(file, error) from error
@@ -124,7 +124,7 @@ def _tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, d
         "sep_token": _SEP,
         "mask_token": _MASK,
         "pad_token": _PAD,
-        "unk_token": pieces[unknown[0]][0],
+        "unk_token": entries[unknown[0]][0],
     }
     return text, {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -134,23 +134,23 @@ def _tokenizer_of_sentence_piece(file: Path, *, lowercase: bool) -> tuple[str, d
     }
 
 
-def _word_pieces(
+def _wordpiece(
     file: Path,
     settings: dict[str, Any],
-    given: dict[str, Any],
+    configured: dict[str, Any],
     own: dict[str, Path],
     config: dict[str, Any],
     model_type: str,
 ) -> Vocabulary:
     tokens = _tokens(file)
     missing = [token for token in (*_SPECIAL_TOKENS.values(), _MASK) if token not in tokens]
-    if missing and not any(key in given for key in _SPECIAL_TOKENS):
+    if missing and not any(key in configured for key in _SPECIAL_TOKENS):
         raise ModelError(
             f"{file} has no {', '.join(missing)}, which BERT's texts are framed with.",
             hint=f"Use the vocabulary of the checkpoint, or name its tokens in {file.with_name(_CONFIG)}.",
         )
     remarks = []
-    lowers = given.get("do_lower_case", config.get("do_lower_case"))
+    lowers = configured.get("do_lower_case", config.get("do_lower_case"))
     if not isinstance(lowers, bool):
         lowers = "A" not in tokens
         why = (
@@ -163,10 +163,10 @@ def _word_pieces(
             "tokenizer splits Chinese into characters, as BERT's does."
         )
     settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": lowers, "tokenize_chinese_chars": True}
-    padding = str(given.get("pad_token", _SPECIAL_TOKENS["pad_token"]))
+    padding = str(configured.get("pad_token", _SPECIAL_TOKENS["pad_token"]))
     return Vocabulary(
         # With the usual ends of lines: a carriage return would be part of a token.
-        files={_USUAL: "".join(f"{token}\n" for token in tokens), _CONFIG: settings | given},
+        files={_USUAL: "".join(f"{token}\n" for token in tokens), _CONFIG: settings | configured},
         links=own,
         pad_token_id=tokens.index(padding) if padding in tokens else None,
         remarks=tuple(remarks),
@@ -190,11 +190,11 @@ def _is_chinese_word(token: str) -> bool:
 
 
 def _tokenizer(
-    pieces: list[tuple[str, float, int]], unknown: int, characters: bytes, ids: dict[str, int], *, lowercase: bool
+    entries: list[tuple[str, float, int]], unknown: int, characters: bytes, ids: dict[str, int], *, lowercase: bool
 ) -> Any:
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    tokenizer = Tokenizer(models.Unigram([(text, score) for text, score, _ in pieces], unknown, False))
+    tokenizer = Tokenizer(models.Unigram([(text, score) for text, score, _ in entries], unknown, False))
     tokenizer.normalizer = normalizers.Sequence(
         [
             normalizers.Replace("``", '"'),
@@ -222,14 +222,14 @@ def _unreadable(file: Path, error: Exception) -> ModelError:
     )
 
 
-def _piece(record: int | bytes) -> tuple[str, float, int]:
-    """A piece, its score and its kind."""
+def _entry(record: int | bytes) -> tuple[str, float, int]:
+    """A token, its score and its kind."""
     if not isinstance(record, bytes):
-        raise DamagedError("a piece in it is a number")
+        raise DamagedError("an entry of its vocabulary is a number")
     fields = fields_of(record)
     text, score, kind = (fields.get(number, [default])[-1] for number, default in ((1, b""), (2, 0), (3, 1)))
     if not isinstance(text, bytes) or not isinstance(score, int) or score >> 32 or not isinstance(kind, int):
-        raise DamagedError("a piece in it has no text or score")
+        raise DamagedError("an entry of its vocabulary has no text or score")
     return text.decode("utf-8"), struct.unpack("<f", score.to_bytes(4, "little"))[0], kind
 
 

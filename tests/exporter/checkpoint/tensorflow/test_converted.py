@@ -15,11 +15,11 @@ import transformers
 from safetensors.torch import load_file
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.checkpoint.tensorflow import convert, is_tensorflow
+from hdexport.checkpoint.tensorflow import convert, is_tensorflow_checkpoint
 from hdexport.checkpoint.tensorflow.keras_file import google_variables, read_keras_file
 from hdexport.model.task import AUTO_CLASS_OF_TASK
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, write
 from support.comparators import assert_close
 from support.tensor_bundles import BERT4KERAS, copied_checkpoint, rewritten, write_checkpoint
 from support.tiny_models import change_json
@@ -165,7 +165,7 @@ def test_a_directory_with_hugging_face_weights_is_not_converted(tmp_path: Path) 
     before = find_checkpoint(directory).path
     for file in before.iterdir():
         shutil.copyfile(file, directory / file.name)
-    assert not is_tensorflow(directory)
+    assert not is_tensorflow_checkpoint(directory)
     checkpoint = find_checkpoint(directory)
     assert checkpoint.path == checkpoint.origin == directory.resolve()
     assert checkpoint.remarks == ()
@@ -327,7 +327,7 @@ def test_positions_of_the_configuration_are_chosen_with_their_alpha(tmp_path: Pa
             attention={},
             **options,
         )
-        return chosen.alpha, chosen.attention_scale, chosen.remark
+        return chosen.alpha, chosen.attention_scale, write(chosen.remark)
 
     directory = copied_checkpoint("bert", tmp_path)
     assert choice(find_checkpoint(directory))[1:] == ("logn", "")
@@ -336,8 +336,8 @@ def test_positions_of_the_configuration_are_chosen_with_their_alpha(tmp_path: Pa
         checkpoint = find_checkpoint(directory)
         said = rf"hierarchical_position of the configuration (alpha {alpha})"
         assert choice(checkpoint) == (alpha, "none", f"Positions: hierarchical, as {said} says.")
-        assert choice(checkpoint, alpha=0.2) == (0.2, "none", f"Positions: --alpha 0.2 overrules {said}.")
-        assert choice(checkpoint, scheme=Scheme.TILE)[2] == f"Positions: --positions tile overrules {said}."
+        assert choice(checkpoint, alpha=0.2) == (0.2, "none", f"Positions: alpha=0.2 overrules {said}.")
+        assert choice(checkpoint, scheme=Scheme.TILE)[2] == f"Positions: scheme='tile' overrules {said}."
         assert choice(checkpoint, max_len=24)[2] == ""
     change_json(directory / "bert_config.json", hierarchical_position=False)
     assert choice(find_checkpoint(directory))[1:] == ("logn", "")

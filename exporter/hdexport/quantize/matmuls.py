@@ -1,4 +1,4 @@
-"""The products with weights that become int8, in a graph of any lowering."""
+"""The matmuls with weights that become int8, in a graph of any lowering."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ a text, and their result is the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightProduct:
+class WeightMatMul:
     """A ``MatMul`` of an activation [..., channels] and a weight [channels, outputs], in the main graph or in a body.
     The weight is the initializer's name, the same in all lowerings."""
 
@@ -34,10 +34,10 @@ class WeightProduct:
         return source
 
 
-def weight_products(model: onnx_ir.Model) -> list[WeightProduct]:
-    """The products with weights of a model's layers, bodies of loops and branches included, in the order of the graph;
-    without heads, and without products of two constants."""
-    found = []
+def weight_matmuls(model: onnx_ir.Model) -> list[WeightMatMul]:
+    """The matmuls with weights of a model's layers, bodies of loops and branches included, in the order of the graph;
+    without heads, and without matmuls of two constants."""
+    matmuls = []
     for node in model.graph.all_nodes():
         if node.op_type != "MatMul" or node.domain not in ("", "ai.onnx"):
             continue
@@ -46,8 +46,8 @@ def weight_products(model: onnx_ir.Model) -> list[WeightProduct]:
         if stored is None or initializer_of(source) is not None or stored.shape is None or len(stored.shape) != 2:
             continue
         if _OF_A_LAYER.search(str(stored.name)):
-            found.append(WeightProduct(node=node, weight=str(stored.name)))
-    return found
+            matmuls.append(WeightMatMul(node=node, weight=str(stored.name)))
+    return matmuls
 
 
 def constant_array(value: onnx_ir.Value | None) -> FloatArray | None:
