@@ -34,7 +34,7 @@ Each family is checked as a random model of base shape against Hugging Face's ow
 `hdexport verify` in float32, in float16 by cosine, and a TensorRT-RTX engine that builds. Tests repeat the first two at
 every length around the family's boundaries, with every kind of padding, on tiny models. *Windows* says whether
 `--attention` exchanges the family's attention for windows, blocks, hashes or random features (the pages call those
-families "models like BERT"), or whether the family has windows of its own.
+families "BERT-like models"), or whether the family has windows of its own.
 
 The last columns are the latency of the bundle in ONNX Runtime over that of the library's model in PyTorch (by
 scaled_dot_product_attention where the model has it), of one text on a CPU, in float32: below 1 the bundle is faster.
@@ -54,7 +54,7 @@ class of the checkpoint's own.
   what the operator does. Windows, caps of scores, sinks and biases are traced as they are, in standard operators, and
   `hdexport inspect` says that their memory grows with the square of the tokens.
 * **Facts** are found in the model: tasks, the rows of a table of positions, token types, the padding's row. Before the
-  trace the model's own code is run: an answer that depends on padding, on the batch or on the call is refused, and so
+  trace the model's own code is run: an answer that depends on padding, on the batch or on the call is rejected, and so
   is a model that needs more than ids and a mask.
 * **Proof**: the full grid of `hdexport verify` (every length, batches of 1 and 3, padding on both sides) and texts,
   with every build. Where the code compares the number of tokens with something (`if tokens % 16:`), PyTorch's trace
