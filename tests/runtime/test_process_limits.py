@@ -311,6 +311,6 @@ def test_the_queue_of_a_server_takes_a_quarter_of_the_free_memory_at_most(contai
     container(memory_max="100000000", memory_current="50000000", memory_stat="inactive_file 1200000\n")
     assert ServeOptions().queue_tokens() == 50_000
     assert ServeOptions(max_queue_tokens=70_000).queue_tokens() == 70_000
-    with pytest.raises(hdruntime.InputError, match="--max-queue-tokens is 0"):
+    with pytest.raises(hdruntime.InputError, match="max_queue_tokens is 0"):
         ServeOptions(max_queue_tokens=0).check()
     ServeOptions().check()

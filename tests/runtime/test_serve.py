@@ -68,7 +68,7 @@ def served(bundle: Path, parser: str = "", **options: Any) -> Iterator[tuple[htt
 
 @pytest.fixture(scope="module")
 def embedder(sample_bundle: Path) -> Iterator[tuple[httpx2.Client, hdruntime.Session]]:
-    with served(sample_bundle, max_texts=64, max_body_bytes=2**20) as both:
+    with served(sample_bundle, max_texts=64, max_body_mb=1) as both:
         yield both
 
 
@@ -150,7 +150,7 @@ def test_a_text_alone_is_refused_where_the_model_compares_two(
 ) -> None:
     task = TextClassification(open_bundle(reranker_bundle))
     task.pairs = Pairs.REQUIRED
-    monkeypatch.setattr(sys.modules["hdruntime.serve.application"], "served_task", lambda bundle: task)
+    monkeypatch.setattr(sys.modules["hdruntime.serve.asgi"], "served_task", lambda bundle: task)
     with served(reranker_bundle) as (client, _):
         for inputs in ("w7", ["w7"], ["w7", "w8"], ["w7", "w8", "w9"], [["w7", "w8"], ["w9"]]):
             refused = client.post("/predict", json={"inputs": inputs})
@@ -317,7 +317,7 @@ def test_clients_that_go_take_their_texts_with_them(sample_bundle: Path, parser:
     """Killed in the middle, half open, or slow with their body: others are answered, and nothing waits at the end."""
     body = json.dumps({"input": ["w " * 200] * 60, "truncate": "end"}).encode()
     head = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
-    with served(sample_bundle, parser, timeout_s=2) as (client, session):
+    with served(sample_bundle, parser, timeout=2) as (client, session):
         address = (client.base_url.host, client.base_url.port)
         gone = [socket.create_connection(address) for _ in range(12)]
         for number, each in enumerate(gone):
@@ -384,7 +384,7 @@ def test_a_request_that_the_servers_end_cuts_off_gets_an_error_in_openais_form(
 
 
 def test_an_application_that_is_mounted_in_another_answers(embedder: Any, sample_bundle: Path) -> None:
-    app = application(open_bundle(sample_bundle), embedder[1], ServeOptions(timeout_s=5))
+    app = application(open_bundle(sample_bundle), embedder[1], ServeOptions(timeout=5))
     status, found = sent_by(app, body=b'{"input": "a"}')
     assert status == 200, found
     np.testing.assert_allclose(found["data"][0]["embedding"], embedder[1].embed(["a"])[0], atol=1e-6)
@@ -650,23 +650,23 @@ def test_what_cannot_be_served_is_said(
     tiny_bundles: Any, sample_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for options, message in (
-        ({"max_texts": 0}, "--max-texts is 0"),
+        ({"max_texts": 0}, "max_texts is 0; it must be 1 or more"),
         ({"api_key": " "}, "The API key is empty"),
-        ({"max_wait_ms": -1}, "--max-wait-ms is -1"),
-        ({"max_wait_ms": float("nan")}, "--max-wait-ms is nan"),
-        ({"timeout_s": float("nan")}, "--timeout is nan"),
+        ({"max_wait_ms": -1}, "max_wait_ms is -1"),
+        ({"max_wait_ms": float("nan")}, "max_wait_ms is nan"),
+        ({"timeout": float("nan")}, "timeout is nan"),
         *(({"api_key": key}, "no header carries it") for key in ("one\ntwo", "key\n", "clé")),
     ):
         with pytest.raises(InputError, match=message):
             ServeOptions(**options).check()
-    with pytest.raises(InputError, match="--port is 65536; ports are 0 to 65535"):
-        serve(tmp_path, port=65536)
+    with pytest.raises(InputError, match="port is 65536; it must be 0 to 65535"):
+        serve(tmp_path, options=ServeOptions(port=65536))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(HdexportError, match=rf"cannot listen on 127\.0\.0\.1, port {port}: .*\n.*--port"):
-            serve(sample_bundle, port=port, on_ready=lambda line: pytest.fail("it is not ready"))
+        with pytest.raises(HdexportError, match=rf"cannot listen on 127\.0\.0\.1, port {port}: .*\n.*another port"):
+            serve(sample_bundle, options=ServeOptions(port=port), on_ready=lambda line: pytest.fail("it is not ready"))
     with pytest.raises(HdexportError, match=r"cannot listen on a\.\.b"), bound_sockets("a..b", 0):
         pass
     with socket.socket() as other:
@@ -678,8 +678,9 @@ def test_what_cannot_be_served_is_said(
             return hdruntime.load(*given, **options)
 
         monkeypatch.setattr("hdruntime.serve.server.load", load)
+        options = ServeOptions(port=other.getsockname()[1])
         with pytest.raises(HdexportError, match=r"cannot listen on 127\.0\.0\.1"):
-            serve(sample_bundle, port=other.getsockname()[1], on_ready=lambda line: pytest.fail("it is not ready"))
+            serve(sample_bundle, options=options, on_ready=lambda line: pytest.fail("it is not ready"))
     with bound_sockets("localhost", 0) as sockets:
         places = {found[4][0] for found in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
         assert {each.getsockname()[0] for each in sockets} == places, "every address of the name"

@@ -375,7 +375,7 @@ def test_clients_that_go_change_no_request_that_waits(bundle: Path) -> None:
 
 def test_a_request_whose_time_is_over_stops_alone_and_cancels_no_task_around_it(bundle: Path) -> None:
     async def story() -> None:
-        told = Told(bundle, timeout_s=0.5)
+        told = Told(bundle, timeout=0.5)
         (first,) = await told.waiting("read")
         # Two are asked for while one is watched already; the last one in a task that goes on.
         second = asyncio.create_task(told.embed("read"))

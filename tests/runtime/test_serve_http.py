@@ -193,7 +193,7 @@ def _listens(client: httpx2.Client) -> bool:
 def test_a_body_that_comes_when_the_server_is_stopped_is_answered(
     new_bundle: Callable[..., Path], parser: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["hdruntime.serve.application"], "_BODY_SECONDS", 60.0)
+    monkeypatch.setattr(sys.modules["hdruntime.serve.asgi"], "_BODY_SECONDS", 60.0)
     with command(new_bundle(), parser=parser) as (client, server), Connection(client) as connection:
         connection.send(POST + WHOLE[:-5])
         assert client.post("/v1/embeddings", content=BODY).status_code == 200

@@ -459,12 +459,12 @@ def test_documents_that_are_cut_to_a_requests_own_number_of_tokens_are_said(
 
 
 def test_an_unknown_default_for_long_texts_is_refused() -> None:
-    with pytest.raises(InputError, match=r"--truncate is END.\nGive one of error, end, split"):
+    with pytest.raises(InputError, match=r"truncate is 'END'; it must be one of error, end, split"):
         ServeOptions(truncate="END").check()  # type: ignore[arg-type]
 
 
 def test_numbers_of_inputs_are_written_as_ranges_and_never_without_end() -> None:
-    ranges = sys.modules["hdruntime.serve.application"]._ranges
+    ranges = sys.modules["hdruntime.serve.asgi"]._ranges
     assert ranges({3, 0, 4, 5, 9}) == "0,3-5,9"
     written = ranges(range(0, 4096, 2))
     *shown, left = written.split(",")
@@ -545,7 +545,7 @@ def test_ids_of_a_large_body_are_read_and_checked_beside_the_event_loop(
 
         monkeypatch.setattr(module, name, call)
 
-    noted(sys.modules["hdruntime.serve.application"], "read_large_body")
+    noted(sys.modules["hdruntime.serve.asgi"], "read_large_body")
     noted(openai, "_texts_or_ids")
     bundle, ids = open_bundle(make_bundle(tmp_path / "bundle")), [CLS, *[5] * 60_000, SEP]
     app = application(bundle, Session(bundle, RecordingRunner()), ServeOptions(truncate="end"))

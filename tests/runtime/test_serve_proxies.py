@@ -146,15 +146,15 @@ def test_a_proxy_that_is_trusted_says_who_the_client_is(
 
 def test_what_no_proxy_and_no_browser_sends_is_refused(tmp_path: Path) -> None:
     for origin in ("example.com", "https://a.example/", "https://a.example/b", "https://A.example", "https://a:b", ""):
-        with pytest.raises(InputError, match=r"--cors-origin is .*\n.*https://example.com"):
-            ServeOptions(cors_origins=(ORIGIN, origin)).check()
+        with pytest.raises(InputError, match=r"cors_origin is .*\n.*https://example.com"):
+            ServeOptions(cors_origin=(ORIGIN, origin)).check()
     for path in ("a", "/", "/a/", "/ä"):
-        with pytest.raises(InputError, match=r"--root-path is .*\n.*/embeddings"):
+        with pytest.raises(InputError, match=r"root_path is .*\n.*/embeddings"):
             ServeOptions(root_path=path).check()
-    ServeOptions(cors_origins=("*", ORIGIN, "http://localhost:3000", "http://[::1]:80"), root_path="/a/b").check()
+    ServeOptions(cors_origin=("*", ORIGIN, "http://localhost:3000", "http://[::1]:80"), root_path="/a/b").check()
     for seconds in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(InputError, match=r"--keep-alive is .*\n.*those of the proxy"):
-            serve(tmp_path, keep_alive_s=seconds)
+        with pytest.raises(InputError, match=r"keep_alive is .*; it must be 0.001 or more"):
+            serve(tmp_path, options=ServeOptions(keep_alive=seconds))
     for addresses in ("proxy.example", "10.0.0.0/33", "10.0.0.1,", ""):
-        with pytest.raises(InputError, match=r"--forwarded-allow-ips: .*\n.*10\.0\.0\.0/8"):
-            serve(tmp_path, forwarded_allow_ips=addresses)
+        with pytest.raises(InputError, match=r"forwarded_allow_ips: .*\n.*10\.0\.0\.0/8"):
+            serve(tmp_path, options=ServeOptions(forwarded_allow_ips=addresses))

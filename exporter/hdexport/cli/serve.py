@@ -9,7 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 from hdexport.cli.arguments import (
     add_max_seq_length_argument,
@@ -18,15 +22,17 @@ from hdexport.cli.arguments import (
     path_or_url,
     whole_number,
 )
+from hdexport.cli.flags import flag
 from hdruntime.backends.registry import backend_names
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.os_errors import reason_of
+from hdruntime.serve.options import OptionHelp, ServeOptions
 from hdruntime.whole_files import read_bounded
 
 SUMMARY = "serve a bundle over HTTP: embeddings, rerank, classification"
 
 _KEY = "HDEXPORT_API_KEY"
-_MOST_KEY_BYTES = 2**16
+_MAX_KEY_BYTES = 2**16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BUNDLE",
         type=path_or_url,
         help="directory of a bundle, or organisation/name[@revision] on the Hugging Face Hub",
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
-    )
-    parser.add_argument(
-        "--port", metavar="N", type=_port, default=8000, help="port to listen on; 0 chooses a free port (default: 8000)"
     )
     parser.add_argument(
         "--api-key-file",
@@ -60,123 +60,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     backend.add_argument(
         "--threads", metavar="N", type=whole_number, help="number of CPU threads (default: one per usable core)"
     )
-    limits = parser.add_argument_group("limits")
-    add_max_seq_length_argument(limits)
-    limits.add_argument(
-        "--max-wait-ms",
-        metavar="MS",
-        type=float,
-        default=2.0,
-        help="maximum wait of a text for other texts of its batch, in ms (default: 2)",
-    )
-    limits.add_argument(
-        "--max-queue-tokens",
-        metavar="N",
-        type=whole_number,
-        help="maximum tokens in the queue; further requests get 429 (default: 1000000, fewer if less than 1 GB of "
-        "memory is free)",
-    )
-    limits.add_argument(
-        "--max-texts", metavar="N", type=whole_number, default=2048, help="maximum texts per request (default: 2048)"
-    )
-    limits.add_argument(
-        "--max-body-mb",
-        metavar="N",
-        type=whole_number,
-        default=32,
-        help="maximum size of a request body in MiB (default: 32)",
-    )
-    limits.add_argument(
-        "--max-text-characters",
-        metavar="N",
-        type=whole_number,
-        default=2**20,
-        help="maximum characters of a text that must be tokenized in full: a split text, or one without spaces. "
-        "A truncated text has no such limit (default: 1048576)",
-    )
-    limits.add_argument(
-        "--truncate",
-        choices=["error", "end", "split"],
-        help="default of the request key truncate, for texts longer than --max-seq-length: error answers 400, end "
-        "truncates, split runs chunks and pools their outputs; set it for clients that cannot send the key (default: "
-        "error, for rerank end)",
-    )
-    limits.add_argument(
-        "--timeout",
-        metavar="S",
-        type=float,
-        default=120.0,
-        help="maximum time to a response in seconds; a request that would take longer gets 429 (default: 120)",
-    )
-    around = parser.add_argument_group("proxies and browsers")
-    around.add_argument(
-        "--keep-alive",
-        metavar="S",
-        type=float,
-        default=120.0,
-        help="seconds until an idle connection, or one with an incomplete request head, is closed; choose more than "
-        "the proxy's timeout (default: 120)",
-    )
-    around.add_argument(
-        "--forwarded-allow-ips",
-        metavar="IPS",
-        help="comma-separated addresses and networks of trusted proxies, whose X-Forwarded-For names the client, or "
-        "'*' (default: the variable FORWARDED_ALLOW_IPS, else this machine)",
-    )
-    around.add_argument(
-        "--root-path", metavar="PATH", default="", help="prefix of every route behind a proxy (default: none)"
-    )
-    around.add_argument(
-        "--cors-origin",
-        metavar="ORIGIN",
-        action="append",
-        default=[],
-        help="origin whose scripts may read responses, such as https://example.com, or '*'; repeatable (default: none)",
-    )
+    add_max_seq_length_argument(backend)
+    _add_server_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from hdruntime.serve import ServeOptions, serve
+    from hdruntime.serve import serve
 
-    limits = ServeOptions(
-        api_key=_api_key(options.api_key_file),
-        max_wait_ms=options.max_wait_ms,
-        max_queue_tokens=options.max_queue_tokens,
-        max_texts=options.max_texts,
-        max_body_bytes=options.max_body_mb * 2**20,
-        max_text_characters=options.max_text_characters,
-        truncate=options.truncate,
-        timeout_s=options.timeout,
-        cors_origins=tuple(options.cors_origin),
-        root_path=options.root_path,
-    )
+    values = {each.name: getattr(options, each.name) for each in fields(ServeOptions) if each.metadata}
+    values["cors_origin"] = tuple(options.cors_origin)
     serve(
         options.bundle,
-        host=options.host,
-        port=options.port,
         backend=options.backend,
         threads=options.threads,
         precision=options.precision,
         max_seq_length=options.max_seq_length,
-        options=limits,
-        keep_alive_s=options.keep_alive,
-        forwarded_allow_ips=options.forwarded_allow_ips,
+        options=ServeOptions(api_key=_api_key(options.api_key_file), **values),
         on_ready=lambda line: print(line, file=sys.stderr, flush=True),
     )
     return 0
 
 
-def _port(text: str) -> int:
-    return whole_number(text, least=0, most=65535)
+def _add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Declare a flag for each field of `ServeOptions` that has a help."""
+    types, groups = get_type_hints(ServeOptions), dict[str, Any]()
+    for each in fields(ServeOptions):
+        shown = each.metadata.get("help")
+        if shown is None:
+            continue
+        if shown.group not in groups:
+            groups[shown.group] = parser.add_argument_group(shown.group) if shown.group else parser
+        default = shown.default or str(each.default).removesuffix(".0")
+        name, text = flag(Setting(each.name)), f"{shown.text} (default: {default})"
+        if shown.choices:
+            how: dict[str, Any] = {"choices": shown.choices, "default": each.default}
+        elif types[each.name] == tuple[str, ...]:
+            how = {"metavar": shown.metavar, "action": "append", "default": []}
+        else:
+            how = {"metavar": shown.metavar, "type": _parser_of(types[each.name], shown), "default": each.default}
+        groups[shown.group].add_argument(name, dest=each.name, help=text, **how)
+
+
+def _parser_of(kind: Any, shown: OptionHelp) -> Callable[[str], object]:
+    if int not in (kind, *get_args(kind)):
+        return float if kind is float else str
+    least = int(shown.minimum or 0)
+    if shown.maximum is None:
+        return partial(whole_number, least=least)
+    return partial(whole_number, least=least, most=int(shown.maximum))
 
 
 def _api_key(file: Path | None) -> str | None:
     if file is None:
         return os.environ.get(_KEY)
     try:
-        return read_bounded(file, most_bytes=_MOST_KEY_BYTES).decode().strip()
+        return read_bounded(file, most_bytes=_MAX_KEY_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
-        said = reason_of(error) if isinstance(error, OSError) else str(error)
+        reason = reason_of(error) if isinstance(error, OSError) else str(error)
         raise InputError(
-            f"--api-key-file {file} cannot be read: {said}.", hint="Name a file with one line, the key."
+            f"--api-key-file {file} cannot be read: {reason}.", hint="Name a file with one line, the key."
         ) from None

@@ -1,93 +1,214 @@
-"""Options of a server."""
+"""Options of a server: the one declaration of each, from which ``hdexport serve`` makes its flags."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.process_limits import free_bytes
 
-LongTexts = Literal["error", "end", "split"]
-"""The treatment of a text of too many tokens: it is refused, truncated at its end, or run in chunks."""
-
-_MOST_QUEUE_TOKENS = 1_000_000
+_MAX_QUEUE_TOKENS = 1_000_000
 
 _BYTES_OF_WAITING_TOKEN = 256
 """Texts of 5, 50 and 500 words took 234, 141 and 179 bytes for each token, as lists of ids and offsets, and 3 to 4
 characters."""
 
+LongTexts = Literal["error", "end", "split"]
+"""Treatment of a text with too many tokens: it is rejected, truncated at its end, or split into chunks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionHelp:
+    """What the help of an option says, and the values that the option accepts.
+
+    Attributes:
+        text: the meaning of the value, and its unit.
+        group: title of the group of options in the help; empty for no group.
+        metavar: the value in the help.
+        default: the default in words; empty: the default value.
+        minimum: minimum of the value; None for any value.
+        maximum: maximum of the value; None for no maximum.
+        choices: the accepted values; empty for any value.
+    """
+
+    text: str
+    group: str
+    metavar: str
+    default: str
+    minimum: float | None
+    maximum: float | None
+    choices: tuple[str, ...]
+
+    @property
+    def accepted(self) -> str:
+        """The accepted values."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        return f"{self.minimum:g} or more" if self.maximum is None else f"{self.minimum:g} to {self.maximum:g}"
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value is among the choices, or a finite number in the bounds."""
+        if self.choices:
+            return value in self.choices
+        if self.minimum is None:
+            return True
+        return math.isfinite(value) and value >= self.minimum and (self.maximum is None or value <= self.maximum)
+
+
+def _described(
+    text: str,
+    *,
+    group: str = "limits",
+    metavar: str = "N",
+    default: str = "",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> dict[str, OptionHelp]:
+    """The metadata of a field of `ServeOptions`."""
+    described = OptionHelp(
+        text=text,
+        group=group,
+        metavar=metavar,
+        default=default,
+        minimum=minimum,
+        maximum=maximum,
+        choices=choices,
+    )
+    return {"help": described}
+
+
+_PROXIES = "proxies and browsers"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """The limits of a server, and where it is reached.
+    """Options of a server. Each field has a flag of ``hdexport serve``, but `api_key`, which is read from a file.
 
     Attributes:
-        api_key: that requests have to carry, as ``Authorization: Bearer KEY``; None takes all.
-        max_wait_ms: how long a text waits for others to share its batch with.
-        max_queue_tokens: tokens that wait at most; more are refused with 429. None: 1,000,000, or as many as a quarter
-            of the free memory holds if that is less.
-        max_texts: of one request.
-        max_body_bytes: of one request.
-        max_text_characters: of a text that is read whole: one that is split or chunked, or that the tokenizer takes for
-            one word. Of a text that is cut or refused for its tokens, only the part that decides is read.
-        truncate: the treatment of texts of too many tokens where a request does not say it; a request's own key has
-            precedence. None: the default of the route's interface, which is ``end`` for rerank and ``error`` for all
-            others. ``split`` refuses long lists of ids, which cannot be split.
-        timeout_s: seconds in which a request is answered; a request that cannot be is refused with 429, and one whose
-            body has not come gets 503.
-        cors_origins: of pages whose scripts may read answers, ``https://example.com``; ``*`` for all.
-        root_path: before every path, ``/prefix``, for a proxy that passes it on; paths without it are answered, too.
+        api_key: key of requests, ``Authorization: Bearer KEY``; None: requests need no key.
     """
 
+    host: str = field(
+        default="127.0.0.1",
+        metadata=_described("address to listen on", group="", metavar="HOST", default="127.0.0.1, this machine only"),
+    )
+    port: int = field(
+        default=8000,
+        metadata=_described("port to listen on; 0 chooses a free port", group="", minimum=0, maximum=65535),
+    )
     api_key: str | None = None
-    max_wait_ms: float = 2.0
-    max_queue_tokens: int | None = None
-    max_texts: int = 2048
-    max_body_bytes: int = 32 * 2**20
-    max_text_characters: int = 2**20
-    truncate: LongTexts | None = None
-    timeout_s: float = 120.0
-    cors_origins: tuple[str, ...] = ()
-    root_path: str = ""
+    max_wait_ms: float = field(
+        default=2.0,
+        metadata=_described("maximum wait of a text for other texts of its batch, in ms", metavar="MS", minimum=0),
+    )
+    max_queue_tokens: int | None = field(
+        default=None,
+        metadata=_described(
+            "maximum tokens in the queue; further requests get 429",
+            default="1000000, fewer if less than 1 GB of memory is free",
+            minimum=1,
+        ),
+    )
+    max_texts: int = field(default=2048, metadata=_described("maximum texts per request", minimum=1))
+    max_body_mb: int = field(default=32, metadata=_described("maximum size of a request body in MiB", minimum=1))
+    max_text_characters: int = field(
+        default=2**20,
+        metadata=_described(
+            "maximum characters of a text that must be tokenized in full: a split text, or one without spaces. "
+            "A truncated text has no such limit",
+            minimum=1,
+        ),
+    )
+    truncate: LongTexts | None = field(
+        default=None,
+        metadata=_described(
+            "default of the request key truncate, for texts longer than --max-seq-length: error answers 400, end "
+            "truncates, split runs chunks and pools their outputs; set it for clients that cannot send the key",
+            default="error, for rerank end",
+            choices=get_args(LongTexts),
+        ),
+    )
+    timeout: float = field(
+        default=120.0,
+        metadata=_described(
+            "maximum time to a response in seconds; a request that would take longer gets 429",
+            metavar="S",
+            minimum=0.1,
+        ),
+    )
+    keep_alive: float = field(
+        default=120.0,
+        metadata=_described(
+            "seconds until an idle connection, or one with an incomplete request head, is closed; choose more than "
+            "the proxy's timeout",
+            group=_PROXIES,
+            metavar="S",
+            minimum=0.001,
+        ),
+    )
+    forwarded_allow_ips: str | None = field(
+        default=None,
+        metadata=_described(
+            "comma-separated addresses and networks of trusted proxies, whose X-Forwarded-For names the client, or '*'",
+            group=_PROXIES,
+            metavar="IPS",
+            default="the variable FORWARDED_ALLOW_IPS, else this machine",
+        ),
+    )
+    root_path: str = field(
+        default="",
+        metadata=_described("prefix of every route behind a proxy", group=_PROXIES, metavar="PATH", default="none"),
+    )
+    cors_origin: tuple[str, ...] = field(
+        default=(),
+        metadata=_described(
+            "origin whose scripts may read responses, such as https://example.com, or '*'; repeatable",
+            group=_PROXIES,
+            metavar="ORIGIN",
+            default="none",
+        ),
+    )
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Maximum bytes of a request's body."""
+        return self.max_body_mb * 2**20
 
     def queue_tokens(self) -> int:
         """`max_queue_tokens`, or its default with the memory that is free now."""
         if self.max_queue_tokens is not None:
             return self.max_queue_tokens
         free = free_bytes()
-        room = _MOST_QUEUE_TOKENS if free is None else free // 4 // _BYTES_OF_WAITING_TOKEN
-        return max(1, min(_MOST_QUEUE_TOKENS, room))
+        room = _MAX_QUEUE_TOKENS if free is None else free // 4 // _BYTES_OF_WAITING_TOKEN
+        return max(1, min(_MAX_QUEUE_TOKENS, room))
 
     def check(self) -> None:
-        """Refuse limits under which nothing could be served, and keys, origins and paths that no client can send."""
-        limits = ("max_queue_tokens", 1), ("max_texts", 1), ("max_body_bytes", 1024), ("max_text_characters", 1)
-        for name, least in (*limits, ("timeout_s", 0.1)):
-            if getattr(self, name) is not None and not getattr(self, name) >= least:
-                option = name.removesuffix("_s").replace("_", "-")
-                raise InputError(f"--{option} is {getattr(self, name)}.", hint=f"Give {least} or more.")
-        if not self.max_wait_ms >= 0:
-            raise InputError(f"--max-wait-ms is {self.max_wait_ms:g}.", hint="Give 0 or more.")
-        if self.truncate not in (None, *get_args(LongTexts)):
-            raise InputError(f"--truncate is {self.truncate}.", hint=f"Give one of {', '.join(get_args(LongTexts))}.")
+        """Refuse values under which nothing could be served, and keys, origins and paths that no client can send."""
+        for each in fields(self):
+            value, described = getattr(self, each.name), each.metadata.get("help")
+            if described is not None and value is not None and not described.accepts(value):
+                raise InputError(parameter=each.name, value=value, accepted=described.accepted)
         key = self.api_key
         if key is not None and not (key == key.strip() != "" and key.isascii() and key.isprintable()):
             raise InputError(
                 "The API key is empty, or no header carries it.",
-                hint="Give one line of ASCII without spaces around it, or "
-                "leave it out for a server that takes all requests.",
+                hint="Give one line of ASCII without spaces around it, or leave the key out to accept all requests.",
             )
-        for origin in self.cors_origins:
+        for origin in self.cors_origin:
             if origin != "*" and not _is_origin(origin):
                 raise InputError(
-                    f"--cors-origin is {origin!r}, which no browser sends.",
+                    Setting("cors_origin"),
+                    f" is {origin!r}, which no browser sends.",
                     hint="Give the page's scheme, host and port in small letters, such as https://example.com, or '*'.",
                 )
         path = self.root_path
         if path and not (path.startswith("/") and not path.endswith("/") and path.isascii() and path.isprintable()):
             raise InputError(
-                f"--root-path is {path!r}.", hint="Give the path that the proxy passes on, such as /embeddings."
+                Setting("root_path"), f" is {path!r}.", hint="Give the path that the proxy keeps, such as /embeddings."
             )
 
 

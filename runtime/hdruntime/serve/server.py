@@ -12,17 +12,14 @@ from typing import Any
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
-from hdruntime.errors import HdexportError, InputError
+from hdruntime.errors import HdexportError, InputError, Setting
 from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
-from hdruntime.serve.application import application
+from hdruntime.serve.asgi import application
 from hdruntime.serve.connections import ListeningSocket
 from hdruntime.serve.options import ServeOptions
 from hdruntime.session import load
 from hdruntime.text.lengths import MaxSeqLength
-
-_KEEP_ALIVE_SECONDS = 120.0
-"""How long a connection may idle: longer than the 60 to 75 seconds of common proxies."""
 
 _DRAIN_SECONDS = 30
 """How long requests that run are waited for when the server is stopped."""
@@ -31,29 +28,19 @@ _DRAIN_SECONDS = 30
 def serve(
     bundle: Path | str,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
     backend: Backend | str = "auto",
     threads: int | None = None,
     precision: Precision | str = Precision.AUTO,
     max_seq_length: int | MaxSeqLength | None = None,
     options: ServeOptions | None = None,
-    keep_alive_s: float = _KEEP_ALIVE_SECONDS,
-    forwarded_allow_ips: str | None = None,
     on_ready: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Serve a bundle until SIGINT or SIGTERM; requests that run are answered.
 
     Args:
         bundle: its directory, or its name on the Hugging Face Hub.
-        host: the address to listen on.
-        port: of it; 0 for a free one.
         backend, threads, precision, max_seq_length: as of `hdruntime.load`.
-        options: limits.
-        keep_alive_s: seconds until a connection is closed that idles, or that has not sent the whole head of a request;
-            a proxy must close its own sooner.
-        forwarded_allow_ips: addresses and networks of proxies whose ``X-Forwarded-For`` is believed, with commas; ``*``
-            for all; None for ``FORWARDED_ALLOW_IPS``, else this machine alone.
+        options: options of the server; None for the defaults.
         on_ready: takes a line that says where the server listens, and what runs the bundle, before it answers.
 
     Raises:
@@ -62,10 +49,9 @@ def serve(
     """
     options = options or ServeOptions()
     options.check()
-    if not 0 <= port <= 65535:
-        raise InputError(f"--port is {port}; ports are 0 to 65535.")
     uvicorn = require("uvicorn")
-    settings = _settings(keep_alive_s, forwarded_allow_ips)
+    settings = _uvicorn_settings(options)
+    host, port = options.host, options.port
     opened = opened_bundle(bundle, backend, precision)
     loaded = functools.partial(
         load, opened, backend, threads=threads, precision=precision, max_seq_length=max_seq_length
@@ -86,19 +72,18 @@ def serve(
         server.run(sockets=bound)
 
 
-def _settings(keep_alive_s: float, forwarded_allow_ips: str | None) -> dict[str, Any]:
-    """The settings of uvicorn."""
+def _uvicorn_settings(options: ServeOptions) -> dict[str, Any]:
     from hdruntime.serve.http_protocols import http_protocol
 
-    if not 0 < keep_alive_s < float("inf"):
-        raise InputError(f"--keep-alive is {keep_alive_s:g}.", hint="Give seconds, more than those of the proxy.")
-    for address in ("*" if forwarded_allow_ips is None else forwarded_allow_ips).split(","):
+    trusted = options.forwarded_allow_ips
+    for address in ("*" if trusted is None else trusted).split(","):
         if address.strip() != "*":
             try:
                 ipaddress.ip_network(address.strip())
             except ValueError as error:
                 raise InputError(
-                    f"--forwarded-allow-ips: {error}.",
+                    Setting("forwarded_allow_ips"),
+                    f": {error}.",
                     hint="Give addresses or networks of proxies, such as 10.0.0.0/8,::1.",
                 ) from None
     return {
@@ -108,8 +93,8 @@ def _settings(keep_alive_s: float, forwarded_allow_ips: str | None) -> dict[str,
         "ws": "none",
         "log_level": "warning",
         "timeout_graceful_shutdown": _DRAIN_SECONDS,
-        "timeout_keep_alive": keep_alive_s,
-        "forwarded_allow_ips": forwarded_allow_ips,
+        "timeout_keep_alive": options.keep_alive,
+        "forwarded_allow_ips": trusted,
     }
 
 
@@ -141,5 +126,11 @@ def _refusal(host: str, port: int) -> Iterator[None]:
     except (OSError, UnicodeError) as error:
         raise HdexportError(
             f"The server cannot listen on {host}, port {port}: {getattr(error, 'strerror', error)}.",
-            hint="Choose another port with --port, or an address of this machine with --host.",
+            hint=(
+                "Choose another port (",
+                Setting("port"),
+                "), or an address of this machine (",
+                Setting("host"),
+                ").",
+            ),
         ) from error

@@ -93,7 +93,7 @@ def application(
     Args:
         bundle: the bundle of the session.
         session: that runs all texts.
-        options: limits, and the browsers and the path that are served.
+        options: options of the server. The address, and what concerns connections, is the HTTP server's.
         is_stopping: whether the HTTP server takes no more requests; bodies that have not come are then refused.
 
     Raises:
@@ -123,11 +123,11 @@ def application(
     ]
     errors: dict[Any, Any] = {404: server.unknown, 405: server.unknown}
     middleware = []
-    if options.cors_origins:
+    if options.cors_origin:
         # A preflight has no key: it is answered before the key is asked for. Clients send headers of their own.
         cors = Middleware(
             CORSMiddleware,
-            allow_origins=options.cors_origins,
+            allow_origins=options.cors_origin,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=[_TRUNCATED],
@@ -170,7 +170,7 @@ class _Server:
         self._task = served_task(bundle)
         self._inferences: dict[tuple[TextTask, Overflow, str], TextInference] = {}
         self._running: asyncio.Task[None] | None = None
-        self._requests = RunningRequests(options.timeout_s, self._reason_to_stop)
+        self._requests = RunningRequests(options.timeout, self._reason_to_stop)
         max_queue_tokens = options.queue_tokens()
         self._has_ended = False
         self.tokenizer = session.tokenizer.bounded(options.max_text_characters)
@@ -264,7 +264,7 @@ class _Server:
                 return self._error(status, "The server ends before it has the answer.", retry_after=1)
             except TimeoutError:
                 status = 503
-                return self._error(status, f"No answer within {self._options.timeout_s:g} seconds.", retry_after=1)
+                return self._error(status, f"No answer within {self._options.timeout:g} seconds.", retry_after=1)
             except (KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
             except BaseException:  # tokenizers' panics are no Exception
