@@ -82,7 +82,7 @@ def table() -> dict[str, tuple[set[str], str]]:
     rows = re.findall(r"^\| (`[^|]*) \| [^|]* \| ([^|]*) \| ([^|]*) \|$", PAGE.read_text(), re.MULTILINE)
     found: dict[str, tuple[set[str], str]] = {}
     for keys, routes, said in rows:
-        if said.startswith(("honoured", "without effect", "refused")):
+        if said.startswith(("supported", "without effect", "rejected")):
             named = set(ROUTES) if routes == "all" else set(re.findall(r"`(/[^`]*)`", routes))
             named |= {"/rerank"} if "rerank" in routes else set()
             for key in re.findall(r"`(\w+)`", keys):
@@ -95,10 +95,10 @@ TABLE = table()
 
 
 def test_the_page_has_every_key_that_a_body_has_and_no_other() -> None:
-    honoured = {(key, route) for key, (routes, said) in TABLE.items() if "honoured" in said for route in routes}
+    supported = {(key, route) for key, (routes, said) in TABLE.items() if "supported" in said for route in routes}
     fields = {(field, route) for route, kind in ROUTES.items() for field in kind.__struct_fields__}
     others = {(key, route) for key, name in requests.OTHER_NAMES.items() for field, route in fields if field == name}
-    assert honoured == fields | others
+    assert supported == fields | others
     idle = {key: routes for key, (routes, said) in TABLE.items() if said.startswith("without effect")}
     assert set(idle) == set(requests.WITHOUT_EFFECT)
     assert all(routes == set(ROUTES) for routes in idle.values())
@@ -144,8 +144,8 @@ CHANGES: dict[str, Any] = {
 """A value with which each key changes the answer, or is refused by its value."""
 
 
-@pytest.mark.parametrize("key", [key for key, (_, said) in TABLE.items() if "honoured" in said])
-def test_a_key_that_is_honoured_changes_the_answer(key: str, embedding: Ask, reranking: Any) -> None:
+@pytest.mark.parametrize("key", [key for key, (_, said) in TABLE.items() if "supported" in said])
+def test_a_key_that_is_supported_changes_the_answer(key: str, embedding: Ask, reranking: Any) -> None:
     # Served by the code of /embed, of a bundle that takes long to make.
     for route in sorted(TABLE[key][0] - {"/embed_sparse"}):
         ask = embedding if "embed" in route else reranking[0]
@@ -177,8 +177,8 @@ def test_a_key_without_effect_changes_nothing_and_with_another_value_is_refused(
             assert key in said["error"]["message"]
 
 
-@pytest.mark.parametrize("key", [key for key, (_, said) in TABLE.items() if said.startswith("refused")])
-def test_a_key_that_cannot_be_honoured_is_refused_by_name(key: str, embedding: Ask, reranking: Any) -> None:
+@pytest.mark.parametrize("key", [key for key, (_, said) in TABLE.items() if said.startswith("rejected")])
+def test_a_key_that_cannot_be_supported_is_refused_by_name(key: str, embedding: Ask, reranking: Any) -> None:
     for route, request in (REQUESTS | SHORT).items():
         ask = embedding if "embed" in route else reranking[0]
         for value in ("text", False):
