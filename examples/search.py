@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 import hdruntime
 from hdruntime.jobs import JobOptions, JobProgress, LocalPool, plan_job, run_job
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.encoding import Overflow
 
 
 def embed(bundle: Path, texts: Path, vectors: Path) -> None:

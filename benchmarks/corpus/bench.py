@@ -34,7 +34,8 @@ from hdruntime.bundle.staging import DirectoryKind
 from hdruntime.errors import ExportError, InputError
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.of_bundle import class_of
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 from hdruntime.whole_files import write_whole
 
 CORPUS_FILE = "corpus.json"

@@ -97,8 +97,8 @@ if TYPE_CHECKING:
     from hdruntime.tasks.sparse_similarity import SparseVector
     from hdruntime.text.answers import Answer
     from hdruntime.text.chunking import TextChunks
+    from hdruntime.text.encoding import Encoding
     from hdruntime.text.entities import Entity
-    from hdruntime.text.tokenization import Encoding
 
 # ONNX Runtime 1.29 and newer keeps a queue of events in the home directory, names of models and texts of errors among
 # them, and sends it to its makers. It reads this variable once, when it starts, and child processes inherit it; its
@@ -111,7 +111,7 @@ _MODULE_OF_NAME = {
     "Bundle": "hdruntime.bundle.reader",
     "CrossEncoder": "hdruntime.cross_encoder",
     "DocumentStream": "hdruntime.inference.streaming",
-    "Encoding": "hdruntime.text.tokenization",
+    "Encoding": "hdruntime.text.encoding",
     "Entity": "hdruntime.text.entities",
     "GpuOptions": "hdruntime.gpu.options",
     "Manifest": "hdruntime.bundle.manifest",

@@ -25,9 +25,10 @@ from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler,
 from hdruntime.inference.streaming import BatchSlots, Columns, Document, DocumentStream, Segment, columns_of
 from hdruntime.process_limits import free_bytes
 from hdruntime.text.checks import check_text_lengths, several
+from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.lengths import MaxSeqLength, Role, checked_length
 from hdruntime.text.splitting import SplitEncoding, split_encodings
-from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 
 if TYPE_CHECKING:
     from typing import Self
@@ -167,7 +168,7 @@ class BatchSession:
         if max_seq_length is None and role is None and template is None:
             # Kept, as a tokenizer that truncates takes milliseconds to make.
             return self.tokenizer
-        tokenizer = self.tokenizer if template is None else self.tokenizer.written_by(template)
+        tokenizer = self.tokenizer if template is None else self.tokenizer.with_template(template)
         return self._limited(tokenizer, max_seq_length, role=role, name=name, has_pairs=has_pairs)
 
     def _limited(

@@ -25,9 +25,10 @@ from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import answers_of
 from hdruntime.text.checks import checked_texts, plain_name
+from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.lengths import MaxSeqLength, Role
 from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 
 if TYPE_CHECKING:
     from typing import Self

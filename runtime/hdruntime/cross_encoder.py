@@ -35,10 +35,10 @@ from hdruntime.tasks.text_classification import (
     ranked_documents,
 )
 from hdruntime.text.checks import checked_choice, plain_name, several
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.logits import Activation, activated, softmax
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tokenization import Overflow
 
 ActivationFunction = Activation | str | Callable[[Any], Any]
 """``sigmoid``, ``softmax``, ``identity``, or a function of tensors [pairs, labels] such as ``torch.nn.Sigmoid()``."""

@@ -27,9 +27,10 @@ from hdruntime.errors import InputError
 from hdruntime.tasks.token_similarity import Side, TokenVectors, settings_of
 from hdruntime.text.checks import checked_choice, checked_texts
 from hdruntime.text.embeddings import normalized
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.similarity import maxsim, maxsim_of_pairs
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 
 
 class MultiVectorEncoder(EmbeddingModel):

@@ -29,11 +29,11 @@ from hdruntime.tasks.token_classification import Entities
 from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions
 from hdruntime.text.checks import checked_choice, checked_texts, several
 from hdruntime.text.chunking import Spans, TextChunks, overlap_of
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.entities import Aggregation, Entity
 from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tokenization import Overflow
 
 _MOST_THREADS = 1024
 """More than the cores of any machine; a backend would try to start any number of threads."""

@@ -24,9 +24,9 @@ from hdruntime.jobs.input_files import RowFormat
 from hdruntime.optional import is_installed
 from hdruntime.tasks import text_inference
 from hdruntime.text.embeddings import EmbeddingPrecision
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.entities import Aggregation
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tokenization import Overflow
 from support.commands import HDEXPORT, Command
 from support.every_key import resealed
 from support.job_runs import run as run_job

@@ -18,7 +18,8 @@ from hdruntime import SentenceEncoder
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, ModelError
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 from support.chat_rerankers import POSITIONS, small_tokenizer
 from support.comparators import assert_close
 from support.made_once import made_once
@@ -125,7 +126,7 @@ def test_vectors_are_those_of_sentence_transformers(saved: Callable[[str], Path]
         assert ours.max_seq_length == theirs.max_seq_length == POSITIONS
         assert_close(ours.encode(TEXTS), theirs.encode(TEXTS), atol=ATOL)
         assert_close(ours.encode_document(TEXTS), theirs.encode_document(TEXTS), atol=ATOL)
-        plain = hdruntime.load(saved(name) / "bundle").tokenizer.written_by(None).encode(TEXTS[:1])[0].input_ids
+        plain = hdruntime.load(saved(name) / "bundle").tokenizer.with_template(None).encode(TEXTS[:1])[0].input_ids
         assert ours.tokenize(TEXTS[:1])["input_ids"][0].tolist() != plain
         if not takes_prompts(name):
             with pytest.raises(InputError, match=r"chat template that this bundle's texts are written by takes none"):

@@ -16,7 +16,8 @@ from hdruntime import CrossEncoder
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Columns
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 from support.chat_rerankers import DIGRESSING, INSTRUCTED, NO_SYSTEM, POSITIONS, save_chat_reranker
 from support.comparators import assert_close
 from support.job_runs import read, run

@@ -19,7 +19,7 @@ import hdruntime
 from hdruntime import CrossEncoder
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Columns
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.encoding import Overflow
 from support.comparators import assert_close, named_case
 from support.job_runs import read, run
 from support.made_once import made_once

@@ -24,8 +24,8 @@ from hdruntime.bundle.sentence_settings import MultiVectorSettings, QueryExpansi
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Columns
 from hdruntime.serve import ServeOptions, application
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import MaxSeqLength, checked_length, model_length
-from hdruntime.text.tokenization import Overflow
 from support.comparators import assert_close
 from support.job_runs import read, run
 from support.made_once import made_once

@@ -21,8 +21,8 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.jobs import VectorOptions
 from hdruntime.text.embeddings import EmbeddingPrecision
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.similarity import maxsim, maxsim_of_pairs
-from hdruntime.text.tokenization import Overflow
 from support.colbert_models import DOCUMENT_TOKENS, MAX_LEN, MODELS, POSITIONS, UNSEEN, WINDOW, made_colbert
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless

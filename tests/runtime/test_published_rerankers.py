@@ -20,7 +20,8 @@ from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ModelError
 from hdruntime.jobs.rows import Columns
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 from support.chat_rerankers import MXBAI_RERANK, QWEN3_RERANKER, save_chat_reranker
 from support.comparators import assert_close
 from support.job_runs import read, run

@@ -31,7 +31,7 @@ from hdruntime.jobs.shards import LocalPool, RowOptions, Shard, ShardResult, spl
 from hdruntime.ray import BundleMapper, RayPool
 from hdruntime.ray import pool as pool_module
 from hdruntime.ray.worker import JobWorker
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.encoding import Overflow
 from support.colbert_models import made_colbert
 from support.commands import HDEXPORT, run_installed
 from support.comparators import assert_close

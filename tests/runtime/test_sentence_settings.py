@@ -21,7 +21,8 @@ from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdruntime import SentenceEncoder
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError, ModelError
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.made_once import made_once

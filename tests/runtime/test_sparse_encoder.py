@@ -22,7 +22,7 @@ from hdruntime.errors import InputError
 from hdruntime.jobs import plan_job
 from hdruntime.jobs.job import JobOptions
 from hdruntime.tasks.sparse_similarity import SparseVector, sparse_vector, stacked
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.encoding import Overflow
 from support.commands import run_here
 from support.comparators import assert_close, named_case
 from support.job_runs import read, run

@@ -24,7 +24,7 @@ from hdexport.support.json_files import read_object, refuse_pointer, shown
 from hdruntime.bundle.manifest import TokenizerInfo, TokenizerSource
 from hdruntime.errors import Message, ModelError, Setting, joined
 from hdruntime.optional import is_installed
-from hdruntime.text.tokenization import random_ids_of
+from hdruntime.text.tokenizer_file import random_ids_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -127,7 +127,7 @@ def read_tokenizer(path: Path, *, trust: Trust = UNTRUSTED, source: TokenizerSou
         register_markers(tokenizer, path)
         random = random_ids_of(tokenizer.backend_tokenizer)
         if random is not None:
-            raise ModelError(f"The tokenizer of {path} gives a text random ids: {random.reason}.", hint=random.remedy)
+            raise ModelError(f"The tokenizer of {path} gives a text random ids: {random.reason}.", hint=random.hint)
     return tokenizer
 
 

@@ -339,9 +339,9 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
     from hdruntime.jobs.rows import Columns
     from hdruntime.text.answers import AnswerOptions
     from hdruntime.text.embeddings import EmbeddingPrecision
+    from hdruntime.text.encoding import Overflow
     from hdruntime.text.entities import Aggregation
     from hdruntime.text.splitting import SplitPooling
-    from hdruntime.text.tokenization import Overflow
 
     impossible = options.handle_impossible_answer
     asks = impossible or options.top_k is not None

@@ -12,11 +12,11 @@ import numpy as np
 from hdexport.quality.queries import Collection
 from hdruntime.arrays import FloatingArray
 from hdruntime.session import Session
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.pooling import PoolingMode, embedding_output, embedding_size, pooled_text
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.similarity import similarities
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
-from hdruntime.text.tokenization import Encoding
 
 
 class LongTextMode(StrEnum):

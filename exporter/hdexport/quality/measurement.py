@@ -20,8 +20,9 @@ from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError, Setting
 from hdruntime.session import Session, load
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.pooling import embedding_output
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 
 _FEWEST_TEXTS, _FEWEST_SENTENCES = 5, 10
 """Long texts, and sentences after the trained positions: an interval of fewer says nothing."""

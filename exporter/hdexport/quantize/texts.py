@@ -17,7 +17,8 @@ from hdexport.verify.single_texts import ENGLISH, RANDOM_IDS, english_texts, ran
 from hdruntime.arrays import IntArray
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, Setting
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 
 EVERYDAY = (
     "Who wrote this book, and when was it published?",

@@ -36,7 +36,8 @@ from hdruntime.bundle_model import BundleModel
 from hdruntime.errors import BackendUnavailableError, InputError, NonFiniteOutputError
 from hdruntime.tasks.of_bundle import class_of
 from hdruntime.tasks.task import Encoder
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 
 _LONGEST = 128
 """Most tokens of the long text: how it is cut shows, and a build has time for it."""

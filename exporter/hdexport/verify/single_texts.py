@@ -13,7 +13,8 @@ from hdruntime.backends.onnxruntime.sessions import session_options
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import Bundle
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 
 if TYPE_CHECKING:
     import onnx_ir

@@ -11,7 +11,7 @@ from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
 from hdruntime.errors import InputError, Setting
 from hdruntime.text.checks import length_error
-from hdruntime.text.tokenization import Encoding
+from hdruntime.text.encoding import Encoding
 
 _INT64_MAX = np.iinfo(np.int64).max
 

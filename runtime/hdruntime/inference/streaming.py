@@ -16,7 +16,7 @@ from hdruntime.errors import HdexportError, InputError, Setting, joined
 from hdruntime.inference.inputs import BUILD_WITH_MEMORY, check_global_questions, inputs_of_texts
 from hdruntime.inference.scheduling import BatchResult, Scheduler
 from hdruntime.text.checks import SPLIT, check_text_lengths
-from hdruntime.text.tokenization import Encoding
+from hdruntime.text.encoding import Encoding
 
 SEGMENT_TOKENS = 512
 """Default tokens of a segment, if the bundle accepts as many."""

@@ -43,9 +43,9 @@ from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import checked_streaming
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import overlap_of
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import checked_length
 from hdruntime.text.ranges import BUNDLE_KEY, NORMALIZED_KEY, RANGES_KEY, read_ranges
-from hdruntime.text.tokenization import Overflow
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import TaskOptions, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem, texts_of_window
 from hdruntime.text.chunking import overlap_of
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.tokenization import Overflow
 
 if TYPE_CHECKING:
     from hdruntime.session import Session

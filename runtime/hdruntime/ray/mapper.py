@@ -15,7 +15,7 @@ from hdruntime.jobs.shards import LocalPool, RowOptions, split_into_shards
 from hdruntime.jobs.writers import array_of_cells, parquet_field
 from hdruntime.ray.worker import session_in_worker
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.encoding import Overflow
 
 logger = logging.getLogger(__name__)
 

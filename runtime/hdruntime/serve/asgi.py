@@ -41,8 +41,9 @@ from hdruntime.session import Session
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Pairs, Text, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 
 if TYPE_CHECKING:
     from starlette.requests import Request

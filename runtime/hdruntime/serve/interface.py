@@ -12,7 +12,8 @@ from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.request_body import RequestBody
 from hdruntime.session import Session
 from hdruntime.tasks.task import Text, TextTask
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 
 
 class Answers(NamedTuple):

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from hdruntime.errors import InputError, Setting
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 
 Content = TypeVar("Content", bound=msgspec.Struct)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from hdruntime.errors import Setting
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.encoding import Overflow
 
 _TRUNCATE: Mapping[object, str] = {Overflow.TRUNCATE: "end", Overflow.SPLIT: "split", Overflow.ERROR: "error"}
 """Values of ``truncate`` in a request, by values of `overflow`."""

@@ -22,8 +22,8 @@ from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Pairs, Text, TextTask
 from hdruntime.tasks.text_classification import TextClassification, classification
 from hdruntime.tasks.text_inference import TextInference, TextItem
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.tokenization import Overflow
 
 BUNDLE_FOLDER = "bundle"
 """The bundle, in the directory of the model's version."""

@@ -10,9 +10,9 @@ from hdruntime.errors import InputError
 from hdruntime.tasks.task import Outputs, Pairs, PendingText, Text, TextTask, Values
 from hdruntime.text.chunking import SENTENCES, LateChunking, TextChunks, tokens_per_chunk
 from hdruntime.text.embeddings import normalized, truncated
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.pooling import SENTENCE_EMBEDDING, PoolingMode, embedding_output, embedding_size, pooled_text
 from hdruntime.text.splitting import SplitEncoding, SplitPooling
-from hdruntime.text.tokenization import Encoding
 
 if TYPE_CHECKING:
     import pyarrow as pa

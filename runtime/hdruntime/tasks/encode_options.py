@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from hdruntime.errors import InputError
 from hdruntime.text.checks import checked_choice
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tokenization import Overflow
 
 
 @dataclass(frozen=True, kw_only=True)

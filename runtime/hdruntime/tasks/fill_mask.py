@@ -12,8 +12,9 @@ from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.logits import shortest, softmax
-from hdruntime.text.tokenization import Encoding, read_tokenizer
+from hdruntime.text.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa

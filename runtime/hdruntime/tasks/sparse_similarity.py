@@ -15,7 +15,6 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.splitting import SUM, SplitPooling
-from hdruntime.text.tokenization import Encoding
 
 if TYPE_CHECKING:
     import pyarrow as pa

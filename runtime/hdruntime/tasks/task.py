@@ -15,10 +15,11 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import format_of
 from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import Spans
+from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.entities import Aggregation
 from hdruntime.text.lengths import Role
 from hdruntime.text.splitting import ChunkPooling, SplitEncoding, SplitPooling, merged
-from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa

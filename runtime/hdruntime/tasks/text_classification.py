@@ -14,9 +14,10 @@ from hdruntime.errors import InputError
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Encoder, Outputs, Pairs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.checks import checked_texts
+from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.logits import Activation, activated, labels_of, shortest
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa

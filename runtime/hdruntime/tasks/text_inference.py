@@ -24,9 +24,10 @@ from hdruntime.inference.streaming import check_document_length, checked_segment
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Outputs, Pairs, PendingText, Text, TextTask
 from hdruntime.text.checks import TRUNCATE, RejectedTextsError, check_text_lengths
+from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.splitting import SplitEncoding, as_single_chunk, split_encodings
 from hdruntime.text.streamed import StreamedOutputs
-from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -247,10 +248,10 @@ class TextInference:
         if is_truncated:
             tokenizer = self._tokenizer
             keeps_ends = tokenizer is not None and tokenizer.has_special_tokens(ids)
-            ids = tokenizer.checked_ids(ids, most=most) if tokenizer and keeps_ends else ids[:most]
+            ids = tokenizer.checked_ids(ids, max_len=most) if tokenizer and keeps_ends else ids[:most]
         if overflow is not Overflow.RECUR:
             check_text_lengths([len(ids)], most, longest=self._session.max_len)
-        return dataclasses.replace(Encoding.of_ids(ids), is_truncated=is_truncated)
+        return Encoding.of_ids(ids, is_truncated=is_truncated)
 
     def run_chunks(self, chunks: Sequence[EncodedChunk]) -> None:
         """Run chunks, the last of which gives its text the answer; errors are raised as by `run`.

@@ -9,8 +9,8 @@ import numpy as np
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Task
 from hdruntime.tasks.task import Outputs, Text, TextTask, Values
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.logits import shortest
-from hdruntime.text.tokenization import Encoding
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.tasks.task import Outputs, TaskOptions, Text, TextTask, Values
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.entities import Aggregation, Entity, entities
 from hdruntime.text.logits import labels_of
-from hdruntime.text.tokenization import Encoding, read_tokenizer
+from hdruntime.text.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa

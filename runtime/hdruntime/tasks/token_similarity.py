@@ -14,8 +14,9 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
+from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.lengths import Role, model_length
-from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +55,7 @@ class TextSide:
         missing = 0 if expansion is None else expansion.length - len(encoding)
         if expansion is None or missing <= 0:
             return encoding
-        return Encoding.of_arrays(
+        return Encoding(
             np.append(encoding.ids, np.full(missing, expansion.token_id)),
             np.append(encoding.types, np.zeros(missing, np.int64)),
             prompt_tokens=encoding.prompt_tokens,

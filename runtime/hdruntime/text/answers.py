@@ -17,9 +17,9 @@ import numpy as np
 
 from hdruntime.arrays import FloatArray, WideArray
 from hdruntime.errors import InputError, Setting
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.logits import shortest
 from hdruntime.text.splitting import SplitEncoding
-from hdruntime.text.tokenization import Encoding
 
 MAX_ANSWER_TOKENS = 30
 """The longest answer; a longer span mostly is the start of one answer and the end of another."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.logits import shortest, softmax
-from hdruntime.text.tokenization import Encoding
 
 OUTSIDE_LABEL = "O"
 """The label of tokens outside of entities, in the IOB schemes; such tokens are not listed."""

@@ -24,8 +24,8 @@ from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.errors import InputError
 from hdruntime.text.checks import TRUNCATE
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.pooling import SENTENCE_EMBEDDING
-from hdruntime.text.tokenization import Encoding
 
 _UNIT_TOLERANCE = 1e-3
 """How far from 1 the length of a normalised vector may be: float16 has it within 5e-4."""
@@ -176,15 +176,15 @@ def _split_range(whole: Encoding, sequence: int) -> tuple[int, int]:
 
 
 def _chunk(whole: Encoding, start: int, first: int, last: int, end: int) -> Encoding:
-    def cut(values: list[Any]) -> list[Any]:
+    def part(values: list[Any]) -> list[Any]:
         return values[:start] + values[first:last] + values[end:]
 
     return Encoding(
-        cut(whole.input_ids),
-        cut(whole.token_type_ids),
-        cut(whole.offsets),
-        cut(whole.sequence_ids),
-        min(whole.prompt_tokens, start),
+        part(whole.input_ids),
+        part(whole.token_type_ids),
+        part(whole.offsets),
+        part(whole.sequence_ids),
+        prompt_tokens=min(whole.prompt_tokens, start),
     )
 
 

@@ -11,8 +11,8 @@ from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.errors import InputError, Message, Setting
 from hdruntime.text.checks import SPLIT
 from hdruntime.text.embeddings import normalized
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.pooling import SENTENCE_EMBEDDING, PoolingMode, embedding_output
-from hdruntime.text.tokenization import Encoding
 
 _POOLINGS = (PoolingMode.MEAN, PoolingMode.MAX, PoolingMode.LAST_TOKEN)
 """Pooling modes that can be computed segment by segment."""

@@ -24,7 +24,7 @@ from hdexport.checkpoint.tokenizer_files import read_tokenizer, tokenizer_remark
 from hdruntime.bundle.manifest import PositionForm, Positions, Scheme, Task, TokenizerSource
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ModelError, write
-from hdruntime.text.tokenization import read_tokenizer as read_file
+from hdruntime.text.tokenizer_file import read_tokenizer as read_file
 from support.chat_rerankers import small_tokenizer
 from support.file_tokenizers import TOKENIZERS, FileTokenizer, byte_pieces, put_tokenizer, word_pieces
 from support.tiny_models import BASE, change_json, save_tiny_model

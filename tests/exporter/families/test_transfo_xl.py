@@ -27,7 +27,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, ModelError
 from hdruntime.jobs import JobOptions, plan_job
 from hdruntime.jobs.rows import Columns
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.encoding import Overflow
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
 from support.job_runs import read, run

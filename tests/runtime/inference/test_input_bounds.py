@@ -19,7 +19,7 @@ from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Columns
 from hdruntime.session import Session
-from hdruntime.text.tokenization import Encoding
+from hdruntime.text.encoding import Encoding
 from support.backend_sessions import BACKENDS, session_in
 from support.comparators import named_case
 from support.job_runs import read, run

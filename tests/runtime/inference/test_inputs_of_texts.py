@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.inference.inputs import inputs_of_texts
-from hdruntime.text.tokenization import Encoding
+from hdruntime.text.encoding import Encoding
 from support.tiny_bundle import make_bundle
 
 ONES = Default(fill=Fill.ONES)
@@ -44,8 +44,7 @@ def test_padding_is_on_the_right_and_each_input_has_its_value_there(
     for tokens, prompt, unattended in texts:
         ids, types = map(list, zip(*tokens, strict=True))
         prompt, unattended = min(prompt, len(ids)), min(unattended, len(ids))
-        encodings.append(dataclasses.replace(Encoding.of_ids(ids), token_type_ids=types))
-        encodings[-1] = dataclasses.replace(encodings[-1], prompt_tokens=prompt, unattended_tokens=unattended)
+        encodings.append(Encoding(ids, types, prompt_tokens=prompt, unattended_tokens=unattended))
     most = max(map(len, encodings))
     found = inputs_of_texts(encodings, manifest, memory=0)
     for row, text in enumerate(encodings):

@@ -26,7 +26,7 @@ from hdruntime.inference import scheduling
 from hdruntime.inference.batching import MemoryLimits
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.session import Session
-from hdruntime.text.tokenization import Encoding
+from hdruntime.text.encoding import Encoding
 from support.comparators import named_case
 
 OUTPUT = "last_hidden_state"

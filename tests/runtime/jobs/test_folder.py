@@ -26,8 +26,9 @@ from hdruntime.jobs.output import LocalOutput
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.text.embeddings import EmbeddingPrecision
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 from support.comparators import named_case
 from support.grids import nightly_unless
 from support.job_runs import content_of, left_in, random_texts, read, run, run_words, stop_at, write_rows

@@ -21,7 +21,8 @@ from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.shards import LocalPool
 from hdruntime.tasks import text_inference
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.encoding import Overflow
+from hdruntime.text.tokenization import TextTokenizer
 from support.job_runs import (
     MAX_WORDS,
     VOCABULARY,

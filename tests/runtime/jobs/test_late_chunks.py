@@ -24,8 +24,8 @@ from hdruntime.ray.mapper import BundleMapper
 from hdruntime.tasks import text_inference
 from hdruntime.text.chunking import TextChunks
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tokenization import Overflow
 from support.comparators import named_case
 from support.job_runs import VOCABULARY, content_of, gather_bundle, random_texts, read, run, stop_at, write_rows
 

@@ -19,7 +19,7 @@ from hdruntime.jobs.part_file import bytes_of_rows, rows_of_bytes
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns, Position
 from hdruntime.text.embeddings import EmbeddingPrecision
-from hdruntime.text.tokenization import Encoding, Overflow
+from hdruntime.text.encoding import Encoding, Overflow
 from support.job_runs import content_of, left_in, random_texts, run, write_rows
 
 TEXTS = [*random_texts(40), "nan", None, "read " * 30, *random_texts(17)]

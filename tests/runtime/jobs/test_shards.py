@@ -21,8 +21,8 @@ from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.shards import LocalPool, RowOptions, split_into_shards
 from hdruntime.tasks import text_inference
 from hdruntime.tasks.of_bundle import task_of_bundle
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.splitting import SplitPooling
-from hdruntime.text.tokenization import Overflow
 from support.comparators import named_case
 from support.job_runs import VOCABULARY, embeddings, gather_bundle, left_in, read, results, run, write_rows
 

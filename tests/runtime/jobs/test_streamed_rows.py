@@ -18,7 +18,7 @@ from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.jobs import JobOptions, plan_job, run_job
 from hdruntime.jobs.shards import LocalPool
 from hdruntime.session import Session
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.encoding import Overflow
 from support.comparators import assert_close
 from support.job_runs import WORDS, read, results, write_rows
 from support.recurrent_bundle import make_streaming_bundle, streamed_states

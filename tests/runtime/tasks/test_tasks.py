@@ -14,8 +14,8 @@ from hdruntime.errors import InputError
 from hdruntime.tasks.fill_mask import fillings
 from hdruntime.tasks.text_classification import classification
 from hdruntime.tasks.text_scoring import text_score
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.logits import Activation, softmax
-from hdruntime.text.tokenization import Encoding
 
 LN2, LN3, LN4 = math.log(2), math.log(3), math.log(4)
 

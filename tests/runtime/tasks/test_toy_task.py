@@ -26,7 +26,7 @@ from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.of_bundle import task_of_bundle
 from hdruntime.tasks.task import Outputs, Text, TextTask, Values
 from hdruntime.tasks.text_inference import answers_of
-from hdruntime.text.tokenization import Encoding, Overflow
+from hdruntime.text.encoding import Encoding, Overflow
 from support.commands import run_here
 from support.every_key import write_manifest_values
 from support.serving import answers_of as responses

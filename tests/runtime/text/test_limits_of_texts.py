@@ -111,7 +111,7 @@ def test_ids_are_cut_as_their_text_is(side: Side, tmp_path: Path) -> None:
     ids = tokenizer.whole.encode(TEXTS[0]).ids
     for most in (4, 5, 12, len(ids) - 1, len(ids), len(ids) + 1):
         (cut,) = tokenizer.limited(most).encode([TEXTS[0]], overflow="truncate")
-        assert tokenizer.checked_ids(ids, most=most) == cut.input_ids
+        assert tokenizer.checked_ids(ids, max_len=most) == cut.input_ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +120,7 @@ def test_the_beginning_of_a_text_has_its_first_tokens(kind: str, tmp_path: Path)
     for text in TEXTS:
         whole = tokenizer.whole.encode(text, add_special_tokens=False)
         for tokens in range(1, len(whole) + 2):
-            beginning = tokenizer.beginning(text, tokens)
+            beginning = tokenizer.prefix(text, tokens)
             found = tokenizer.whole.encode(beginning, add_special_tokens=False).ids
             assert text.startswith(beginning)
             # Tokens with a part of a character whose other parts are not kept are left out.
@@ -147,7 +147,7 @@ def test_a_beginning_is_that_of_the_whole_text_and_reads_little_of_it(
 
     monkeypatch.setattr(tokenizer, "whole", Counting())
     for tokens in (1, 2, 50, 333):
-        beginning = tokenizer.beginning(text, tokens)
+        beginning = tokenizer.prefix(text, tokens)
         found = real.encode(beginning, add_special_tokens=False).ids
         assert found == whole[: len(found)]
         assert tokens - 4 <= len(found) <= tokens

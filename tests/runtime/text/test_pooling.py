@@ -7,9 +7,9 @@ import pytest
 
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.text.chunking import LateChunks
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.pooling import PoolingMode, pooled_text
 from hdruntime.text.splitting import as_single_chunk
-from hdruntime.text.tokenization import Encoding
 from support.comparators import assert_close, named_case
 from support.pooling import POOLED_BY_HAND
 

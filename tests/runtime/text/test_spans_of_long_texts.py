@@ -20,9 +20,9 @@ from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Columns
 from hdruntime.session import Session
 from hdruntime.text.answers import Answer, AnswerOptions, best_answers
+from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.entities import Aggregation
 from hdruntime.text.splitting import SplitEncoding, as_single_chunk
-from hdruntime.text.tokenization import Encoding, Overflow
 from support.job_runs import VOCABULARY, WORDS, gather_bundle, read, run, write_rows
 
 BundleMaker = Callable[..., Path]

@@ -17,8 +17,8 @@ from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, NonFiniteOutputError
 from hdruntime.session import Session
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged, pooled_embedding, split_encodings
-from hdruntime.text.tokenization import Encoding
 from support.comparators import assert_close, named_case
 
 CLS, SEP = 2, 3

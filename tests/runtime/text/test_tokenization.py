@@ -11,7 +11,8 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from hdruntime.bundle.manifest import Side
 from hdruntime.errors import BundleCorruptError, InputError
-from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+from hdruntime.text.encoding import Encoding, Overflow
+from hdruntime.text.tokenization import TextTokenizer
 from support.comparators import named_case
 from support.job_runs import forget_unknown_token
 

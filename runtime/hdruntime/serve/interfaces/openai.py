@@ -16,7 +16,7 @@ from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.embeddings import normalized
-from hdruntime.text.tokenization import Overflow
+from hdruntime.text.encoding import Overflow
 
 _MANY_IDS = 2**14
 """Ids of a request that are checked in another thread than the event loop's: fewer take a millisecond."""
@@ -132,7 +132,7 @@ def _texts_of_ids(request: ServeRequest, body: EmbeddingsBody, items: list[list[
     texts = []
     for number, ids in enumerate(items):
         try:
-            checked = tokenizer.checked_ids(ids, most=max_tokens)
+            checked = tokenizer.checked_ids(ids, max_len=max_tokens)
         except InputError as error:
             raise InputError(f"input[{number}]: ", *joined(error.problem), hint=_IDS_HINT) from None
         if len(checked) < len(ids):

@@ -13,8 +13,8 @@ from hdruntime.serve.interface import Answers, Interface, Route, ServeRequest
 from hdruntime.serve.request_body import RequestBody
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_classification import TextClassification
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.logits import Activation, activated
-from hdruntime.text.tokenization import Overflow
 
 _PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 

@@ -20,9 +20,10 @@ from hdruntime.tasks.sparse_similarity import SparseVectors
 from hdruntime.tasks.task import Pairs, Text, TextTask
 from hdruntime.tasks.text_classification import TextClassification
 from hdruntime.text.embeddings import normalized
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.logits import activated, labels_of, shortest
 from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.tokenization import TextTokenizer
 
 
 class TextsBody(RequestBody, kw_only=True):

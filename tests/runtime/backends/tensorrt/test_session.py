@@ -11,7 +11,7 @@ from fakes.machine import HIDDEN, Machine, MachineMaker, new_batch
 from hdruntime.bundle.manifest import PaddingRule, ProfileShape
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.inference.scheduling import PaddingCount
-from hdruntime.text.tokenization import Encoding
+from hdruntime.text.encoding import Encoding
 from support.comparators import named_case
 
 PROFILES = (ProfileShape(batch=(1, 1, 8), tokens=(1, 32, 32)), ProfileShape(batch=(1, 1, 4), tokens=(1, 200, 200)))

@@ -14,9 +14,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from hdruntime.bundle.manifest import Side
 from hdruntime.errors import InputError
-from hdruntime.text import kept_part
-from hdruntime.text.kept_part import KeptParts
-from hdruntime.text.tokenization import Encoding, TextTokenizer
+from hdruntime.text import partial_texts
+from hdruntime.text.encoding import Encoding
+from hdruntime.text.partial_texts import PartialTexts
+from hdruntime.text.tokenization import TextTokenizer
 
 PARTS = (
     *("the", "river", "flows", "through", "Berlin", "who", "wrote", "it", "don't", "Ada,", "(1815)", "e-mail@x.org"),
@@ -139,9 +140,9 @@ def test_tokens_that_count_as_settled_are_the_whole_texts_wherever_it_is_cut(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Far less than in a text that is worth it: cuts are near every kind of boundary.
-    monkeypatch.setattr(kept_part, "_SEEN_BEYOND", 24)
+    monkeypatch.setattr(partial_texts, "_LOOK_AHEAD", 24)
     tokenizer = tokenizer_of(name)
-    parts = KeptParts(tokenizer)
+    parts = PartialTexts(tokenizer)
     settled = dict.fromkeys(("right", "left"), 0)
     for seed in range(2):
         # A token that goes on beyond a space, and one that would begin there.
@@ -213,7 +214,7 @@ def test_texts_and_pairs_are_cut_as_the_library_cuts_them_whole(
         "no spaces": "".join(PARTS).replace(" ", "") * 8,
     }
     # The library makes as many pieces of a pair as the two texts' pieces multiplied: so the texts are not very long.
-    monkeypatch.setattr(kept_part, "_SEEN_BEYOND", 128)
+    monkeypatch.setattr(partial_texts, "_LOOK_AHEAD", 128)
     pairs = [("long", None), ("no spaces", None), ("long", "longer"), ("longer", "long"), ("short", "long")]
     pairs += [("longer", "some"), ("no spaces", "long")]
     for max_len in (31, 32):
@@ -238,7 +239,7 @@ def test_texts_and_pairs_are_cut_as_the_library_cuts_them_whole(
 def test_of_a_text_that_is_cut_or_refused_a_part_is_tokenized(folder: Path, overflow: str) -> None:
     tokenizer = TextTokenizer(saved("BERT", folder), max_len=64)
     recorders = Recorder(tokenizer.whole), Recorder(tokenizer._truncating)
-    tokenizer._kept_parts = KeptParts(recorders[0])
+    tokenizer._parts = PartialTexts(recorders[0])
     tokenizer.whole, vars(tokenizer)["_truncating"] = recorders
     text = "the river flows " * 100_000
     if overflow == "error":
@@ -267,14 +268,14 @@ FAR = {
 def test_a_tokenizer_that_may_see_further_reads_the_whole_text(name: str) -> None:
     tokenizer = trained(models.BPE(), None, pre_tokenizers.Sequence([FAR[name], BYTES]))
     text = "the river flows " * 4000
-    assert KeptParts(tokenizer).of(text, tokens=16, side="right") == text
+    assert PartialTexts(tokenizer).of(text, tokens=16, side="right") == text
 
 
 def test_a_tokenizer_that_sees_further_would_be_wrong_and_is_told_apart() -> None:
     """The check above is not idle: read in part, this one, which counts from the start of a text, has other tokens."""
     tokenizer = trained(models.BPE(), None, pre_tokenizers.Sequence([FAR["FixedLength"], BYTES]))
     text = "the river flows " * 4000 + "on"
-    parts = KeptParts(tokenizer)
+    parts = PartialTexts(tokenizer)
     vars(parts)["_is_local"] = True
     part = parts.of(text, tokens=16, side="left")
     assert len(part) < len(text)
@@ -289,18 +290,18 @@ def test_a_tokenizer_that_sees_further_would_be_wrong_and_is_told_apart() -> Non
     ],
 )
 def test_regular_expressions_that_may_see_far_are_told_apart(pattern: str, sees_far: bool) -> None:
-    assert kept_part._sees_far(pattern) is sees_far
+    assert partial_texts._sees_far(pattern) is sees_far
 
 
 def test_a_vocabulary_that_joins_words_reads_the_whole_text() -> None:
     """A model that reads a text as one word may merge characters beyond a space, and others because of that."""
     settings = json.loads(tokenizer_of("Gemma").to_str())
     text = "the river flows " * 4000
-    assert len(KeptParts(tokenizer_of("Gemma")).of(text, tokens=16, side="right")) < 4000
+    assert len(PartialTexts(tokenizer_of("Gemma")).of(text, tokens=16, side="right")) < 4000
     vocabulary = settings["model"]["vocab"]
     vocabulary["r▁"] = len(vocabulary)
     settings["model"]["merges"].append(["r", "▁"])
-    assert KeptParts(Tokenizer.from_str(json.dumps(settings))).of(text, tokens=16, side="right") == text
+    assert PartialTexts(Tokenizer.from_str(json.dumps(settings))).of(text, tokens=16, side="right") == text
 
 
 def test_a_bounded_tokenizer_refuses_what_it_would_have_to_read_whole(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The beginning or end of a long text that holds the tokens that are kept, so that the rest is not tokenized."""
+"""The part of a long text that has its first or last tokens, so that the rest is not tokenized."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from hdruntime.bundle.manifest import Side
 
 _CHARACTERS_PER_TOKEN = 8
-"""Characters that are read for each token that is wanted, at first."""
+"""Characters per token in the first attempt."""
 
-_SEEN_BEYOND = 1024
-"""Characters beyond a boundary that the tokenizer reads, too: more than it looks ahead from there."""
+_LOOK_AHEAD = 1024
+"""Characters beyond a boundary that are tokenized, too: more than a tokenizer looks ahead."""
 
 _WORTHWHILE = 4
-"""A text that is less than so many times as long as its part is read whole: the part is tokenized twice. Texts of pairs
-are not: the library makes as many pieces of a pair as the two texts' numbers of pieces multiplied."""
+"""A shorter text than this multiple of its part is tokenized in full, because the part is tokenized twice. Pairs are an
+exception: the number of overflowing encodings that tokenizers makes of a pair is the product of its texts' numbers."""
 
 _BOUNDARY = re.compile(r"(?<=\S)[ \n](?=[^\W_])")
-"""One space between any character and a letter or digit: nothing composes across it, and no run passes it, be it of
-spaces, digits or marks."""
+"""One space between any character and a letter or digit: no composition and no run of spaces, digits or punctuation
+crosses it."""
 
 _LOCAL = {
     "normalizer": {
@@ -38,56 +38,66 @@ _LOCAL = {
     },
     "model": {"BPE", "Unigram", "WordLevel", "WordPiece"},
 }
-"""The steps of a ``tokenizer.json`` that treat a place by its surroundings alone; FixedLength counts from the start."""
+"""Steps of a ``tokenizer.json`` whose result at a position depends on its surroundings only; FixedLength is missing
+because it counts from the start."""
 
 _PATTERN_PARTS = re.compile(r"\(\?!\\S\)|\\.|\[(?:\\.|[^\]\\])*\]|\(\?[=!<]|.", re.DOTALL)
 
 
-class KeptParts:
-    """Finds how much of a text must be read for its first tokens, or its last ones, by a ``tokenizers.Tokenizer`` that
-    neither cuts nor pads."""
+class PartialTexts:
+    """Finds the part of a text that must be tokenized for its first or last tokens.
+
+    Args:
+        tokenizer: ``tokenizers.Tokenizer`` without truncation and padding.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def of(self, text: str, *, tokens: int, side: Side, in_pair: bool = False, most: int | None = None) -> str:
-        """A part of a text whose first `tokens`, or last ones, are the text's; the whole text where none is known.
+    def of(
+        self, text: str, *, tokens: int, side: Side, in_pair: bool = False, max_characters: int | None = None
+    ) -> str:
+        """A part of a text with the text's first or last tokens; the full text if no part is known to have them.
 
-        `side` is the one whose tokens are left out, and `most` limits the characters that are read at once; None: any
-        number.
+        Args:
+            text: the text.
+            tokens: number of tokens.
+            side: the side whose tokens are left out.
+            in_pair: whether the text belongs to a pair.
+            max_characters: maximum characters that are tokenized together, or None.
         """
-        size = _CHARACTERS_PER_TOKEN * tokens + 2 * _SEEN_BEYOND
-        is_large = most is not None and len(text) > most
+        size = _CHARACTERS_PER_TOKEN * tokens + 2 * _LOOK_AHEAD
+        is_large = max_characters is not None and len(text) > max_characters
         times = 1 if is_large or in_pair else _WORTHWHILE
         while size * times < len(text) and self._is_local:
             part = text[:size] if side == "right" else text[-size:]
             settled = self._settled(part, side)
             if settled >= tokens:
                 return part
-            if is_large and size == most:
+            if is_large and size == max_characters:
                 break
             size *= max(2, min(4, tokens // max(1, settled) + 1))
-            size = size if most is None else min(size, max(most, len(part)))
+            size = size if max_characters is None else min(size, max(max_characters, len(part)))
         return text
 
     def _settled(self, part: str, side: Side) -> int:
-        """How many tokens of a part stay the same, whatever text follows on its open side."""
+        """Number of tokens of a part that do not depend on the text beyond its open side."""
         encoding = self._tokenizer.encode(part, add_special_tokens=False)
         offsets, words = encoding.offsets, encoding.word_ids
-        for place in _boundaries(part, side):
-            # The first token that ends beyond the boundary begins there, unless the boundary is inside of it.
-            token = bisect.bisect_right(offsets, place, key=operator.itemgetter(1))
-            if not 0 < token < len(offsets) or offsets[token][0] < place:
+        for position in _boundaries(part, side):
+            # The first token that ends beyond the boundary starts at it, unless the boundary is inside the token.
+            token = bisect.bisect_right(offsets, position, key=operator.itemgetter(1))
+            if not 0 < token < len(offsets) or offsets[token][0] < position:
                 continue
-            if words[token - 1] != words[token] or self._divides(part[place], side):
+            if words[token - 1] != words[token] or self._divides(part[position], side):
                 return token if side == "right" else len(offsets) - token
         return 0
 
     def _divides(self, space: str, side: Side) -> bool:
-        """Whether the two sides of a space are independent inside of what the model reads as one word."""
-        kind = self._parts["model"]["type"]
-        # Unigram adds the scores of a word from its start, and their rounding may decide between equal ones.
-        if not (kind == "BPE" or (kind == "Unigram" and side == "right")):
+        """Whether the two sides of a space are independent inside one pre-token."""
+        model = self._steps["model"]["type"]
+        # Unigram adds the scores of a pre-token from its start, and their rounding may decide between equal ones.
+        if not (model == "BPE" or (model == "Unigram" and side == "right")):
             return False
         is_bytes = '"ByteLevel"' in self._serialized
         written = {" ": " Ġ", "\n": " \nĠĊ"} if is_bytes else {" ": " ▁", "\n": " \n▁"}
@@ -99,11 +109,11 @@ class KeptParts:
         return str(self._tokenizer.to_str())
 
     @functools.cached_property
-    def _parts(self) -> dict[str, Any]:
-        parts: dict[str, Any] = json.loads(self._serialized)
-        # Without the vocabulary: a quarter of a million entries, of which none is read.
-        parts["model"] = {"type": parts["model"]["type"]}
-        return parts
+    def _steps(self) -> dict[str, Any]:
+        steps: dict[str, Any] = json.loads(self._serialized)
+        # Without the vocabulary, whose entries may be a quarter of a million.
+        steps["model"] = {"type": steps["model"]["type"]}
+        return steps
 
     @functools.cached_property
     def _vocabulary(self) -> list[str]:
@@ -111,15 +121,15 @@ class KeptParts:
 
     @functools.cached_property
     def _is_local(self) -> bool:
-        """Whether every token depends on its surroundings alone."""
-        return all(_is_local(self._parts.get(name), known) for name, known in _LOCAL.items())
+        """Whether every token depends on its surroundings only."""
+        return all(_is_local(self._steps.get(name), known) for name, known in _LOCAL.items())
 
 
 def _boundaries(part: str, side: Side) -> Iterable[int]:
-    """Places in a part where a text may be cut, beginning at the side that is left out."""
+    """Positions of boundaries in a part, starting at the side that is left out."""
     if side == "left":
-        return (found.start() for found in _BOUNDARY.finditer(part, _SEEN_BEYOND))
-    return reversed([found.start() for found in _BOUNDARY.finditer(part, 0, max(0, len(part) - _SEEN_BEYOND))])
+        return (match.start() for match in _BOUNDARY.finditer(part, _LOOK_AHEAD))
+    return reversed([match.start() for match in _BOUNDARY.finditer(part, 0, max(0, len(part) - _LOOK_AHEAD))])
 
 
 def _is_local(step: dict[str, Any] | None, known: set[str]) -> bool:
@@ -132,7 +142,7 @@ def _is_local(step: dict[str, Any] | None, known: set[str]) -> bool:
 
 
 def _sees_far(pattern: str) -> bool:
-    """Whether a regular expression may look past a boundary, judged by what it is made of: in doubt it may."""
+    """Whether a regular expression may match across a boundary; True if unknown."""
     parts = _PATTERN_PARTS.findall(pattern)
     for part, after in itertools.zip_longest(parts, parts[1:], fillvalue=""):
         has_no_end = after in ("*", "+", "{")
