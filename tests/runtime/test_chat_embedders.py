@@ -163,7 +163,7 @@ def test_sessions_answer_as_the_encoder(saved: Callable[[str], Path], name: str)
         if takes_prompts(name):
             vectors = session.embed(TEXTS, overflow="truncate", prompt_name="query")
             assert_close(vectors, encoder.encode_query(TEXTS), atol=ATOL)
-        with pytest.raises(InputError, match="its chat template has a place for one text"):
+        with pytest.raises(InputError, match="its chat template has one text"):
             session.tokenize(["a"], ["b"])
 
 

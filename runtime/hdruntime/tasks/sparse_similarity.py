@@ -14,6 +14,7 @@ from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
+from hdruntime.text.encoding import Encoding
 from hdruntime.text.splitting import SUM, SplitPooling
 
 if TYPE_CHECKING:

@@ -88,7 +88,8 @@ def test_a_text_that_fits_is_its_own_chunk() -> None:
 
 
 def test_every_chunk_begins_with_the_prompt() -> None:
-    whole = dataclasses.replace(split(20).whole, prompt_tokens=4)  # [CLS] and three words
+    whole = split(20).whole
+    whole.prompt_tokens = 4  # [CLS] and three words
     (made,) = split_encodings([whole], max_len=10, stride=1, is_pair=False)
     ids = whole.input_ids
     assert [chunk.input_ids for chunk in made.chunks] == [
