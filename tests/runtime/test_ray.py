@@ -238,7 +238,7 @@ def test_workers_that_die_over_and_over_end_the_job_with_the_reason(
     monkeypatch.setattr(pool_module, "_MOST_DEATHS", deaths)
     monkeypatch.setattr(pool_module, "JobWorker", type("JobWorker", (JobWorker,), {doing: die}))
     with (
-        pytest.raises(BackendError, match=f"{message}(.|\n)*--batch-tokens"),
+        pytest.raises(BackendError, match=f"{message}(.|\n)*batch_tokens"),
         RayPool(bundle_path, job) as pool,
     ):
         list(pool.map(iter(shards_of(TEXTS))))
