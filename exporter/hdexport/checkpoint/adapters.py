@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdexport.checkpoint.weight_files import pickles_refused, read_weights
+from hdexport.checkpoint.weight_files import pickles_rejected, read_weights
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import InputError, ModelError, Setting
 
@@ -111,7 +111,7 @@ def _plain(name: str) -> str:
 
 
 def _check(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuses adapters that change weights in another way."""
+    """Rejects adapters that change weights in another way."""
     hint = "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
     if config.get("peft_type") != "LORA":
         raise ModelError(
@@ -137,7 +137,7 @@ def _weights_of(folder: Path, *, allow_pickle: bool) -> Path:
         if (folder / name).is_file():
             return folder / name
     if (folder / _PICKLE).is_file():
-        raise pickles_refused(folder)
+        raise pickles_rejected(folder)
     raise ModelError(f"{folder} has no {_WEIGHTS}.", hint="Download the adapter again.")
 
 

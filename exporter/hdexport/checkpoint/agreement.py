@@ -45,7 +45,7 @@ _BYTES_PER_WEIGHT = 4  # float32, also where the file has another type
 
 
 def check_layers(path: Path, names: Iterable[str], settings: PreTrainedConfig) -> None:
-    """Refuses a configuration with fewer or more layers than the weights have. It runs before a model is made, because
+    """Rejects a configuration with fewer or more layers than the weights have. It runs before a model is made, because
     a model of a wrong number of layers may take forever to make."""
     numbers = {int(match[1] or match[2]) for name in names if (match := _LAYER.match(name))}
     layers = settings.num_hidden_layers
@@ -77,7 +77,7 @@ class Agreement:
     not_needed: tuple[str, ...]
 
     def check(self) -> None:
-        """Refuses weights whose type, shape or name the model does not have, and models that are too large
+        """Rejects weights whose type, shape or name the model does not have, and models that are too large
         for memory."""
         self._check_no_name_twice()
         wanted = self._shapes(self.skeleton)

@@ -18,8 +18,8 @@ HINT = (
 )
 
 
-def refuse_head(path: Path, task: Task) -> None:
-    """Refuse a checkpoint with BGE-M3's head for a task, since a bundle would have another head."""
+def reject_head(path: Path, task: Task) -> None:
+    """Reject a checkpoint with BGE-M3's head for a task, since a bundle would have another head."""
     file = HEADS[task]
     if (path / file).is_file():
         raise ModelError(f"{path} has its head for {task} in {file}, which no bundle computes.", hint=HINT)

@@ -80,13 +80,13 @@ def pair_template(
 ) -> PairTemplate:
     """The text that a tokenizer's chat template writes for a pair, rendered with `options` as sentence-transformers
     does. A prompt is a message of the role ``system`` before the query's and the document's. A template that cannot be
-    rendered, does not have both texts once, or treats some texts differently is refused; `file` has the settings, for
+    rendered, does not have both texts once, or treats some texts differently is rejected; `file` has the settings, for
     messages."""
     render = _render_of(tokenizer, _OF_PAIRS, file, message_format, options)
     template = PairTemplate(plain=_plain(render, _OF_PAIRS, file), prompted=_prompted(render, _OF_PAIRS))
     pairs = list(zip(("", *_TEXTS, *_TEXTS), ("", *_TEXTS[1:], "", *_TEXTS), strict=True))
     _check_all(render, template, prompts, pairs)
-    _refuse_date(tokenizer, render, _OF_PAIRS, file, message_format, options)
+    _reject_date(tokenizer, render, _OF_PAIRS, file, message_format, options)
     return template
 
 
@@ -111,11 +111,11 @@ def text_template(
                 hint=_HINT_FOR_TEXTS,
             )
     _check_all(render, template, prompts, texts)
-    _refuse_date(tokenizer, render, ("text",), file, message_format, options)
+    _reject_date(tokenizer, render, ("text",), file, message_format, options)
     return template
 
 
-def _refuse_date(
+def _reject_date(
     tokenizer: Any,
     render: _Render,
     slots: Sequence[Slot],
@@ -123,7 +123,7 @@ def _refuse_date(
     message_format: MessageFormat,
     options: Mapping[str, Any],
 ) -> None:
-    """Refuse a template that writes today's date: a bundle would keep the date of its build."""
+    """Reject a template that writes today's date: a bundle would keep the date of its build."""
     # A variable of the template goes before transformers' function of the same name.
     of_another_day = _render_of(tokenizer, slots, file, message_format, {**options, "strftime_now": lambda _: "a day"})
     texts = _TEXTS[-len(slots) :]
@@ -224,7 +224,7 @@ def _check_all(
     prompts: Iterable[str],
     examples: Sequence[tuple[str, ...]],
 ) -> None:
-    """Refuses a template that treats some of the example texts or pairs differently from others."""
+    """Rejects a template that treats some of the example texts or pairs differently from others."""
     used = ["", *({*_TEXTS, *prompts} - {""} if template.prompted is not None else ())]
     for prompt in used:
         for texts in examples:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.adapters import adapter_named, adapters_of, merge_adapter, saved_names
-from hdexport.checkpoint.config import check_labels, read_config, refuse_variants, settings_from
+from hdexport.checkpoint.config import check_labels, read_config, reject_variants, settings_from
 from hdexport.checkpoint.hub import download
 from hdexport.checkpoint.layouts import arranged, is_checkpoint
 from hdexport.checkpoint.loading import load_model
@@ -388,7 +388,7 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
         adapter, converted = converted.adapter or adapter, arranged(path)
     config = read_config(path)
     family = family_of_checkpoint(path, config, trust)
-    refuse_variants(path / "config.json", config, family=family)
+    reject_variants(path / "config.json", config, family=family)
     family = family if family.of_config is None else family.of_config(config)
     padding = config.get("pad_token_id")
     # A family with attention of its own may pad texts with this token in transformers' code.

@@ -126,7 +126,7 @@ def settings_from(path: Path, config: dict[str, Any], *, family: Family) -> PreT
 
 
 def check_labels(settings: PreTrainedConfig, file: Path, *, are_keys: bool) -> None:
-    """Refuses labels that do not name each number of a head; where scores are listed by label, two equal
+    """Rejects labels that do not name each number of a head; where scores are listed by label, two equal
     ones as well."""
     labels = settings.id2label or {}
     for number in range(len(labels)):
@@ -169,7 +169,7 @@ def hierarchical_alpha(config: Mapping[str, Any], file: Path) -> float | None:
 
 
 def _check_values(file: Path, config: dict[str, Any]) -> None:
-    """Refuses values that would be misread, or read forever, before transformers has checked a type."""
+    """Rejects values that would be misread, or read forever, before transformers has checked a type."""
     architectures = config.get("architectures")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
@@ -223,8 +223,8 @@ def _check_size(file: Path, key: str, value: object) -> None:
         )
 
 
-def refuse_variants(file: Path, config: dict[str, Any], *, family: Family) -> None:
-    """Refuses settings that no graph of ours would compute."""
+def reject_variants(file: Path, config: dict[str, Any], *, family: Family) -> None:
+    """Rejects settings that no graph of ours would compute."""
     if config.get("is_decoder") and not family.runs_decoders:
         raise ModelError(
             f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are supported.",

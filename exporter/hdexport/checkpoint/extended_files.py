@@ -150,7 +150,7 @@ CHECKPOINT_DIRECTORY = DirectoryKind(
 
 
 def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
-    """Refuses a checkpoint without weights or table whose positions could grow, and an output that is the
+    """Rejects a checkpoint without weights or table whose positions could grow, and an output that is the
     checkpoint."""
     if checkpoint.origin == output.resolve():
         raise OutputExistsError(f"{output} is the checkpoint itself.", hint="Choose another directory with -o.")

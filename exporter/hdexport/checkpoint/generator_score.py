@@ -23,7 +23,7 @@ _ROUNDING = 1e-4
 def score_by_logits(generator: PreTrainedModel, score: LogitScore, *, path: Path) -> None:
     """Makes a float32 generator a classifier of one label, in place, whose answer is the score of a text's last token.
 
-    A generator whose logits are not the product of a token's vector and the head's rows is refused. `path` is the
+    A generator whose logits are not the product of a token's vector and the head's rows is rejected. `path` is the
     checkpoint's, for messages.
     """
     head: Any = generator.get_output_embeddings()

@@ -201,7 +201,7 @@ def _of_library(path: Path, module: SentenceModule, trust: Trust, reads: str) ->
 
 
 def _check_code(path: Path, module: SentenceModule, trust: Trust) -> None:
-    """Refuses untrusted code of the checkpoint, which may be a module or its activation."""
+    """Rejects untrusted code of the checkpoint, which may be a module or its activation."""
     if trust.trust_remote_code:
         return
     is_theirs = module.reference.startswith("sentence_transformers.")
@@ -218,7 +218,7 @@ def _check_code(path: Path, module: SentenceModule, trust: Trust) -> None:
 
 
 def _check_weights(config_file: Path, module: SentenceModule, trust: Trust) -> None:
-    """Refuses pickles that are not allowed, weights that are integers or not finite, and a Dense of other sizes."""
+    """Rejects pickles that are not allowed, weights that are integers or not finite, and a Dense of other sizes."""
     folder = config_file.parent
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         return

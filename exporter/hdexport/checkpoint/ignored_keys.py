@@ -87,7 +87,7 @@ _OF_MODULES: Mapping[str, frozenset[str]] = {
     "LogitScore": frozenset(field.name for field in dataclasses.fields(sentence_modules.LogitScore)),
     "MultiVectorMask": multi_vector.MASK_KEYS,
 }
-"""Module whose settings are read here -> its keys. The library loads the others, and refuses a key it does not know."""
+"""Module whose settings are read here -> its keys. The library loads the others, and rejects a key it does not know."""
 
 _OF_TOKENIZERS = frozenset({
     *("auto_map", "backend", "clean_up_tokenization_spaces", "device_map", "do_basic_tokenize", "do_lower_case"),

@@ -1,7 +1,7 @@
 """The Python code of a checkpoint's own model, which ``auto_map`` of ``config.json`` names, beside the class we build.
 
 A bundle is made of a class of transformers or of hdexport, by the ``model_type``. Where the checkpoint's code may run,
-both answer the same inputs, one after the other to save memory, and a difference is refused.
+both answer the same inputs, one after the other to save memory, and a difference is rejected.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class ModelCode:
         return self.name == self.instead.rpartition(" ")[2]
 
     def answers(self, checkpoint: Checkpoint, task: Task) -> CodeAnswers | None:
-        """Loads the code's model, runs it, and forgets it. Code that cannot run is refused; if it is a namesake of our
+        """Loads the code's model, runs it, and forgets it. Code that cannot run is rejected; if it is a namesake of our
         class, this is None, with a warning. `task` is one of `AUTO_CLASS_OF_TASK`."""
         settings = checkpoint.settings()
         free_of_reports()
@@ -167,7 +167,7 @@ class ModelCode:
                 gc.collect()
 
     def compare(self, answers: CodeAnswers, model: PreTrainedModel, checkpoint: Checkpoint, task: Task) -> str:
-        """Compares the code's answers with those of the model that a bundle is made of, and refuses a difference; the
+        """Compares the code's answers with those of the model that a bundle is made of, and rejects a difference; the
         result is a line that says that they are the same."""
         for case in self.cases(answers, model, checkpoint, task):
             if not case.passed:
@@ -247,7 +247,7 @@ def model_code(checkpoint: Checkpoint, task: Task) -> ModelCode | None:
             try:
                 kind = model_class(checkpoint.settings(), family=checkpoint.family, task=task)
             except KeyError:
-                # There is no class, which is refused where it is needed.
+                # There is no class, which is rejected where it is needed.
                 return None
             package = "transformers'" if kind.__module__.startswith("transformers.") else "hdexport's"
             is_written = checkpoint.family.is_written
@@ -255,7 +255,7 @@ def model_code(checkpoint: Checkpoint, task: Task) -> ModelCode | None:
                 key=key,
                 reference=named[key],
                 instead=f"{package} {kind.__name__}",
-                if_trusted="runs both, and refuses a difference" if is_written else "builds a bundle of that code",
+                if_trusted="runs both, and rejects a difference" if is_written else "builds a bundle of that code",
             )
     return None
 

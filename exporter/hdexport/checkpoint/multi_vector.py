@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hdexport.checkpoint.bge_m3 import refuse_head
+from hdexport.checkpoint.bge_m3 import reject_head
 from hdexport.checkpoint.sentence_modules import TOKENS, SentenceModule, reads_and_writes, sentence_modules
 from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.checked_json import Size, TokenId
@@ -154,9 +154,9 @@ def leaves_tokens_out(path: Path) -> bool:
 
 def late_interaction(path: Path) -> LateInteraction:
     """How a checkpoint makes vectors of tokens; other checkpoints, and modules or settings that are not supported, are
-    refused."""
+    rejected."""
     if not is_late_interaction(path):
-        refuse_head(path, Task.TOKEN_SIMILARITY)
+        reject_head(path, Task.TOKEN_SIMILARITY)
         raise ModelError(
             f"{path} is no model of late interaction: token-similarity needs a checkpoint of MultiVectorEncoder, "
             "PyLate or Stanford's ColBERT.",
@@ -281,7 +281,7 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...]) -> LateInteractio
 
 
 def _check_vectors(file: Path, kind: str) -> None:
-    """Refuses a layer that does not read and write the tokens' vectors, which are a Dense's default."""
+    """Rejects a layer that does not read and write the tokens' vectors, which are a Dense's default."""
     default = TOKENS if kind == "Dense" else "sentence_embedding"
     if (found := reads_and_writes(file, default=default)) != (TOKENS, TOKENS):
         raise ModelError(

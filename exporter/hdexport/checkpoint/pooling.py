@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from hdexport.checkpoint.bge_m3 import refuse_head
+from hdexport.checkpoint.bge_m3 import reject_head
 from hdexport.checkpoint.sentence_modules import TOKENS, sentence_modules
 from hdexport.model.graph_module import Head
 from hdexport.support.json_files import read_settings
@@ -105,7 +105,7 @@ def splade_pooling(path: Path) -> SpladePooling:
     modules = sentence_modules(path)
     kinds = [module.kind for module in modules]
     if "SpladePooling" not in kinds:
-        refuse_head(path, Task.SPARSE_SIMILARITY)
+        reject_head(path, Task.SPARSE_SIMILARITY)
     if not modules:
         return SpladePooling()
     if len(kinds) != 2 or kinds[0] not in MODULES_OF_MODELS or kinds[1] != "SpladePooling":

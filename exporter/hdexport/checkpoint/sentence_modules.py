@@ -86,7 +86,7 @@ class LogitScore:
 
 def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
     """The modules that ``modules.json`` of a checkpoint lists, in order; empty without the file. Folders outside of the
-    checkpoint are refused."""
+    checkpoint are rejected."""
     path = directory / "modules.json"
     if not path.is_file():
         return ()

@@ -1,4 +1,4 @@
-"""The settings of sentence-transformers in a checkpoint; settings that a bundle cannot honour are refused by name."""
+"""The settings of sentence-transformers in a checkpoint; settings that a bundle cannot honour are rejected by name."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class _TemplateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class _TransformerConfig:
-    """Keys of ``sentence_bert_config.json`` that are read; `_check_transformer` refuses other keys."""
+    """Keys of ``sentence_bert_config.json`` that are read; `_check_transformer` rejects other keys."""
 
     max_seq_length: Size | None = None
     do_lower_case: bool | None = None
@@ -332,7 +332,7 @@ def _template(checkpoint: Checkpoint, write: Callable[..., _Template], prompts: 
 
 
 def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ()) -> None:
-    """Refuses settings of the module Transformer that change its results, and are not honoured elsewhere."""
+    """Rejects settings of the module Transformer that change its results, and are not honoured elsewhere."""
     file = transformer_file(path)
     task, output, module_output = _FIXED[kind]
     call = {"method": "forward", "method_output_name": output}

@@ -20,7 +20,7 @@ from hdexport.checkpoint.tokenizer_ids import (
     tokenizer_mismatch,
 )
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
-from hdexport.support.json_files import read_object, refuse_pointer, shown
+from hdexport.support.json_files import read_object, reject_pointer, shown
 from hdruntime.bundle.manifest import TokenizerInfo, TokenizerSource
 from hdruntime.errors import Message, ModelError, Setting, joined
 from hdruntime.optional import is_installed
@@ -188,7 +188,7 @@ def _of_library(path: Path, trust: Trust) -> Any:
     if not files:
         return None
     for file in files:
-        refuse_pointer(file)
+        reject_pointer(file)
     return _loaded(path, files, kind)
 
 
@@ -211,8 +211,8 @@ def _of_file(path: Path, library: Any) -> Any:
 
 
 def as_tokenizer_file(tokenizer: Any, path: Path) -> Any:
-    """A tokenizer that a file can hold, with the ids of one for which `_fits_a_file` is false. Refused where ids of any
-    odd text differ; `path` is the checkpoint's, for messages."""
+    """A tokenizer that a file can hold, with the ids of one for which `_fits_a_file` is false. Raises where
+    the ids of any sample differ; `path` is the checkpoint's, for messages."""
     converted = _framed(tokenizer)
     if converted is None or not gives_ids_of(converted, tokenizer):
         raise _unfit(tokenizer, path)
@@ -309,7 +309,7 @@ def _tokenizer_class(path: Path) -> Any:
 
 
 def _files(path: Path, kind: Any) -> list[Path]:
-    """The vocabulary's files that are read; empty for a checkpoint without a tokenizer. Refuses a tokenizer whose class
+    """The vocabulary's files that are read; empty for a checkpoint without a tokenizer. Rejects a tokenizer whose class
     needs other files than are there."""
     if (path / _FILE).is_file():
         return [path / _FILE]
@@ -371,7 +371,7 @@ def _loaded(path: Path, files: list[Path], kind: Any) -> Any:
     except Exception as error:
         # Each tokenizer class fails in its own way on a damaged file, or without a package.
         for file in path.glob("*.json"):
-            refuse_pointer(file)
+            reject_pointer(file)
         raise _unreadable(path, files, kind, error) from error
 
 
@@ -408,7 +408,7 @@ def _lowercase(tokenizer: Any) -> None:
 
 
 def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
-    """Refuses a tokenizer whose texts have ids beyond the model's vocabulary; for tokens there that no text has, it
+    """Rejects a tokenizer whose texts have ids beyond the model's vocabulary; for tokens there that no text has, it
     warns."""
     beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= vocab_size}
     if not beyond:
@@ -425,7 +425,7 @@ def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
             hint="Use the tokenizer that the model was trained with; for tokens that were added since, call "
             "model.resize_token_embeddings(len(tokenizer)) and fine-tune it.",
         )
-    logger.warning("%s Tokens beyond: %d; texts with one of them are refused.", problem, len(beyond))
+    logger.warning("%s Tokens beyond: %d; texts with one of them are rejected.", problem, len(beyond))
 
 
 def _is_code_of_a_checkpoint(tokenizer: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.support.json_files import read_object, refuse_pointer, shown
+from hdexport.support.json_files import read_object, reject_pointer, shown
 from hdruntime.errors import HdexportError, InputError, ModelError, Setting
 from hdruntime.folders import require_readable
 from hdruntime.optional import require
@@ -49,7 +49,7 @@ def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, 
         if (directory / f"{name}.index.json").is_file():
             return _files_of_index(directory / f"{name}.index.json", allow_pickle=allow_pickle)
     if next(directory.glob("*.bin"), None):
-        raise pickles_refused(directory)
+        raise pickles_rejected(directory)
     raise ModelError(f"{directory} holds no weights.", hint="It needs a model.safetensors; download the model again.")
 
 
@@ -71,7 +71,7 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     safetensors = require("safetensors")
     from safetensors.torch import load_file
 
-    refuse_pointer(file)
+    reject_pointer(file)
     if file.suffix != ".safetensors":
         return _unpickled(file, "cpu")
     try:
@@ -93,7 +93,7 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     for name in names:
         # The suffix decides how a file is read: a file that does not end in .safetensors is read as a pickle.
         if name.endswith(".bin") and not allow_pickle:
-            raise pickles_refused(directory)
+            raise pickles_rejected(directory)
         if not name.endswith((".safetensors", ".bin")):
             raise ModelError(
                 f"{index} names {shown(name)}; weights are read from .safetensors files and, with ",
@@ -104,7 +104,7 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     return tuple(directory / name for name in names)
 
 
-def pickles_refused(directory: Path) -> ModelError:
+def pickles_rejected(directory: Path) -> ModelError:
     """The error of a directory whose weights are a pickle that is not allowed."""
     return ModelError(
         f"{directory} holds its weights as a pickle (.bin), which can run code when it is read.",
@@ -113,7 +113,7 @@ def pickles_refused(directory: Path) -> ModelError:
 
 
 def _headers(file: Path) -> dict[str, StoredWeight]:
-    refuse_pointer(file)
+    reject_pointer(file)
     safetensors = require("safetensors")
     if file.suffix != ".safetensors":
         return {

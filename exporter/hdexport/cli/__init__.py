@@ -143,7 +143,7 @@ def _complete(line: str) -> None:
     """Answer the shell that asks for completions, and end the process."""
     import argcomplete
 
-    # A plain parser: a line that is not complete must not be refused.
+    # A plain parser: a line that is not complete must not be rejected.
     argcomplete.autocomplete(parser(line.split(), parser_class=argparse.ArgumentParser))
 
 

@@ -223,16 +223,16 @@ def _sequence_length(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{error}, model or bundle") from None
 
 
-def whole_number(text: str, *, least: int = 1, most: int = _LARGEST) -> int:
-    """An option's value as a whole number from `least` to `most`; for argparse's ``type``."""
+def whole_number(text: str, *, minimum: int = 1, maximum: int = _LARGEST) -> int:
+    """An option's value as a whole number from `minimum` to `maximum`; for argparse's ``type``."""
     try:
         number = int(text)
     except ValueError:
-        number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number, {least} or more")
-    if number > most:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number from {least} to {most}")
+        number = minimum - 1
+    if number < minimum:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number, {minimum} or more")
+    if number > maximum:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number from {minimum} to {maximum}")
     return number
 
 
@@ -246,7 +246,7 @@ def local_path(text: str) -> Path:
 def path_or_url(text: str) -> str:
     """A path, a URL, or a name on the Hugging Face Hub; for argparse's ``type``.
 
-    What no system call takes as a path is refused here, and a path that leads through a link to itself or a folder
+    What no system call takes as a path is rejected here, and a path that leads through a link to itself or a folder
     without permission. Whether a file is there, and which, is for the command to say.
     """
     if not text:
@@ -346,8 +346,8 @@ def _is_given(value: object) -> bool:
     return value not in (None, False, [])
 
 
-def refuse_engine_options(options: argparse.Namespace, *, why: str, kernels: Sequence[str] = ()) -> None:
-    """Refuse options that describe an engine where none is built, and say why that is, but for `kernels`, those that
+def reject_engine_options(options: argparse.Namespace, *, why: str, kernels: Sequence[str] = ()) -> None:
+    """Reject options that describe an engine where none is built, and say why that is, but for `kernels`, those that
     kernels without an engine have."""
     used = [
         f"--{name.replace('_', '-')}"

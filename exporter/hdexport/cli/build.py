@@ -24,7 +24,7 @@ from hdexport.cli.arguments import (
     int8_options,
     local_path,
     path_or_url,
-    refuse_engine_options,
+    reject_engine_options,
     rope_factor,
     trust_of,
     whole_number,
@@ -186,7 +186,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     variants = variants_of(targets)
     if not variants:
         why = "--target asks for ONNX only" if options.target else "none can be built here, see: hdexport doctor"
-        refuse_engine_options(options, why=why, kernels=("sm", "attention_impl"))
+        reject_engine_options(options, why=why, kernels=("sm", "attention_impl"))
     return BuildOptions(
         model=checkpoint,
         output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),

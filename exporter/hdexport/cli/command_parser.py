@@ -41,7 +41,7 @@ class CommandParser(argparse.ArgumentParser):
         if self._is_intermixing:
             return super().parse_known_args(args, namespace)
         words = sys.argv[1:] if args is None else list(args)
-        self._refuse_unknown_options(words)
+        self._reject_unknown_options(words)
         if self._subparsers is not None:
             return super().parse_known_args(words, namespace)
         words = list(self._with_values_attached(words))
@@ -65,7 +65,7 @@ class CommandParser(argparse.ArgumentParser):
             suggestion = _did_you_mean(str(value), [str(choice) for choice in action.choices or ()])
             raise argparse.ArgumentError(action, f"{error.message}{suggestion}") from None
 
-    def _refuse_unknown_options(self, words: Sequence[str]) -> None:
+    def _reject_unknown_options(self, words: Sequence[str]) -> None:
         """Before argparse complains of a required option that was misspelt."""
         for word in words:
             if word == "--" or (self._subparsers is not None and not word.startswith("-")):

@@ -16,7 +16,7 @@ from hdexport.cli.arguments import (
     engine_options,
     int8_options,
     local_path,
-    refuse_engine_options,
+    reject_engine_options,
 )
 from hdexport.cli.process import outlive_readers, whole_or_nothing
 from hdruntime.constants import KERNELS_FOLDER
@@ -78,14 +78,14 @@ def run(options: argparse.Namespace) -> int:
         adds_kernels = not variants and ONNX in (named or ())
         if adds_kernels:
             kernels = ["sm", *(["attention_impl"] if options.attention_impl != AttentionImpl.NATIVE else [])]
-            refuse_engine_options(options, why="--sm adds kernels for ONNX Runtime", kernels=kernels)
+            reject_engine_options(options, why="--sm adds kernels for ONNX Runtime", kernels=kernels)
             if options.sm is None:
                 raise InputError(
                     f"--target {ONNX} adds kernels for the GPUs that --sm names, and there is no --sm.",
                     hint="Give for example --sm 90.",
                 )
         elif not variants:
-            refuse_engine_options(options, why="only graphs for CPUs are added")
+            reject_engine_options(options, why="only graphs for CPUs are added")
         manifest = rebuild(
             RebuildOptions(
                 bundle=options.bundle,

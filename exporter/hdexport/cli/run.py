@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-wait-ms",
         metavar="N",
-        type=functools.partial(whole_number, least=0),
+        type=functools.partial(whole_number, minimum=0),
         default=200,
         help="maximum wait of a row for further rows, in milliseconds, when standard input is an open stream such as "
         "tail -f and the output is - (default: 200)",
@@ -148,7 +148,7 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--stride",
         metavar="N",
-        type=functools.partial(whole_number, least=0),
+        type=functools.partial(whole_number, minimum=0),
         default=0,
         help="tokens that consecutive chunks of a split text share (default: 0)",
     )
@@ -168,7 +168,7 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--overlap",
         metavar="N",
-        type=functools.partial(whole_number, least=0),
+        type=functools.partial(whole_number, minimum=0),
         help="with --late-chunking: tokens that consecutive macro chunks share if a text is longer than the bundle "
         "accepts (default: 256, at most a quarter of a macro chunk)",
     )

@@ -96,7 +96,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lr", metavar="RATE", type=float, help="maximum learning rate (default: 5e-3 for positions, 2e-5 for all)"
     )
     training.add_argument(
-        "--seed", metavar="N", type=lambda text: whole_number(text, least=0), default=0, help="random seed (default: 0)"
+        "--seed",
+        metavar="N",
+        type=lambda text: whole_number(text, minimum=0),
+        default=0,
+        help="random seed (default: 0)",
     )
     training.add_argument(
         "--gradient-checkpointing",

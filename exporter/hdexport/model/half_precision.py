@@ -113,7 +113,7 @@ def cast_model(model: torch.nn.Module, precision: Dtype) -> None:
 
 
 def _check_range(model: torch.nn.Module, precision: Dtype, *, largest: float) -> None:
-    """Refuse weights that would become infinite."""
+    """Reject weights that would become infinite."""
     outside = [
         f"{name} (largest magnitude {weight.detach().abs().max().item():.6g})"
         for name, weight in model.named_parameters()

@@ -170,7 +170,7 @@ def choose_form(scheme: Scheme, max_len: int, *, base: int, width: int, itemsize
 
 
 def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> None:
-    """Refuse options for which no table can be made.
+    """Reject options for which no table can be made.
 
     Args:
         scheme, alpha, max_len: as in `extend_table`; only the hierarchical scheme reads `alpha`.

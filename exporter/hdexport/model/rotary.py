@@ -36,7 +36,7 @@ _PROBED_POSITIONS = 5
 
 
 def check_rope_factor(factor: float, family: Family, positions: Positions, *, model_type: str) -> None:
-    """Refuse a factor, above 1, of the base of rotary positions that a model has no use for.
+    """Reject a factor, above 1, of the base of rotary positions that a model has no use for.
 
     An InputError says that positions are learned, or that no text is longer than the trained ones; a ModelError, that
     they are computed in a way that has no base here.
@@ -68,7 +68,7 @@ def check_rope_factor(factor: float, family: Family, positions: Positions, *, mo
 def stretch_rotary(model: PreTrainedModel, factor: float) -> None:
     """Multiply the base of the rotary positions of layers that attend to the whole text, in place.
 
-    A ModelError refuses positions that are scaled already.
+    A ModelError rejects positions that are scaled already.
     """
     rotary: Any = model.base_model.rotary_emb
     parameters = _parameters(model)
@@ -145,7 +145,7 @@ def use_rotary_tables(model: PreTrainedModel) -> None:
     """Replace transformers' rotary embeddings, whose frequencies are in float32, by tables, in place.
 
     The tables have as many positions as the model's configuration now says, and as the bundle serves. All layers share
-    them. Token i has position i, wherever padding is, as in transformers. A ModelError refuses frequencies that depend
+    them. Token i has position i, wherever padding is, as in transformers. A ModelError rejects frequencies that depend
     on the length of a text, and tables that transformers lays out in an unknown way.
     """
     parents = [
@@ -155,7 +155,7 @@ def use_rotary_tables(model: PreTrainedModel) -> None:
         if _kinds(child) and not isinstance(child, RotaryTable)
     ]
     for parent, name, rotary in parents:
-        _refuse_length_dependent(rotary)
+        _reject_length_dependent(rotary)
         setattr(parent, name, _TransformersTables(rotary, int(model.config.max_position_embeddings)))
 
 
@@ -167,12 +167,12 @@ def _kinds(module: torch.nn.Module) -> list[str]:
     return sorted(name.removesuffix(_FREQUENCIES).rstrip("_") for name in names if "original_" not in name)
 
 
-def _refuse_length_dependent(rotary: Any) -> None:
+def _reject_length_dependent(rotary: Any) -> None:
     types = rotary.rope_type.values() if isinstance(rotary.rope_type, dict) else [rotary.rope_type]
-    refused = sorted({kind for kind in types if kind in _LENGTH_DEPENDENT})
-    if refused:
+    rejected = sorted({kind for kind in types if kind in _LENGTH_DEPENDENT})
+    if rejected:
         raise ModelError(
-            f"The rotary positions of kind {refused[0]!r} change with the length of a text; a graph cannot do that.",
+            f"The rotary positions of kind {rejected[0]!r} change with the length of a text; a graph cannot do that.",
             hint="Choose a checkpoint whose rope_parameters have a fixed rope_type: default, linear, yarn or llama3.",
         )
 
@@ -229,7 +229,7 @@ def _of_heads(table: torch.Tensor) -> torch.Tensor:
 
 
 def _check_layout(rotary: Any, kind: str) -> None:
-    """Refuse, by a ModelError, an embedding that lays out its cosines in another way than `_of_heads`."""
+    """Reject, by a ModelError, an embedding that lays out its cosines in another way than `_of_heads`."""
     positions = torch.arange(_PROBED_POSITIONS)
     arguments = (torch.zeros(1, _PROBED_POSITIONS, 1), positions[None])
     theirs = rotary(*arguments, kind) if kind else rotary(*arguments)

@@ -80,7 +80,7 @@ class BuildOptions:
     command: str = ""
 
     def check(self) -> None:
-        """Refuse a type of weights, a tokenizer and numbers of tokens that no bundle has, and unreadable texts.
+        """Reject a type of weights, a tokenizer and numbers of tokens that no bundle has, and unreadable texts.
 
         Raises:
             InputError: the type or the tokenizer is unknown, a number is out of range, or the calibration's texts

@@ -136,7 +136,7 @@ def _write_graphs(
     from hdexport.attention.query_scale import LogScale
 
     task = options.task or checkpoint.task()
-    # Before the weights are read: options that cannot be honoured are refused at once.
+    # Before the weights are read: options that cannot be honoured are rejected at once.
     choice = choose_positions(
         checkpoint,
         task=task,

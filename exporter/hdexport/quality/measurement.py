@@ -155,10 +155,10 @@ def findings(result: QualityResult) -> Iterator[str]:
 
 
 def _tokenizer(bundles: Sequence[Bundle]) -> TextTokenizer:
-    """The first bundle's tokenizer; refuses bundles that cannot be compared by it."""
+    """The first bundle's tokenizer; rejects bundles that cannot be compared by it."""
     first = bundles[0]
     for bundle in bundles:
-        embedding_output(bundle.manifest)  # refuses bundles without vectors
+        embedding_output(bundle.manifest)  # rejects bundles without vectors
         if bundle.manifest.tokenizer is None:
             raise InputError(
                 f"The bundle {bundle.path} has no tokenizer.", hint="Build it again of a checkpoint that has one."

@@ -18,7 +18,7 @@ class Int8Options:
     calibrate: Path | None = None
 
     def check(self) -> None:
-        """Refuse texts that cannot be read, before the work that comes ahead of the calibration.
+        """Reject texts that cannot be read, before the work that comes ahead of the calibration.
 
         Raises:
             InputError: there is no such file or folder, or something in it cannot be read.

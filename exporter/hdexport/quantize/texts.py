@@ -185,7 +185,7 @@ class CalibrationTexts(NamedTuple):
 
 
 def check_source(file: Path | None) -> None:
-    """Refuse a file or folder without texts that can be read; for a check before long work."""
+    """Reject a file or folder without texts that can be read; for a check before long work."""
     if file is not None:
         _read(file)
 

@@ -28,7 +28,7 @@ def seal(directory: Path, manifest: Manifest) -> Manifest:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Replaces ``manifest.json`` of a bundle atomically, for facts that come later, such as a verification. Unlike
-    `seal` it hashes nothing, so a file that changed in the meantime is still refused."""
+    `seal` it hashes nothing, so a file that changed in the meantime is still rejected."""
     _write(directory, json_of_manifest(manifest))
 
 

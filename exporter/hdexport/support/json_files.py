@@ -30,7 +30,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        refuse_pointer(path)
+        reject_pointer(path)
         # A ValueError comes from invalid JSON or UTF-8, a path with a NUL, or a number of thousands of digits.
         if isinstance(error, OSError):
             raise ModelError(f"{shown(path)} cannot be read: {explained(error, otherwise=_AGAIN)}") from error
@@ -67,8 +67,8 @@ def listing(names: Sequence[str], *, limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
-def refuse_pointer(file: Path) -> None:
-    """Refuses a file of a clone without Git LFS, which has a pointer of three lines in place of each file's content.
+def reject_pointer(file: Path) -> None:
+    """Rejects a file of a clone without Git LFS, which has a pointer of three lines in place of each file's content.
     Missing or unreadable files are left to others."""
     try:
         with file.open("rb") as opened:

@@ -36,9 +36,9 @@ class Document(NamedTuple):
         starts, ends = [0, *(end for _, end in sentences)], [*(start for start, _ in sentences), len(self.text)]
         return "".join(self.text[start:end] for start, end in zip(starts, ends, strict=True))
 
-    def drawn_sentences(self, most: int, random: np.random.Generator) -> list[tuple[int, int]]:
-        """At most `most` sentences, and at most half of them, in order."""
-        number = min(most, max(1, len(self.sentences) // 2))
+    def drawn_sentences(self, limit: int, random: np.random.Generator) -> list[tuple[int, int]]:
+        """At most `limit` sentences, and at most half of them, in order."""
+        number = min(limit, max(1, len(self.sentences) // 2))
         return [self.sentences[place] for place in np.sort(random.permutation(len(self.sentences))[:number])]
 
 
@@ -58,16 +58,16 @@ class Corpus(NamedTuple):
     digest: str
 
 
-def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, most: int) -> Corpus:
-    """Reads the texts of a file or a folder, and cuts them to chunks of at most `most` tokens; `base` is the number of
-    positions that the checkpoint was trained with. Too few long texts are refused."""
+def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, max_tokens: int) -> Corpus:
+    """Read the texts of a file or a folder, and split them into chunks of at most `max_tokens` tokens. `base` is the
+    number of positions that the checkpoint was trained with. Raises an InputError for too few long texts."""
     long: list[Document] = []
     short: list[Document] = []
     digest, count = hashlib.sha256(), 0
     for text in read_texts(source, column=column):
         digest.update(f"{len(text.name)} {len(text.text)} {text.name}{text.text}".encode(errors="replace"))
         count += 1
-        for chunk in _chunks(text, tokenizer, most):
+        for chunk in _chunks(text, tokenizer, max_tokens):
             (long if chunk.tokens > base else short).append(chunk)
     if len(long) < FEWEST_LONG:
         raise InputError(
@@ -82,11 +82,11 @@ def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, 
     return Corpus(long=tuple(long), short=tuple(short), texts=count, digest=digest.hexdigest())
 
 
-def _chunks(text: NamedText, tokenizer: Any, most: int) -> Iterator[Document]:
+def _chunks(text: NamedText, tokenizer: Any, max_tokens: int) -> Iterator[Document]:
     specials = tokenizer.num_special_tokens_to_add()
     tokens = tokenizer(text.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tokens["offset_mapping"]
-    size = most - specials
+    size = max_tokens - specials
     for first in range(0, len(offsets), size):
         last = min(first + size, len(offsets)) - 1
         chunk = text.text[offsets[first][0] : offsets[last][1]]

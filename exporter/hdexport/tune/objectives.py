@@ -137,7 +137,7 @@ class Contrast(Objective):
             for index, spans in zip(live, drawn, strict=True)
         ]
         sentences = [
-            _text_ids(self._tokenizer, self._all[index].text[start:end], most=self._base)
+            _text_ids(self._tokenizer, self._all[index].text[start:end], max_tokens=self._base)
             for index, spans in zip(live, drawn, strict=True)
             for start, end in spans
         ]
@@ -196,7 +196,7 @@ class Contrast(Objective):
         return torch.cat([torch.tensor(live), drawn])
 
 
-def _text_ids(tokenizer: Any, text: str, *, most: int | None = None) -> torch.Tensor:
-    """[tokens], int64, of a text with special tokens, at most `most` of them."""
-    ids = tokenizer(text, truncation=most is not None, max_length=most, verbose=False)["input_ids"]
+def _text_ids(tokenizer: Any, text: str, *, max_tokens: int | None = None) -> torch.Tensor:
+    """[tokens], int64, of a text with special tokens, at most `max_tokens` of them."""
+    ids = tokenizer(text, truncation=max_tokens is not None, max_length=max_tokens, verbose=False)["input_ids"]
     return torch.tensor(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hdruntime.bundle.manifest import AttentionScale, Scheme, TokenizerSource
 from hdruntime.errors import InputError
 
 
-class Loss(str, Enum):
+class Loss(StrEnum):
     """The lesson from texts without labels."""
 
     DISTILL = "distill"
@@ -24,7 +24,7 @@ class Loss(str, Enum):
     """Masked tokens are predicted, as in pretraining."""
 
 
-class Trained(str, Enum):
+class Trained(StrEnum):
     """The weights that are trained."""
 
     POSITIONS = "positions"
@@ -121,17 +121,17 @@ class TuneOptions:
         Raises:
             InputError: no new position would be learnt, or texts would be longer than the positions.
         """
-        most = min(self.max_len, 3 * base) if self.chunk_tokens is None else self.chunk_tokens
-        if not base < most <= self.max_len:
+        length = min(self.max_len, 3 * base) if self.chunk_tokens is None else self.chunk_tokens
+        if not base < length <= self.max_len:
             raise InputError(
                 parameter="chunk_tokens",
-                value=most,
+                value=length,
                 accepted=f"{base + 1}, the first position that is learned, to {self.max_len}",
             )
-        return most
+        return length
 
     def check(self) -> None:
-        """Refuse numbers that nothing can be trained with.
+        """Reject numbers that nothing can be trained with.
 
         Raises:
             InputError: the message says which number.

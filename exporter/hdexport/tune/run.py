@@ -165,7 +165,7 @@ def _corpus(checkpoint: Checkpoint, options: TuneOptions) -> Corpus:
         checkpoint.tokenizer,
         column=options.text_column,
         base=checkpoint.base_positions,
-        most=options.longest_chunk(checkpoint.base_positions),
+        max_tokens=options.longest_chunk(checkpoint.base_positions),
     )
 
 

@@ -132,7 +132,7 @@ class TuneFolder:
 @contextlib.contextmanager
 def opened_tune_folder(output: Path, identity: Identity, *, restart: bool) -> Iterator[TuneFolder]:
     """The folder of a tuning for this process alone; a folder in which nothing was saved is removed. `restart` discards
-    the state that is there; else a tuning of another identity is refused."""
+    the state that is there; else a tuning of another identity is rejected."""
     with locked_folder(output) as (files, _):
         folder = TuneFolder(files, output)
         try:

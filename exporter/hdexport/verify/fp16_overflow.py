@@ -188,8 +188,8 @@ def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray])
 
 
 def _listed(tokens: Sequence[int]) -> str:
-    *most, last = map(str, tokens)
-    return f"{', '.join(most)} and {last}" if most else last
+    *others, last = map(str, tokens)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _number(magnitude: float) -> str:

@@ -55,7 +55,7 @@ Texts = tuple[str, ...]
 
 class _Answers(NamedTuple):
     """The answers to a text or a pair: name of each output -> values without a batch axis. `got`, the bundle's, is None
-    where the runtime refused values that are not finite."""
+    where the runtime rejected values that are not finite."""
 
     text: str
     tokens: int
@@ -250,24 +250,24 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
             raise _LibraryError("it scores by all logits of a generator, whose attention the bundle changes")
         library[0].model = reference.model
     if checkpoint.tokenizer_source == "file":
-        most = library.tokenizer.model_max_length
+        max_tokens = library.tokenizer.model_max_length
         library[0].processor = copy.deepcopy(checkpoint.tokenizer)
-        library.tokenizer.model_max_length = most
+        library.tokenizer.model_max_length = max_tokens
     length = "max_length" if theirs == "CrossEncoder" else "max_seq_length"
     ours: BundleModel = getattr(hdruntime, encoder.name)(
         bundle, backend=Backend.ONNXRUNTIME, precision=Precision.FLOAT32, **{length: "model"}
     )
     # Texts are cut on purpose, of which this logger would warn.
     with ours, only_errors_of("hdruntime.tasks.text_inference"):
-        most = min(library.max_seq_length or manifest.max_len, manifest.positions.base, manifest.max_len)
+        max_tokens = min(library.max_seq_length or manifest.max_len, manifest.positions.base, manifest.max_len)
         yield _Answers(
             text="max_seq_length",
-            tokens=most,
-            wanted={"max_seq_length": np.array([most])},
+            tokens=max_tokens,
+            wanted={"max_seq_length": np.array([max_tokens])},
             got={"max_seq_length": np.array([ours.max_seq_length])},
         )
         try:
-            library.max_seq_length = ours.max_seq_length = min(most, _LONGEST)
+            library.max_seq_length = ours.max_seq_length = min(max_tokens, _LONGEST)
         except InputError:
             # No text fits beside the special tokens, or beside the template.
             return

@@ -119,7 +119,7 @@ def graph_sets(
 
 def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]) -> list[GraphSet]:
     """The sets to run on this machine's GPU: the graph for CUDA, and every engine that runs here, by the backend
-    `asked`, or by each that can run; a backend that was asked for and cannot run is refused. `skip` is called for
+    `asked`, or by each that can run; a backend that was asked for and cannot run is rejected. `skip` is called for
     each graph and engine that is not run."""
     files: list[tuple[str, GraphFile | None, EngineFile | None, list[Backend]]] = []
     on_gpu = [entry for entry in backends() if entry.needs_gpu]
@@ -166,7 +166,7 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]
 
 
 def check_precision(bundle: Bundle, precision: Precision) -> None:
-    """Refuses a precision in which nothing of a bundle can be verified here."""
+    """Rejects a precision in which nothing of a bundle can be verified here."""
     able = [target for target, graphs in _together(bundle.manifest.graphs) if precision in target.precisions(graphs[0])]
     if able:
         able[0].require()
@@ -199,7 +199,7 @@ def runner(bundle: Bundle, graphs: GraphSet, changes: Changes) -> Iterator[Run |
     try:
         session = hdruntime.load(graphs.alone(bundle), graphs.backend)
     except (BackendError, BundleError) as error:
-        yield functools.partial(_refused, error)
+        yield functools.partial(_raise, error)
         return
     with session:
         yield lambda feeds: session(**feeds)
@@ -211,5 +211,5 @@ def _together(graphs: Sequence[GraphFile]) -> list[tuple[Target, tuple[GraphFile
     return sorted(found, key=lambda pair: graphs.index(pair[1][0]))
 
 
-def _refused(error: HdexportError, feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
+def _raise(error: HdexportError, feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
     raise error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import Enum
+from enum import StrEnum
 
 from hdexport.attention.attention_type import Boundaries
 from hdruntime.bundle.verification import Case
@@ -15,7 +15,7 @@ _BATCH_TOKENS = 65
 """Tokens of the quick grid's batches: one more than the sizes that blocks and tiles usually have."""
 
 
-class Grid(str, Enum):
+class Grid(StrEnum):
     """The cases of a verification."""
 
     QUICK = "quick"

@@ -196,7 +196,7 @@ class Reference:
 
 def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
     """PyTorch's model for a bundle, its positions extended as the bundle's were; a checkpoint that the bundle was not
-    built from is refused."""
+    built from is rejected."""
     from hdexport.checkpoint.heads import task_head
     from hdexport.model.graph_module import GraphModule
     from hdexport.model.rotary import use_stretched_rotary
@@ -210,7 +210,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
             hint=("Name the checkpoint it was built from with ", Setting("model"), "."),
         )
     checkpoint = checkpoint.with_source(None if manifest.tokenizer is None else manifest.tokenizer.source)
-    # A build has refused code that differs; a verification records it (`with_code`).
+    # A build has rejected code that differs; a verification records it (`with_code`).
     model = checkpoint.with_adapter(manifest.adapter).load(task, runs_code=False)
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, model.config.to_dict())
     positions = extend_positions(model, checkpoint.family, max_len=max_len, scheme=scheme, alpha=alpha)

@@ -279,7 +279,7 @@ def test_too_few_long_texts_are_refused(run: Run, texts: Path, tmp_path: Path) -
 def test_long_texts_are_cut_into_chunks(texts: Path, model: Path) -> None:
     texts_of_topics(texts, documents=4, sentences=40)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    corpus = read_corpus(texts, tokenizer, column=None, base=BASE, most=MAX_LEN)
+    corpus = read_corpus(texts, tokenizer, column=None, base=BASE, max_tokens=MAX_LEN)
     assert corpus.texts == 4
     # 40 sentences of 13 tokens each.
     assert [document.tokens for document in corpus.long[:3]] == [MAX_LEN, MAX_LEN, 520 - 2 * (MAX_LEN - 2) + 2]
@@ -294,7 +294,7 @@ def test_long_texts_are_cut_into_chunks(texts: Path, model: Path) -> None:
 def test_contrast_is_the_cross_entropy_of_the_right_text(model: Path, texts: Path, tmp_path: Path) -> None:
     checkpoint = find_checkpoint(model)
     corpus = read_corpus(
-        texts_of_topics(texts, documents=9), checkpoint.tokenizer, column=None, base=BASE, most=MAX_LEN
+        texts_of_topics(texts, documents=9), checkpoint.tokenizer, column=None, base=BASE, max_tokens=MAX_LEN
     )
     options = TuneOptions(model=model, texts=texts, output=tmp_path / "tuned", max_len=MAX_LEN)
     task = Task.SENTENCE_SIMILARITY

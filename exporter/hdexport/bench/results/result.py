@@ -6,13 +6,13 @@ docs/bench.md describes every field, its unit and the meaning of None; a test co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 SCHEMA_VERSION = 2
 """Version of ``bench.json``. A field that changes its meaning or is removed raises it; a new field does not."""
 
 
-class RunStatus(str, Enum):
+class RunStatus(StrEnum):
     """How the processes of a case ended."""
 
     OK = "ok"
@@ -21,7 +21,7 @@ class RunStatus(str, Enum):
     FAILED = "failed"
 
 
-class ModelChange(str, Enum):
+class ModelChange(StrEnum):
     """A change of the model that a build was asked for and that a baseline runs without."""
 
     ATTENTION = "attention"
@@ -30,7 +30,7 @@ class ModelChange(str, Enum):
     ADAPTER = "adapter"
 
 
-class CaseState(str, Enum):
+class CaseState(StrEnum):
     """The outcome of a case: whether it ran, and whether its outputs are right."""
 
     OK = "ok"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ _NAMES = {
 """Baseline -> its name in a sentence; other baselines keep their names."""
 
 
-class NoteKind(str, Enum):
+class NoteKind(StrEnum):
     """Kind of a note; the most important kind is first."""
 
     WRONG = "wrong"

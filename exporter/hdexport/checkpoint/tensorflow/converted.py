@@ -25,7 +25,7 @@ from hdexport.checkpoint.tensorflow.keras_file import google_variables, named_la
 from hdexport.checkpoint.tensorflow.tensor_bundle import TensorBundle
 from hdexport.checkpoint.tensorflow.variables import Variable, Variables, variables_of
 from hdexport.checkpoint.tensorflow.vocabulary import Vocabulary, read_vocabulary
-from hdexport.support.json_files import listing, read_object, refuse_pointer, shown
+from hdexport.support.json_files import listing, read_object, reject_pointer, shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 
@@ -88,7 +88,7 @@ def _converted(directory: Path, state: object) -> Converted:
     """A directory's checkpoint, converted again when the state of its files changed."""
     files = find_files(directory)
     for file in directory.glob(f"{files.weights.stem}.*"):
-        refuse_pointer(file)
+        reject_pointer(file)
     model_type, stored = _stored(files)
     config = hugging_face_config(files.values, files.config, model_type=model_type, is_tensorflow=files.is_tensorflow)
     if _LABELS in stored.shapes and len(stored.shapes[_LABELS]) == 2:
@@ -146,7 +146,7 @@ def _chosen(layout: Variables, stored: _Stored) -> tuple[list[Variable], str]:
 
 
 def _check_layers(layout: Variables, stored: _Stored, config: Mapping[str, Any], files: CheckpointFiles) -> None:
-    """Refuses more layers than the configuration has, which would be left out."""
+    """Rejects more layers than the configuration has, which would be left out."""
     key = "num_hidden_groups" if layout.layer_scope.endswith("group_") else "num_hidden_layers"
     pattern = re.compile(re.escape(layout.layer_scope) + r"(\d+)/.*")
     numbers = {int(match[1]) for match in map(pattern.fullmatch, stored.shapes) if match is not None}

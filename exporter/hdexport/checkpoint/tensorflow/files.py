@@ -106,7 +106,7 @@ def google_config(directory: Path) -> Path:
 
 
 def find_files(directory: Path) -> CheckpointFiles:
-    """The configuration and the weights; several of either are refused."""
+    """The configuration and the weights; several of either are rejected."""
     weights = _weights(directory)
     config, values = _config(directory, weights)
     return CheckpointFiles(config=config, values=values, weights=weights)
@@ -154,7 +154,7 @@ def model_type_of(
 def hugging_face_config(
     values: Mapping[str, Any], file: Path, *, model_type: str, is_tensorflow: bool
 ) -> dict[str, Any]:
-    """The values of ``config.json``; variants that transformers does not compute are refused."""
+    """The values of ``config.json``; variants that transformers does not compute are rejected."""
     config = {key: value for key, value in values.items() if key not in _RENAMED}
     config |= {_RENAMED[key]: values[key] for key in _RENAMED if values.get(key) is not None}
     for key, what in _UNSUPPORTED.items():
