@@ -45,7 +45,7 @@ def test_a_build_without_trust_says_whose_answers_the_bundle_gives(built: Path) 
     done = json.loads((built / "process.json").read_text())
     assert done["returncode"] == 0
     (line,) = [line for line in done["stderr"].splitlines() if "auto_map" in line]
-    assert "'theirs.Twice' (auto_map of config.json). It was not run: the answers are those of transformers' " in line
+    assert "'theirs.Twice' (auto_map of config.json). It was not run: the outputs are those of transformers' " in line
 
 
 def test_tuning_without_trust_says_what_was_not_run(built: Path, tmp_path: Path, hdexport: Command) -> None:
@@ -70,7 +70,7 @@ def test_verification_with_trust_records_that_the_code_differs(built: Path, tmp_
     assert done.returncode == 1
     case = "FAIL  code: theirs.Twice  float32  batch 1, 64 tokens, padding none  "
     (line,) = [line for line in done.stdout.splitlines() if line.startswith(case)]
-    assert "failed: its answers to 64 tokens differ by 0.5 from those of transformers' BertModel" in line
+    assert "failed: its outputs for 64 tokens differ by 0.5 from those of transformers' BertModel" in line
     assert "leave --trust-remote-code out" in done.stdout
     record = open_bundle(bundle).manifest.verification
     assert record is not None

@@ -237,4 +237,4 @@ def test_a_template_that_no_bundle_can_write_is_refused_with_one_that_fits(
     settings = sentence_settings(find_checkpoint(checkpoint), Task.FEATURE_EXTRACTION)
     assert settings is not None
     assert settings.text_template is None
-    assert "SentenceEncoder's vectors will be those of plain texts" in caplog.text
+    assert "SentenceEncoder's embeddings will be those of plain texts" in caplog.text

@@ -244,7 +244,7 @@ def _router(encoder: Transformer, after: Sequence[Any]) -> list[Any]:
     return [Router.for_query_document(*routes, default_route="document")]
 
 
-PART = "Build the token vectors of a part: .*/checkpoint/query_0_Transformer$"
+PART = "Build the token embeddings of a part: .*/checkpoint/query_0_Transformer$"
 MEAN = Pooling(WIDTH, "mean")
 
 REFUSED: dict[str, tuple[Callable[[Transformer], list[Any]], str]] = {

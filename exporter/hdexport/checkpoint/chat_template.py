@@ -149,7 +149,7 @@ def _render_of(
     if tokenizer.truncation_side != "right":
         raise ModelError(
             f"The tokenizer beside {file} has truncation_side {shown(tokenizer.truncation_side)}; "
-            f"{'pairs' if slots == _OF_PAIRS else 'texts'} in a chat template are cut at the end.",
+            f"{'pairs' if slots == _OF_PAIRS else 'texts'} in a chat template are truncated at the end.",
             hint="Set it to right in tokenizer_config.json, if they always fit.",
         )
 
@@ -169,7 +169,7 @@ def _render_of(
 
 
 def _answers(slots: Sequence[Slot]) -> str:
-    return "scores" if slots == _OF_PAIRS else "vectors"
+    return "scores" if slots == _OF_PAIRS else "embeddings"
 
 
 def _plain(render: _Render, slots: tuple[Slot, ...], file: Path) -> Wording:

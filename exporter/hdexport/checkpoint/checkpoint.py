@@ -121,8 +121,8 @@ class Checkpoint:
         if head is None or self.task() is not Task.FEATURE_EXTRACTION:
             return None
         return (
-            f"Task: feature-extraction, the vectors of tokens. config.json names {head}, whose head is left out, and "
-            "there is no modules.json, which would hold the pooling of an embedding model. Name another task with ",
+            f"Task: feature-extraction, token embeddings. config.json names {head}, whose head is left out, and there "
+            "is no modules.json, which would hold the pooling of an embedding model. Name another task with ",
             Setting("task"),
             ".",
         )

@@ -69,14 +69,14 @@ def _no_config(path: Path) -> ModelError:
         )
     # Other first modules, such as a Router, keep their parts in folders.
     parts = [file.parent for file in sorted(path.glob("*/config.json")) if "model_type" in read_object(file)]
+    hint = "Choose a model that begins with a Transformer."
+    if parts:
+        folders = (str(path / shown(Path(part.name))) for part in parts)
+        hint = f"Build the token embeddings of a part: {', '.join(folders)}"
     return ModelError(
         f"{path} is a model of sentence-transformers that begins with {shown(modules[0].kind)}, and not with a "
-        "Transformer of its own directory, which a bundle needs.\n"
-        + (
-            f"Build the token vectors of a part: {', '.join(str(path / shown(Path(part.name))) for part in parts)}"
-            if parts
-            else "Choose a model that begins with a Transformer."
-        )
+        "Transformer in the checkpoint's directory, which a bundle needs.",
+        hint=hint,
     )
 
 

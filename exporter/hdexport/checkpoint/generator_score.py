@@ -41,8 +41,8 @@ def score_by_logits(generator: PreTrainedModel, score: LogitScore, *, path: Path
     expected, found = _of_tokens(logits, score), generator(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     if not torch.allclose(found[:, 0], expected, rtol=0.0, atol=_ROUNDING * float(logits.abs().amax().clamp(min=1.0))):
         raise ModelError(
-            f"{path} is scored by logits of a {generator.config.model_type} (LogitScore), which are not the product of "
-            "the last token's vector with a row for each token: a layer, a factor or a cap changes them.",
+            f"{path} is scored by logits of a {generator.config.model_type} (LogitScore), which are not the "
+            "product of the last token's state and a row for each token: a layer, a factor or a cap changes them.",
             hint=("Build its Transformer alone: ", Setting("task", "feature-extraction")),
         )
 

@@ -297,7 +297,7 @@ def _tried(path: Path, chain: ModuleChain, width: int) -> ModuleChain:
         # The code of a module, sentence-transformers' or the checkpoint's, may raise any error.
         why = f"it needs {shown(error.args[0])}" if isinstance(error, KeyError) else shown(error)
         raise ModelError(
-            f"{_named(module)} of {path} cannot be run on the encoder's vectors, whose width is {width}: {why}.",
+            f"{_named(module)} of {path} cannot be run on the encoder's states, whose width is {width}: {why}.",
             hint=("Check that modules.json and the encoder belong together. ", *TOKENS_INSTEAD),
         ) from error
     return chain

@@ -124,7 +124,7 @@ def _of_code(checkpoint: Checkpoint, task: Task) -> Iterator[Message]:
     modules = sentence_modules.sentence_modules(checkpoint.path)
     if modules and modules[0].kind not in MODULES_OF_MODELS:
         yield (
-            f"modules.json begins with {shown(modules[0].kind)}, which is not run: the answers are those of the model "
+            f"modules.json begins with {shown(modules[0].kind)}, which is not run: the outputs are those of the model "
             "of config.json alone."
         )
     if (
@@ -157,7 +157,7 @@ def _of_architectures(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
         if of_type != model_type:
             what = f"no model of transformers {transformers.__version__}" if of_type is None else f"a {of_type}"
             yield (
-                f"config.json names the architecture {shown(name)}, which is {what}: the answers are those of "
+                f"config.json names the architecture {shown(name)}, which is {what}: the outputs are those of "
                 f"{kind.__name__}, by the model_type {model_type}."
             )
 
@@ -209,7 +209,7 @@ def _line(
     if listed:
         yield (
             f"{folder}/{file.name}{where} has what neither {readers} nor hdexport reads: "
-            f"{listing(listed, limit=6)}. The answers are those of the model without it."
+            f"{listing(listed, limit=6)}. The outputs are those of the model without it."
         )
 
 

@@ -83,7 +83,7 @@ class CodeCase:
         padding: where padding is in the batch.
         max_abs_error: largest difference; infinite for values that are not finite, and for other shapes.
         passed: whether the answers are the same.
-        how: the difference, between "whose answers" and the name of the class.
+        how: the difference, between "whose outputs" and the name of the class.
     """
 
     lengths: tuple[int, ...]
@@ -157,7 +157,7 @@ class ModelCode:
             # Code of the checkpoint's own, often of another version of transformers, fails in any way.
             failure = f"{checkpoint.path} names {self.named}, which cannot be run here: {shown(error)}"
             if self._is_namesake():
-                logger.warning("%s. The answers are those of %s, which was not compared.", failure, self.instead)
+                logger.warning("%s. The outputs are those of %s, which was not compared.", failure, self.instead)
                 return None
             raise ModelError(f"{failure}", hint=joined("Install what it needs. ", self.hint)) from error
         finally:
@@ -172,11 +172,11 @@ class ModelCode:
         for case in self.cases(answers, model, checkpoint, task):
             if not case.passed:
                 raise ModelError(
-                    f"The checkpoint names {self.named}, whose answers {case.how} of {self.instead}, which a bundle is "
+                    f"The checkpoint names {self.named}, whose outputs {case.how} of {self.instead}, which a bundle is "
                     f"made of.",
                     hint=self.hint,
                 )
-        return f"The answers of {shown(self.reference)} (auto_map) are those of {self.instead}, as the bundle's are."
+        return f"The outputs of {shown(self.reference)} (auto_map) are those of {self.instead}, as the bundle's are."
 
     def cases(
         self, answers: CodeAnswers, model: PreTrainedModel, checkpoint: Checkpoint, task: Task
@@ -306,7 +306,7 @@ def _case(texts: _Texts, theirs: list[np.ndarray[Any, Any]], own: list[np.ndarra
         error = float(np.abs(wanted - got).max())
         # The negation, because NaN is not within any bound.
         if not error <= CODE_TOLERANCE * max(1.0, float(np.abs(got).max())):
-            how = f"to {max(texts.lengths)} tokens{where} differ by {error:.2g} from those"
+            how = f"for {max(texts.lengths)} tokens{where} differ by {error:.2g} from those"
             error = error if math.isfinite(error) else math.inf
             return CodeCase(**texts._asdict(), max_abs_error=error, passed=False, how=how)
         worst = max(worst, error)

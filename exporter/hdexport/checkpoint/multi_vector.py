@@ -243,7 +243,7 @@ def _of_modules(path: Path, chain: tuple[SentenceModule, ...]) -> LateInteractio
             layers.append(SentenceModule(kind=kind, folder=module.folder, reference=reference))
     if chain[0].kind != "Transformer" or len(layers) + len(masks) != len(chain) - 1 or len(masks) > 1:
         raise ModelError(
-            f"{path} chains the modules {', '.join(module.kind for module in chain)}; for vectors of tokens, a "
+            f"{path} chains the modules {', '.join(module.kind for module in chain)}; for token embeddings, a "
             "Transformer followed by Dense, Normalize and one MultiVectorMask is supported.",
             hint=("Build its Transformer alone: ", Setting("task", "feature-extraction")),
         )

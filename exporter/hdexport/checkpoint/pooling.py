@@ -110,8 +110,8 @@ def splade_pooling(path: Path) -> SpladePooling:
         return SpladePooling()
     if len(kinds) != 2 or kinds[0] not in MODULES_OF_MODELS or kinds[1] != "SpladePooling":
         raise ModelError(
-            f"{path} chains the modules {', '.join(kinds)}; for sparse vectors, a Transformer with the task fill-mask "
-            "followed by a SpladePooling is supported.",
+            f"{path} chains the modules {', '.join(kinds)}; for sparse embeddings, a Transformer with the task "
+            "fill-mask followed by a SpladePooling is supported.",
             hint=(
                 "Choose a SPLADE model of that form, or build its Transformer alone: ",
                 Setting("task", "feature-extraction"),

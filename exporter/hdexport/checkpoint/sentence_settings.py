@@ -209,7 +209,7 @@ def _of_tokens(checkpoint: Checkpoint) -> SentenceSettings:
             raise
         # Token vectors are of plain texts, which need no template.
         logger.warning(
-            "SentenceEncoder's vectors will be those of plain texts, and not those of sentence-transformers, which "
+            "SentenceEncoder's embeddings will be those of plain texts, and not those of sentence-transformers, which "
             "writes texts in the tokenizer's chat template: %s",
             write(error.problem),
         )

@@ -52,14 +52,14 @@ def unread_weights(checkpoint: Checkpoint) -> Iterator[Message]:
     of_bge_m3 = [file for file in unread if str(file) in bge_m3.HEADS.values()]
     of_setfit = [file for file in unread if file.stem == _SETFIT]
     if of_bge_m3:
-        yield (f"{_listed(of_bge_m3)}: BGE-M3's heads for sparse and token vectors are not read. ", *bge_m3.HINT)
+        yield (f"{_listed(of_bge_m3)}: BGE-M3's heads for sparse and token embeddings are not read. ", *bge_m3.HINT)
     for file in of_setfit:
-        yield f"{file} is left out: a bundle gives the vectors that the classifier takes, and not its labels."
+        yield f"{file} is left out: a bundle gives the embeddings that the classifier takes, and not its labels."
     others = [file for file in unread if file not in (*of_bge_m3, *of_setfit)]
     if others:
         yield (
             f"{_listed(others)}: files of tensors that are neither the model's weights nor of a module in modules.json "
-            "are not read. The answers are those of the model without them."
+            "are not read. The outputs are those of the model without them."
         )
 
 

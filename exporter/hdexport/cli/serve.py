@@ -106,8 +106,8 @@ def _parser_of(kind: Any, shown: OptionHelp) -> Callable[[str], object]:
         return float if kind is float else str
     least = int(shown.minimum or 0)
     if shown.maximum is None:
-        return partial(whole_number, least=least)
-    return partial(whole_number, least=least, most=int(shown.maximum))
+        return partial(whole_number, minimum=least)
+    return partial(whole_number, minimum=least, maximum=int(shown.maximum))
 
 
 def _api_key(file: Path | None) -> str | None:

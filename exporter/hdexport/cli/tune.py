@@ -7,6 +7,7 @@ a kill the same command continues. Then build a bundle of the new checkpoint.
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument(
         "--seed",
         metavar="N",
-        type=lambda text: whole_number(text, minimum=0),
+        type=functools.partial(whole_number, minimum=0),
         default=0,
         help="random seed (default: 0)",
     )

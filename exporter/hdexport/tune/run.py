@@ -123,7 +123,7 @@ def _loss(checkpoint: Checkpoint, options: TuneOptions) -> tuple[Loss, str]:
         return Loss.CONTRAST, f"for {task} models"
     if task is Task.FILL_MASK:
         return Loss.MLM, "because the checkpoint has that head"
-    return Loss.DISTILL, f"because a {task} model has neither vectors nor a head for masked tokens"
+    return Loss.DISTILL, f"because a {task} model has neither text embeddings nor a head for masked tokens"
 
 
 def _encoder_task(checkpoint: Checkpoint) -> Task:

@@ -71,5 +71,5 @@ def _check(code: ModelCode, case: CodeCase) -> Check:
         graph=code_name(code),
         precision=Precision.FLOAT32,
         case=Case(tokens=max(case.lengths), lengths=case.lengths, padding=case.padding),
-        outputs={f"its answers {case.how} of {code.instead}": compared},
+        outputs={f"its outputs {case.how} of {code.instead}": compared},
     )

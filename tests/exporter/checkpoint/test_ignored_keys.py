@@ -90,7 +90,7 @@ def test_an_ordinary_checkpoint_has_no_warnings_and_a_new_key_has_one(tmp_path: 
     change_json(tmp_path / "config.json", attends_to_the_left=False)
     (line,) = lines(tmp_path)
     assert "config.json has what neither " in line
-    assert "attends_to_the_left False. The answers are those of the model without it." in line
+    assert "attends_to_the_left False. The outputs are those of the model without it." in line
 
 
 @pytest.mark.parametrize("model_type", PUBLISHED)
@@ -151,7 +151,7 @@ def test_an_architecture_of_another_model_is_named(tmp_path: Path, name: str, wh
     change_json(tmp_path / "config.json", architectures=[name])
     (line,) = lines(tmp_path)
     assert f"architecture {name!r}, which is " in line
-    assert "the answers are those of BertModel, by the model_type bert." in line
+    assert "the outputs are those of BertModel, by the model_type bert." in line
     assert re.search(what, line)
 
 

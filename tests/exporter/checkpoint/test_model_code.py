@@ -66,7 +66,7 @@ def test_code_that_sees_both_sides_is_not_the_librarys_causal_model(tmp_path: Pa
     with pytest.raises(ModelError) as refused:
         loaded(path)
     said = str(refused.value)
-    assert "'theirs.BothSides' (auto_map of config.json), whose answers to 64 tokens differ by " in said
+    assert "'theirs.BothSides' (auto_map of config.json), whose outputs for 64 tokens differ by " in said
     assert "from those of transformers' Qwen3Model" in said
     assert "leave trust_remote_code out" in said
 

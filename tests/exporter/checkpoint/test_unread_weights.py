@@ -106,7 +106,7 @@ def test_many_layers_are_one_line(embedder: Path) -> None:
 def test_setfits_classifier_is_named(embedder: Path) -> None:
     (embedder / "model_head.pkl").write_bytes(b"")
     (line,) = lines(embedder)
-    assert "model_head.pkl is left out: a bundle gives the vectors that the classifier takes" in line
+    assert "model_head.pkl is left out: a bundle gives the embeddings that the classifier takes" in line
 
 
 def test_other_files_of_the_same_weights_are_not_named(embedder: Path) -> None:

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
+from hdexport.cli.flags import flag
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, write
 from support.answers import ATOL
 from support.comparators import assert_close
 from support.grids import nightly_unless
@@ -85,9 +86,10 @@ def test_a_generator_s_checkpoint_is_an_encoder_without_its_head(tmp_path: Path)
     change_json(tmp_path / "model" / "config.json", architectures=["Qwen3ForCausalLM"])
     checkpoint = find_checkpoint(tmp_path / "model")
     assert checkpoint.task() is Task.FEATURE_EXTRACTION
-    assert checkpoint.task_remark == (
-        "Task: feature-extraction, the vectors of tokens. config.json names Qwen3ForCausalLM, whose head is left "
-        "out, and there is no modules.json, in which an embedder's pooling stands. --task names another."
+    assert checkpoint.task_remark is not None
+    assert write(checkpoint.task_remark, flag) == (
+        "Task: feature-extraction, token embeddings. config.json names Qwen3ForCausalLM, whose head is left out, and "
+        "there is no modules.json, which would hold the pooling of an embedding model. Name another task with --task."
     )
     loaded = checkpoint.load(Task.FEATURE_EXTRACTION)
     assert isinstance(loaded, transformers.Qwen3Model)
