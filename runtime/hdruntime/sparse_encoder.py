@@ -30,7 +30,7 @@ from hdruntime.optional import require
 from hdruntime.tasks.sparse_similarity import (
     SparseVector,
     SparseVectors,
-    most_active_dims,
+    kept_active_dims,
     sparse_vector,
     stacked,
 )
@@ -75,7 +75,7 @@ class SparseEncoder(EmbeddingModel):
                     ".",
                 ),
             )
-        self.max_active_dims = most_active_dims(manifest, max_active_dims)
+        self.max_active_dims = kept_active_dims(manifest, max_active_dims)
         self.similarity_fn_name = manifest.sentence.similarity if manifest.sentence else "dot"
         self._dimensions = manifest.vocab_size
         super().__init__(opened, max_seq_length=max_seq_length, **load_options)

@@ -231,7 +231,7 @@ def test_a_text_that_is_no_pair_is_refused(bundle: Path, tmp_path: Path) -> None
                 call([QUERY])
     inputs = tmp_path / "texts.jsonl"
     inputs.write_text(json.dumps({"text": QUERY}) + "\n")
-    with pytest.raises(InputError, match=r"needs two texts.*\n.*--text-column query --text-pair-column document"):
+    with pytest.raises(InputError, match=r"needs two texts.*\n.*text_column='query' text_pair_column='document'"):
         run(bundle, inputs, tmp_path / "out.jsonl", columns=Columns(text="text"))
 
 

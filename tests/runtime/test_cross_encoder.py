@@ -237,7 +237,7 @@ def test_a_job_scores_pairs_as_sentence_transformers_does(saved: Callable[[int],
         run(bundle, inputs, tmp_path / f"{number}.jsonl", columns=columns, **options)
         found = [list(row["scores"].values()) for row in read(tmp_path / f"{number}.jsonl")]
         assert_close(np.array(found), theirs.predict(pairs, **options).reshape(-1, 3), atol=ATOL)
-    with pytest.raises(InputError, match=r"a row needs two texts, which its cross-encoder compares\.\n.*query"):
+    with pytest.raises(InputError, match=r"a row needs two texts, such as a query and its document\.\n.*query"):
         run(bundle, inputs, tmp_path / "other.jsonl", columns=Columns(text="query"))
     inputs.write_text(json.dumps({"query": "a", "document": None}) + "\n")
     done = run(bundle, inputs, tmp_path / "missing.jsonl", columns=columns)

@@ -192,7 +192,7 @@ def test_similarity_sparsity_words_and_tensors_are_those_of_sentence_transformer
 
 WHAT_DOES_NOT_FIT = [
     (lambda encoder: encoder.encode(["a", 5]), r"inputs\[1\] is 5, of type int"),
-    (lambda encoder: encoder.encode("a", max_active_dims=0), "max_active_dims is 0, which keeps nothing"),
+    (lambda encoder: encoder.encode("a", max_active_dims=0), "max_active_dims is 0; it must be 1 or more"),
     (lambda encoder: encoder.decode([1]), "embeddings is of type list; it must be a SparseVector"),
     (lambda encoder: encoder.decode(encoder.encode("a"), top_k=0), "top_k is 0"),
     (lambda encoder: encoder.sparsity("a"), "embeddings is of type str"),
@@ -267,7 +267,7 @@ def test_other_bundles_give_no_sparse_vectors(new_bundle: Callable[..., Path]) -
         pytest.raises(InputError, match="embed_sparse is for sparse-similarity"),
     ):
         session.embed_sparse(["a"])
-    with pytest.raises(InputError, match="--max-active-dims is for sparse-similarity, and the bundle's task is sent"):
+    with pytest.raises(InputError, match="max_active_dims is for sparse-similarity, and the bundle's task is sent"):
         plan_job(open_bundle(other), [__file__], "out.jsonl", options=JobOptions(max_active_dims=5))
 
 

@@ -15,7 +15,7 @@ from hdruntime.errors import BundleCorruptError, MissingDependencyError
 if TYPE_CHECKING:
     from hdruntime.bundle.manifest import EngineFile, Manifest, TensorSpec, TokenizerInfo
     from hdruntime.bundle.reader import Bundle
-    from hdruntime.bundle.sentence_settings import SentenceSettings
+    from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
     from hdruntime.bundle.verification import VerificationRecord
 
 SUMMARY = "show what is in a bundle"
@@ -134,7 +134,6 @@ def _show(
 def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yields what a bundle is, name and value; an empty name continues the one before."""
     from hdexport.cli.verification_table import overflow_text
-    from hdruntime.tasks.of_bundle import class_of
 
     yield "model", f"{manifest.name} ({manifest.model_type})"
     yield "task", manifest.task
@@ -171,8 +170,8 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "tokenizer", _tokenizer(info) if info else "none"
     if info is not None:
         yield from _lengths(manifest)
-    yield from class_of(manifest.task).described(manifest)
     if manifest.sentence is not None:
+        yield from _sentence(manifest, manifest.sentence)
         yield from _prompts(manifest.sentence)
     yield "verification", _verification(manifest.verification, unverified=manifest.unverified)
     if manifest.fp16_overflow is not None:
@@ -195,6 +194,49 @@ def _lengths(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "own length", f"{own} tokens: {which} to them"
     if asked is not None:
         yield "text length", f"{asked} tokens: texts are truncated to them, as the build was asked to"
+
+
+def _sentence(manifest: Manifest, settings: SentenceSettings) -> Iterator[tuple[str, str]]:
+    """How the outputs become vectors or scores, by the settings of sentence-transformers."""
+    if settings.kind == "cross-encoder":
+        template = "" if settings.pair_template is None else " in the checkpoint's chat template"
+        pooled = f", pools {' and '.join(settings.pooling)}" if settings.pooling else ""
+        yield "cross-encoder", f"reads pairs of texts{template}{pooled}, scores by {settings.activation}"
+        return
+    steps = [
+        *settings.pooling,
+        *(["dense"] if settings.dense else []),
+        *(["normalised"] if settings.normalize else []),
+    ]
+    if settings.truncate_dim is not None:
+        steps.append(f"{settings.truncate_dim} dimensions kept")
+    if settings.max_active_dims is not None:
+        steps.append(f"{settings.max_active_dims} largest weights kept")
+    multi_vector = settings.multi_vector
+    of_tokens = ["of tokens"] if multi_vector is not None or not steps else []
+    similarity = settings.similarity if multi_vector is None else multi_vector.similarity
+    yield "vectors", f"{', '.join([*of_tokens, *steps])}; similarity {similarity}"
+    if settings.text_template is not None:
+        whose = "SentenceEncoder's texts" if manifest.template is None else "texts"
+        yield "", f"{whose} are written in the checkpoint's chat template"
+    if multi_vector is not None:
+        yield from _sides(manifest, multi_vector)
+
+
+def _sides(manifest: Manifest, settings: MultiVectorSettings) -> Iterator[tuple[str, str]]:
+    """How queries and documents become tokens with vectors."""
+    from hdruntime.text.lengths import Role, model_length
+
+    sides: tuple[tuple[str, Role], ...] = (("queries", "query"), ("documents", "document"))
+    for name, side in sides:
+        parts = [f"truncated to {model_length(manifest, side)} tokens by the model"]
+        expansion = settings.expansion if side == "query" else None
+        if expansion is not None:
+            seen = "which all tokens see" if expansion.attend else "which no token sees"
+            parts.append(f"expanded to {expansion.length} by the token {expansion.token_id}, {seen}")
+        if side in settings.skipped_in and settings.skipped_ids:
+            parts.append(f"no vectors for {len(settings.skipped_ids)} tokens of the vocabulary")
+        yield name, ", ".join(parts)
 
 
 def _prompts(settings: SentenceSettings) -> Iterator[tuple[str, str]]:

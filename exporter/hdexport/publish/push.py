@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hdexport.bench.results.files import read_result
 from hdexport.bench.results.formatting import bytes_text, error_text, ms_text
 from hdexport.support.redaction import redact
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import MANIFEST_FILE
 from hdruntime.errors import HdexportError, OutputExistsError, Setting
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from hdexport.bench.results.result import BenchResult
 
 _CARD = "README.md"
+_PIPELINE_TAGS: Mapping[Task, Task | None] = {
+    Task.SPARSE_SIMILARITY: Task.FEATURE_EXTRACTION,
+    Task.TOKEN_SIMILARITY: Task.FEATURE_EXTRACTION,
+    Task.TEXT_SCORING: None,
+}
+"""The Hub's names of tasks that have another name there, or none."""
+
 _OF_THE_HUB = (".gitattributes",)
 """Files that the hub itself puts into a repository."""
 
@@ -146,9 +153,9 @@ def model_card(
 
 def _front_matter(manifest: Manifest, origin: HubName | None) -> Iterator[str]:
     yield "library_name: hdexport"
-    pipeline = class_of(manifest.task).pipeline()
-    if pipeline is not None:
-        yield f"pipeline_tag: {pipeline}"
+    pipeline_tag = _PIPELINE_TAGS.get(manifest.task, manifest.task)
+    if pipeline_tag is not None:
+        yield f"pipeline_tag: {pipeline_tag}"
     if origin is not None:
         yield f"base_model: {origin.name}"
     yield "tags:"

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.identity import identity_of_bundle
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
@@ -38,7 +38,7 @@ from hdruntime.jobs.shards import JobPool, Part, RowOptions, Shard, ShardResult
 from hdruntime.jobs.vectors import COLUMN, Ranges, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.writers import ResultFormat, encoding_of
 from hdruntime.tasks.embedding import column_of_spans
-from hdruntime.tasks.of_bundle import check_pairs, class_of, task_of_bundle
+from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
 from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import checked_streaming
 from hdruntime.text.answers import AnswerOptions
@@ -470,7 +470,7 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
         "hdexport.task": manifest.task,
     }
     if COLUMN in names:
-        known = class_of(manifest.task).vectors_as(manifest)
+        known = _pooling(manifest)
         pooling, _ = known or ((), False)
         metadata |= {
             "hdexport.pooling": "+".join(pooling) or ("unknown" if known is None else "none"),
@@ -482,9 +482,18 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
     return metadata
 
 
+def _pooling(manifest: Manifest) -> tuple[tuple[str, ...], bool] | None:
+    """The poolings of a job's vectors, and whether the model normalizes them; None where the bundle has no record."""
+    if manifest.task is Task.FEATURE_EXTRACTION:
+        # The manifest says what sentence-transformers makes of the tokens' vectors; a job makes their mean.
+        return ("mean",), False
+    settings = manifest.sentence
+    return None if settings is None else (settings.pooling, settings.normalize)
+
+
 def _normalized(manifest: Manifest, vectors: VectorOptions) -> str:
     """Whether a job's vectors have length 1: a value of `NORMALIZED_KEY`."""
-    known = class_of(manifest.task).vectors_as(manifest)
+    known = _pooling(manifest)
     if known is None and not vectors.normalize:
         return "unknown"
     # The first dimensions of a vector of length 1 are shorter.
@@ -513,7 +522,7 @@ def _identity(
         **{flag: _plain(value) for flag, value in flags.items()},
         "--ranges": None if ranges is None else f"ranges with the checksum {zlib.crc32(ranges.tobytes()):08x}",
         "--prompt": prompt,
-        "--prompt-name": options.prompt_name if task.reads_by_prompt_name else None,
+        "--prompt-name": options.prompt_name if task.role is not None else None,
         "inputs": identity_of_inputs(files),
         "columns of the output": [str(field) for field in fields],
     }

@@ -107,7 +107,7 @@ class RowOptions(TaskOptions, EncodeOptions):
             raise InputError(
                 "Prompts are for texts that are embedded or classified; these rows are not.", hint="Leave it out."
             )
-        name = task.default_prompt_name if self.prompt_name is None else self.prompt_name
+        name = task.role if self.prompt_name is None else self.prompt_name
         return chosen_prompt(*prompts_of(task.manifest), name=name, prompt=self.prompt)
 
 

@@ -85,7 +85,7 @@ class BundleMapper:
         session, opened, _ = session_in_worker(Path(bundle), backend=backend, threads=threads, precision=precision)
         task = task_of_bundle(opened, options, tokenized=input_ids_column is not None)
         has_pair, has_ids = text_pair_column is not None, input_ids_column is not None
-        check_pairs(task, has_pair=has_pair, has_ids=has_ids, pair_option="text_pair_column")
+        check_pairs(task, has_pair=has_pair, has_ids=has_ids)
         if options.overflow is Overflow.SPLIT and not (task.splits and input_ids_column is None):
             raise InputError(
                 "Rows of ids, or of this task, are not split.", hint="Cut them: RowOptions(overflow=Overflow.TRUNCATE)"

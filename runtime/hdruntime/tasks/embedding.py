@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.tasks.task import Outputs, Pairs, PendingText, Text, TextTask, Values
 from hdruntime.text.chunking import SENTENCES, LateChunking, TextChunks, tokens_per_chunk
 from hdruntime.text.embeddings import normalized, truncated
@@ -61,7 +61,9 @@ class ChunkEmbeddings(TextTask):
 def column_of_spans(late_chunking: str) -> str | None:
     """The column that an option of late chunking names; None if it is a rule."""
     if not late_chunking:
-        raise InputError("--late-chunking is empty.", hint="Type tokens:256, sentences, or the name of a column.")
+        raise InputError(
+            Setting("late_chunking"), " is empty.", hint="Give tokens:256, sentences, or the name of a column."
+        )
     is_rule = late_chunking == SENTENCES or tokens_per_chunk(late_chunking) is not None
     return None if is_rule else late_chunking
 

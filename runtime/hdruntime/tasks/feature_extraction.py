@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hdruntime.bundle.manifest import Manifest, Task
+from hdruntime.bundle.manifest import Task
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.task import Encoder
 
@@ -12,11 +12,6 @@ class FeatureExtraction(Embedding):
 
     name = Task.FEATURE_EXTRACTION
     encoder = Encoder("SentenceEncoder", "SentenceTransformer", "texts", None)
-
-    @classmethod
-    def vectors_as(cls, manifest: Manifest) -> tuple[tuple[str, ...], bool] | None:
-        # The manifest says what sentence-transformers makes of the tokens' vectors; a job makes their mean.
-        return ("mean",), False
 
 
 TASK = FeatureExtraction

@@ -7,7 +7,7 @@ from typing import cast
 
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.tasks.embedding import ChunkEmbeddings, column_of_spans
 from hdruntime.tasks.task import Pairs, TaskOptions, TextTask
 
@@ -29,19 +29,19 @@ def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokeni
     if not tokenized and bundle.manifest.tokenizer is None:
         raise InputError(
             f"The bundle {bundle.path} has no tokenizer, so it cannot read text.",
-            hint="Rebuild it from a checkpoint with a tokenizer.json, or give ids: --input-ids-column.",
+            hint=(
+                "Rebuild it from a checkpoint with a tokenizer.json, or give ids: ",
+                Setting("input_ids_column"),
+                ".",
+            ),
         )
-    for other in Task:
-        for option, described in class_of(other).job_options.items():
-            if getattr(options, option) is not None and name != other:
-                raise InputError(
-                    f"{described} for {other}, and the bundle's task is {name}.",
-                    hint=f"Leave {'it' if described.endswith(' is') else 'them'} out.",
-                )
+    _check_options(name, options)
     if options.late_chunking is not None:
         if tokenized:
             raise InputError(
-                "--late-chunking needs texts, not ids: a chunk has characters.", hint="Leave out --input-ids-column."
+                Setting("late_chunking"),
+                " needs texts, not ids: a chunk has characters.",
+                hint=("Leave out ", Setting("input_ids_column"), "."),
             )
         rule = options.late_chunking if column_of_spans(options.late_chunking) is None else None
         return ChunkEmbeddings(bundle.manifest, rule, some=True)
@@ -51,18 +51,38 @@ def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokeni
     return task
 
 
-def check_pairs(task: TextTask, *, has_pair: bool, has_ids: bool, pair_option: str = "--text-pair-column") -> None:
-    """Refuse columns that do not fit the task: whether rows have a second text, and whether they are ids.
+def _check_options(name: Task, options: TaskOptions) -> None:
+    """Refuse options that another task has alone."""
+    for other in Task:
+        for option in class_of(other).job_options:
+            if getattr(options, option) is None or name == other:
+                continue
+            settings = _settings_of(option)
+            raise InputError(
+                *settings,
+                f" {'is' if len(settings) == 1 else 'are'} for {other}, and the bundle's task is {name}.",
+                hint=f"Leave {'it' if len(settings) == 1 else 'them'} out.",
+            )
 
-    `pair_option` names the column of the second text, for messages.
-    """
-    text_option, name = pair_option.replace("-pair", "").replace("_pair", ""), task.manifest.task
+
+def _settings_of(option: str) -> list[str | Setting]:
+    """The parameters of a field of `TaskOptions` in a message: those of `AnswerOptions` for ``answers``."""
+    if option != "answers":
+        return [Setting(option)]
+    return [Setting("top_k"), " and ", Setting("handle_impossible_answer")]
+
+
+def check_pairs(task: TextTask, *, has_pair: bool, has_ids: bool) -> None:
+    """Refuse columns that do not fit the task: whether rows have a second text, and whether they are ids."""
+    name, leave_out = task.manifest.task, ("Leave out ", Setting("text_pair_column"), ".")
     if has_pair and has_ids:
-        raise InputError("A row has texts or ids, not both.", hint=f"Leave out {pair_option}.")
+        raise InputError("A row has texts or ids, not both.", hint=leave_out)
     if task.pairs is Pairs.REQUIRED and not has_pair and not has_ids:
+        text, pair = task.columns
+        columns = Setting("text_column", text), " ", Setting("text_pair_column", pair)
         raise InputError(
-            f"The bundle's task is {name}: a row needs two texts, {task.texts}.",
-            hint=f"Name the columns of both, e.g.: {text_option} {task.columns[0]} {pair_option} {task.columns[1]}",
+            f"The bundle's task is {name}: a row needs two texts, such as a {text} and its {pair}.",
+            hint=("Name the columns of both: ", *columns),
         )
     if task.pairs is Pairs.REFUSED and has_pair:
-        raise InputError(f"The bundle's task is {name}, which reads one text.", hint=f"Leave out {pair_option}.")
+        raise InputError(f"The bundle's task is {name}, which reads one text.", hint=leave_out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
@@ -19,10 +19,9 @@ class QuestionAnswers(TextTask):
     """The best answers to a question, best first; of a job one, in columns, or a list of several."""
 
     name = Task.QUESTION_ANSWERING
-    job_options: ClassVar = {"answers": "--top-k and --handle-impossible-answer are"}
+    job_options = ("answers",)
     needs_text = True
     pairs = Pairs.REQUIRED
-    texts = "a question and its context"
     columns = ("question", "context")
 
     def __init__(self, manifest: Manifest, options: AnswerOptions) -> None:
@@ -42,8 +41,8 @@ class QuestionAnswers(TextTask):
         return tuple(pa.schema(columns))
 
     def values(self, answer: list[Answer]) -> Values:
-        found = [dict(vars(each)) for each in answer]
-        return found[0] if self._options.top_k == 1 else {"answers": found}
+        answers = [dict(vars(each)) for each in answer]
+        return answers[0] if self._options.top_k == 1 else {"answers": answers}
 
     def answer(self, split: SplitEncoding, parts: Sequence[Outputs], text: Text, pooling: ChunkPooling) -> list[Answer]:
         assert text.text_pair is not None, "a question has a context"

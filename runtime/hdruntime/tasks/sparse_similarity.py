@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -55,13 +55,13 @@ class SparseVectors(TextTask):
     name = Task.SPARSE_SIMILARITY
     reads_offsets = False
     encoder = Encoder("SparseEncoder", "SparseEncoder", "texts", "encode(texts)")
-    job_options: ClassVar = {"max_active_dims": "--max-active-dims is"}
+    job_options = ("max_active_dims",)
     streams = False
     prompts = True
 
     def __init__(self, manifest: Manifest, max_active_dims: int | None = None) -> None:
         super().__init__(manifest)
-        self._limit = most_active_dims(manifest, max_active_dims)
+        self._limit = kept_active_dims(manifest, max_active_dims)
         # As the model combines its tokens' weights.
         own = manifest.sentence
         self.split_pooling = SUM if own is not None and own.pooling == ("sum",) else SplitPooling.MAX
@@ -69,10 +69,6 @@ class SparseVectors(TextTask):
     @classmethod
     def of_job(cls, bundle: Bundle, options: TaskOptions) -> SparseVectors:
         return cls(bundle.manifest, options.max_active_dims)
-
-    @classmethod
-    def pipeline(cls) -> str:
-        return Task.FEATURE_EXTRACTION
 
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
@@ -89,15 +85,14 @@ class SparseVectors(TextTask):
 TASK = SparseVectors
 
 
-def most_active_dims(manifest: Manifest, asked: int | None) -> int | None:
-    """How many values of a vector are kept: as many as are asked for, else the model's number; None for all."""
-    if asked is not None and asked < 1:
+def kept_active_dims(manifest: Manifest, max_active_dims: int | None) -> int | None:
+    """Number of values of a vector that are kept: the caller's number, or else the model's; None for all."""
+    if max_active_dims is not None and max_active_dims < 1:
         raise InputError(
-            f"max_active_dims is {asked}, which keeps nothing of a vector.",
-            hint="Use 1 or more, or None for all but zeros.",
+            parameter="max_active_dims", value=max_active_dims, accepted="1 or more, or None for all values"
         )
-    own = manifest.sentence
-    return own.max_active_dims if own is not None and asked is None else asked
+    settings = manifest.sentence
+    return settings.max_active_dims if settings is not None and max_active_dims is None else max_active_dims
 
 
 def sparse_vector(weights: FloatArray, *, max_active_dims: int | None = None) -> SparseVector:

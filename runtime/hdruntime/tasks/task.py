@@ -1,10 +1,10 @@
-"""A task: what its bundles contain, the texts that it reads, its answer to each text, and who gives that answer how."""
+"""A task: the texts that it reads, and its answer to each text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -70,7 +70,7 @@ class TaskOptions:
     prompt_name: str | None = None
 
 
-class Pairs(str, Enum):
+class Pairs(StrEnum):
     """Whether a task reads a second text."""
 
     REFUSED = "refused"
@@ -92,10 +92,10 @@ class Encoder(NamedTuple):
     """The class of hdruntime that runs a task's bundles behind the interface of sentence-transformers.
 
     Attributes:
-        name: of the class.
-        library: of the class in sentence-transformers.
-        texts: what it reads, in the plural.
-        call: an example; None where the library's answer is another than a session's.
+        name: name of the class.
+        library: name of the class of sentence-transformers.
+        texts: what the class reads, in the plural.
+        call: an example; None where sentence-transformers returns something else than a session does.
     """
 
     name: str
@@ -105,31 +105,29 @@ class Encoder(NamedTuple):
 
 
 class TextTask:
-    """A task with a bundle: all that sessions, encoders, jobs and servers ask of it. Each task has a subclass.
+    """A task with a bundle: the texts that it reads, and its answers. Each task has a subclass.
 
     Attributes:
-        encoder: its class with the interface of sentence-transformers; None without one.
-        job_options: names of the `TaskOptions` that it alone has -> how each is given, as the begin of a sentence.
-        needs_text: whether its answers are places in a text, which rows of ids do not show.
-        reads_offsets: whether it reads `offsets` or `sequence_ids` of encodings, which take the tokenizer's time.
-        outputs: names of the outputs that are read; all of `output_axes` unless it says otherwise.
+        name: the task's name in the manifest.
+        encoder: the task's class with the interface of sentence-transformers, or None.
+        job_options: fields of `TaskOptions` that no other task has.
+        needs_text: whether answers are places in a text, which rows of ids do not have.
+        reads_offsets: whether answers need `offsets` or `sequence_ids` of encodings, which take the tokenizer's time.
+        outputs: names of the outputs that are read; by default all of the task's format.
         pairs: whether a text has a second text.
-        splits: whether chunks that are run by themselves give a text's answer, small enough to combine.
+        splits: whether an answer can be made of chunks that run separately, with outputs that are small enough to keep.
         streams: whether the outputs of all tokens of a streamed document are small enough to join.
-        pools_streams: whether a streamed document has one vector, pooled of all its tokens as they arrive.
-        split_pooling: combines the chunks' outputs of a text, unless another pooling is asked for.
-        pair_pooling: the same for the chunks of a pair's second text.
-        prompts: whether a text may have a prompt; ids include it already.
-        default_prompt_name: of the prompt unless another is asked for; None for the model's default.
-        role: whether its texts are queries or documents, which may have a length of their own; None for neither.
-        reads_by_prompt_name: whether the prompt's name says more than the prompt: queries are read in a way of their
-            own.
-        texts, columns: for tasks on pairs, the two texts, and examples of their columns.
+        pools_streams: whether a streamed document has one vector, which is pooled of all tokens as they arrive.
+        split_pooling: pooling of the outputs of a text's chunks, unless the caller chooses one.
+        pair_pooling: pooling of the outputs of a pair's chunks, unless the caller chooses one.
+        prompts: whether a text may have a prompt; ids include the prompt already.
+        role: whether texts are queries or documents, which may have different lengths and prompts; None for neither.
+        columns: names of the two texts of a pair, as a job's input may have them.
     """
 
     name: ClassVar[Task]
     encoder: ClassVar[Encoder | None] = None
-    job_options: ClassVar[Mapping[str, str]] = {}
+    job_options: ClassVar[tuple[str, ...]] = ()
     needs_text: ClassVar[bool] = False
     reads_offsets: ClassVar[bool] = True
 
@@ -141,10 +139,7 @@ class TextTask:
     split_pooling: ChunkPooling = SplitPooling.MEAN
     pair_pooling: SplitPooling = SplitPooling.MEAN
     prompts: bool = False
-    default_prompt_name: str | None = None
-    reads_by_prompt_name: bool = False
     role: Role | None = None
-    texts: str = "the two of a pair"
     columns: tuple[str, str] = ("text", "text_pair")
 
     def __init__(self, manifest: Manifest) -> None:
@@ -161,40 +156,6 @@ class TextTask:
     def encoder_of(cls, manifest: Manifest) -> Encoder | None:
         """The `encoder` that runs the bundle; None if none does."""
         return cls.encoder
-
-    @classmethod
-    def described(cls, manifest: Manifest) -> Iterator[tuple[str, str]]:
-        """Lines of `hdexport inspect`, name and value, that say what the bundle's answers are."""
-        settings = manifest.sentence
-        if settings is None:
-            return
-        steps = [
-            *settings.pooling,
-            *(["dense"] if settings.dense else []),
-            *(["normalised"] if settings.normalize else []),
-        ]
-        if settings.truncate_dim is not None:
-            steps.append(f"{settings.truncate_dim} dimensions kept")
-        if settings.max_active_dims is not None:
-            steps.append(f"{settings.max_active_dims} largest weights kept")
-        own = settings.multi_vector
-        of_tokens = ["of tokens"] if own is not None or not steps else []
-        similarity = settings.similarity if own is None else own.similarity
-        yield "vectors", f"{', '.join([*of_tokens, *steps])}; similarity {similarity}"
-        if settings.text_template is not None:
-            whose = "SentenceEncoder's texts" if manifest.template is None else "texts"
-            yield "", f"{whose} are written in the checkpoint's chat template"
-
-    @classmethod
-    def pipeline(cls) -> str | None:
-        """The task's name on the Hugging Face Hub; None where it has none."""
-        return cls.name
-
-    @classmethod
-    def vectors_as(cls, manifest: Manifest) -> tuple[tuple[str, ...], bool] | None:
-        """The poolings of the bundle's vectors, and whether their length is 1; None where the bundle does not say."""
-        own = manifest.sentence
-        return None if own is None else (own.pooling, own.normalize)
 
     def fields(self) -> tuple[pa.Field, ...]:
         """The columns of a job."""

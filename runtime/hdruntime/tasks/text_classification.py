@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle, read_config
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Encoder, Outputs, Pairs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.checks import checked_texts
@@ -43,7 +43,6 @@ class TextClassification(TextTask):
     reads_offsets = False
     encoder = Encoder("CrossEncoder", "CrossEncoder", "pairs", 'predict([("query", "document")])')
     prompts = True
-    texts = "which its cross-encoder compares"
     columns = ("query", "document")
 
     def __init__(self, bundle: Bundle) -> None:
@@ -55,14 +54,6 @@ class TextClassification(TextTask):
     @classmethod
     def encoder_of(cls, manifest: Manifest) -> Encoder | None:
         return None if manifest.sentence is None else cls.encoder
-
-    @classmethod
-    def described(cls, manifest: Manifest) -> Iterator[tuple[str, str]]:
-        settings = manifest.sentence
-        if settings is not None:
-            template = "" if settings.pair_template is None else " in the checkpoint's chat template"
-            pooled = f", pools {' and '.join(settings.pooling)}" if settings.pooling else ""
-            yield "cross-encoder", f"reads pairs of texts{template}{pooled}, scores by {settings.activation}"
 
     @classmethod
     def of_job(cls, bundle: Bundle, options: TaskOptions) -> TextClassification:
@@ -118,13 +109,13 @@ def ranked_documents(
     texts = checked_texts(documents, name="documents")
     scores = scores_of([(query, document) for document in texts])
     if top_k is not None and top_k < 0:
-        raise InputError(f"top_k is {top_k}; it must be 0 or more, or None for all documents.")
-    found: list[dict[str, int | float | str]] = []
+        raise InputError(parameter="top_k", value=top_k, accepted="0 or more, or None for all documents")
+    ranked: list[dict[str, int | float | str]] = []
     for place in np.argsort(-scores, kind="stable")[:top_k].tolist():
-        found.append({"corpus_id": place, "score": float(scores[place])})
+        ranked.append({"corpus_id": place, "score": float(scores[place])})
         if return_documents:
-            found[-1]["text"] = texts[place]
-    return found
+            ranked[-1]["text"] = texts[place]
+    return ranked
 
 
 def check_classifier(manifest: Manifest) -> None:
@@ -132,7 +123,11 @@ def check_classifier(manifest: Manifest) -> None:
     if manifest.task != TextClassification.name:
         raise InputError(
             f"This bundle's task is {manifest.task}, which gives no scores of pairs.",
-            hint="Build a checkpoint with a head for them: --task text-classification",
+            hint=(
+                "Build a checkpoint with a head for them: ",
+                Setting("task", "text-classification", command="build"),
+                ".",
+            ),
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.batch_session import BatchSession
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError
+from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError, Setting
 from hdruntime.inference.batching import grouped
 from hdruntime.inference.inputs import check_text, surely_fit
 from hdruntime.inference.overlapping import made_ahead
@@ -171,7 +171,7 @@ class TextInference:
         most, longest = self.max_seq_length, self._session.max_len
         advice = f"{length} sets another number, or 'bundle' for the longest."
         if most == longest:
-            advice = f"{length} sets a smaller number; build the bundle again with a larger --max-len for longer texts."
+            advice = f"{length} sets a smaller number; build the bundle again with a larger max_len for longer texts."
         logger.warning(
             "Texts of more than %d tokens are truncated to that many; the bundle runs up to %d.\n%s",
             most, longest, advice,
@@ -443,7 +443,7 @@ def checked_streaming(manifest: Manifest, task: TextTask) -> StreamedOutputs:
     if not task.streams and task.splits:
         raise InputError(
             f"The bundle's task is {manifest.task}, whose results are not made segment by segment.",
-            hint="Run texts in chunks: --overflow split",
+            hint=("Run texts in chunks: ", Setting("overflow", Overflow.SPLIT), "."),
         )
     if not task.streams:
         raise InputError(

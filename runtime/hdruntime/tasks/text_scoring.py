@@ -35,10 +35,6 @@ class TextScores(TextTask):
     # The first token of a chunk that is run by itself would have no score.
     splits = False
 
-    @classmethod
-    def pipeline(cls) -> None:
-        return None
-
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
 

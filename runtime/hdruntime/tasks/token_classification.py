@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
@@ -21,7 +21,7 @@ class Entities(TextTask):
     """The entities of a text, in order; `tokenizer` is the bundle's ``tokenizers.Tokenizer``."""
 
     name = Task.TOKEN_CLASSIFICATION
-    job_options: ClassVar = {"aggregation": "--aggregation is"}
+    job_options = ("aggregation",)
     needs_text = True
 
     def __init__(self, manifest: Manifest, tokenizer: Any, aggregation: Aggregation) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,10 @@ from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
 from hdruntime.text.encoding import Encoding, Overflow
-from hdruntime.text.lengths import Role, model_length
+from hdruntime.text.lengths import Role
 from hdruntime.text.tokenization import TextTokenizer
 
 if TYPE_CHECKING:
@@ -81,8 +81,6 @@ class TokenVectors(TextTask):
     streams = False
     prompts = True
     role: Role | None = Side.DOCUMENT.value
-    default_prompt_name = Side.DOCUMENT.value
-    reads_by_prompt_name = True
 
     def __init__(self, manifest: Manifest, side: Side | None) -> None:
         super().__init__(manifest)
@@ -98,26 +96,6 @@ class TokenVectors(TextTask):
     def of_job(cls, bundle: Bundle, options: TaskOptions) -> TokenVectors:
         side = Side.QUERY if options.prompt_name == Side.QUERY.value else Side.DOCUMENT
         return cls(bundle.manifest, side)
-
-    @classmethod
-    def described(cls, manifest: Manifest) -> Iterator[tuple[str, str]]:
-        yield from super().described(manifest)
-        settings = settings_of(manifest)
-        own = settings.multi_vector
-        assert own is not None, "settings_of checks it"
-        for name, side in (("queries", Side.QUERY), ("documents", Side.DOCUMENT)):
-            rules = TextSide(settings, side)
-            parts = [f"truncated to {model_length(manifest, side.value)} tokens by the model"]
-            if rules.expansion is not None:
-                seen = "which all tokens see" if rules.expansion.attend else "which no token sees"
-                parts.append(f"expanded to {rules.expansion.length} by the token {rules.expansion.token_id}, {seen}")
-            if side.value in own.skipped_in and own.skipped_ids:
-                parts.append(f"no vectors for {len(own.skipped_ids)} tokens of the vocabulary")
-            yield name, ", ".join(parts)
-
-    @classmethod
-    def pipeline(cls) -> str:
-        return Task.FEATURE_EXTRACTION
 
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
@@ -152,6 +130,10 @@ def settings_of(manifest: Manifest) -> SentenceSettings:
     if manifest.task != TokenVectors.name or settings is None or settings.multi_vector is None:
         raise InputError(
             f"Vectors of tokens are given by bundles of token-similarity, and this bundle's task is {manifest.task}.",
-            hint="Build it again from a ColBERT, PyLate or MultiVectorEncoder checkpoint with --task token-similarity.",
+            hint=(
+                "Build it again from a ColBERT, PyLate or MultiVectorEncoder checkpoint with ",
+                Setting("task", "token-similarity", command="build"),
+                ".",
+            ),
         )
     return settings

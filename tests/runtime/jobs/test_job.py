@@ -232,9 +232,9 @@ def test_options_that_do_not_fit_the_task_are_refused(new_bundle: BundleMaker, t
         plan_job(open_bundle(bundle), [inputs], tmp_path / "o.jsonl", options=JobOptions(**options))  # type: ignore[arg-type]
 
     tables = {"start_logits": logits[:, 0], "end_logits": logits[:, 0]}
-    with pytest.raises(InputError, match=r"--text-column question --text-pair-column context"):
+    with pytest.raises(InputError, match=r"text_column='question' text_pair_column='context'"):
         plan(gather_bundle(new_bundle("qa"), "question-answering", tables))
-    with pytest.raises(InputError, match=r"reads one text.\nLeave out --text-pair-column"):
+    with pytest.raises(InputError, match=r"reads one text.\nLeave out text_pair_column"):
         plan(
             gather_bundle(new_bundle("ner"), "token-classification", {"logits": logits}),
             columns=Columns(text_pair="b"),

@@ -275,8 +275,8 @@ CONTRADICTIONS = [
     ({"overlap": -1}, "--overlap -1 is negative."),
     ({"overlap": 16}, "--overlap 16 leaves no new token for a macro chunk, which has 16 tokens.\nUse fewer, or"),
     ({"columns": Columns(text_pair="id")}, "--late-chunking reads one text per row.\nLeave out --text-pair"),
-    ({"columns": Columns(input_ids="spans")}, "--late-chunking needs texts, not ids: a chunk has characters.\nLea"),
-    ({"late_chunking": ""}, "--late-chunking is empty.\nType tokens:256, sentences, or the name of a column."),
+    ({"columns": Columns(input_ids="spans")}, "late_chunking needs texts, not ids: a chunk has characters.\nLea"),
+    ({"late_chunking": ""}, "late_chunking is empty.\nGive tokens:256, sentences, or the name of a column."),
 ]
 
 

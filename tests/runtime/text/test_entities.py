@@ -129,5 +129,5 @@ def test_a_job_groups_entities_when_asked(new_bundle: Any, tmp_path: Path) -> No
     with pytest.raises(OutputExistsError):
         run(bundle, rows, tmp_path / "None.jsonl", aggregation=Aggregation.SIMPLE)
     other = new_bundle("other", task="feature-extraction")
-    with pytest.raises(InputError, match=r"--aggregation is for token-classification, and .* is feature-extraction"):
+    with pytest.raises(InputError, match=r"aggregation is for token-classification, and .* is feature-extraction"):
         run(other, rows, tmp_path / "other.jsonl", aggregation=Aggregation.SIMPLE)
