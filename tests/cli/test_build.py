@@ -261,7 +261,7 @@ def test_kernels_are_compiled_for_onnx_runtime_where_no_engine_is_built(
     assert none.endswith("to add some: hdexport rebuild BUNDLE --target onnx --sm SM") is (
         has_nodes and not architectures
     )
-    has_none = "No kernel is compiled for sm86: ONNX Runtime's own operators compute the attention there."
+    has_none = "No attention kernel was compiled for sm86: ONNX Runtime's native operators are used there."
     assert (has_none in done.stdout) is ("--sm" in options and not architectures)
 
 

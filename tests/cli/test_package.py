@@ -31,5 +31,5 @@ def test_a_model_is_written_once_with_a_bundle_that_loads(
 
 def test_a_bundle_that_reads_no_texts_is_refused(refused: Refused, tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle", tokenizer=False)
-    refused("package", bundle, "--triton", tmp_path / "models", message="Serve one that reads texts")
+    refused("package", bundle, "--triton", tmp_path / "models", message="Serve a bundle that reads texts")
     assert not (tmp_path / "models").exists()

@@ -116,7 +116,10 @@ def test_what_cannot_be_rebuilt_is_reported_and_nothing_changes(refused, copy: P
     before = (copy / "manifest.json").read_bytes()
     for arguments, message in (
         (["--target", "tensorrt"], r"hdexport\[tensorrt\]|GPU"),
-        (["--sm", "86,90"], r"does not build for sm90\.\n.*, 121\. Kernels for ONNX Runtime alone are --target onnx\."),
+        (
+            ["--sm", "86,90"],
+            r"does not build for sm90\.\n.*, 121\. Kernels for ONNX Runtime alone are built with --target onnx\.",
+        ),
         (["--target", "onnx"], r"the GPUs that --sm names, and there is no --sm\.\nGive for example --sm 90"),
         (["--target", "onnx", "--sm", "90", "--batch", "1:1:8"], "--batch describes an engine, but no engine is built"),
         (["--profiles", "40,200"], "the model is built for 100"),

@@ -46,6 +46,6 @@ BENCH_DIRECTORY = DirectoryKind(
     name="directory of hdexport bench",
     marker=JSON_FILE,
     is_one=lambda folder: (folder / JSON_FILE).is_file(),
-    foreign_files=_other_files,
+    other_files=_other_files,
 )
 """Directory that `hdexport bench` may replace."""

@@ -130,7 +130,7 @@ def _is_checkpoint(directory: Path) -> bool:
     return isinstance(config, dict) and isinstance(config.get("model_type"), str)
 
 
-def _foreign_files(directory: Path) -> list[str]:
+def _other_files(directory: Path) -> list[str]:
     """Files that no extended checkpoint has: a training's optimizer and logs, an ONNX graph, somebody's notes."""
     ours = {path for path in directory.iterdir() if is_copied(path) or path.suffix == ".safetensors"}
     ours.add(directory / _INDEX)
@@ -144,7 +144,7 @@ CHECKPOINT_DIRECTORY = DirectoryKind(
     name="Hugging Face checkpoint",
     marker="config.json",
     is_one=_is_checkpoint,
-    foreign_files=_foreign_files,
+    other_files=_other_files,
 )
 """The kind of directory that `hdexport extend` writes, and may replace."""
 

@@ -10,6 +10,9 @@ from hdruntime.errors import Setting
 _FLAGS = {
     "architectures": "--sm",
     "learning_rate": "--lr",
+    "max_shapes": "--maxShapes",
+    "min_shapes": "--minShapes",
+    "opt_shapes": "--optShapes",
     "output": "-o",
     "precisions": "--precision",
     "rope_factor": "--rope",

@@ -19,7 +19,7 @@ from hdruntime.backends.tensorrt.engine_metadata import read_engine_metadata
 from hdruntime.bundle.manifest import Backend, EngineFile, KernelNode, Manifest, ProfileShape
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.gpu.driver import gpus
 from hdruntime.optional import is_installed
 
@@ -56,7 +56,7 @@ class EngineOptions:
     version_compatible: bool = False
 
     def chosen(self, nodes: Sequence[KernelNode]) -> tuple[KernelNode, ...]:
-        """Of the nodes that kernels can compute, those that they are to compute in ONNX Runtime."""
+        """The nodes that kernels compute in ONNX Runtime, out of the nodes that kernels can compute."""
         if self.attention_impl is AttentionImpl.PLUGIN:
             return tuple(replace(node, architectures=None) for node in nodes)
         if self.attention_impl is AttentionImpl.NATIVE:
@@ -65,15 +65,15 @@ class EngineOptions:
 
 
 class EngineBuilder:
-    """Builds engines; refuses engines that cannot be built on this machine before any work is done; see
+    """Builds engines. Engines that cannot be built on this machine are rejected before any work is done; see
     `EngineTarget`."""
 
     def __init__(self, options: EngineOptions) -> None:
         if options.version_compatible and options.variants and Backend.TENSORRT not in options.variants:
             raise InputError(
-                "--version-compatible is for TensorRT engines; a TensorRT-RTX engine runs only with the version that "
-                "built it.",
-                hint="Leave it out, or add --target tensorrt.",
+                Setting("version_compatible"),
+                " is for TensorRT engines; only the version that built a TensorRT-RTX engine runs it.",
+                hint=("Leave it out, or add ", Setting("target", "tensorrt"), "."),
             )
         self._options = options
         self._targets = [EngineTarget(variant, options.architectures) for variant in options.variants]
@@ -135,26 +135,28 @@ class EngineBuilder:
     def write_kernels(
         self, directory: Path, *, manifest: Manifest, progress: Progress, architectures: Sequence[str] = ()
     ) -> None:
-        """Write the kernels by which ONNX Runtime computes attention on a GPU; engines' kernels are among them.
+        """Write the kernels by which ONNX Runtime computes attention on a GPU, the kernels of engines included.
 
-        They are for these architectures, and for those that the options name, else for this machine's GPUs as far as
-        there are kernels for them.
+        The kernels are for `architectures` and the architectures of the options, or else for this machine's GPUs where
+        kernels support them.
         """
         from hdexport.graph.targets.tensorrt.kernels import write_kernels
 
-        nodes, asked = manifest.kernel_nodes, {*self._options.architectures, *architectures}
-        if asked and not self._targets and not any(node.is_for(name) for node in nodes for name in asked):
-            progress.result(
-                f"No kernel is compiled for {', '.join(sorted(asked))}: ONNX Runtime's own operators compute the "
-                "attention there. Kernels that there are: --attention-impl plugin."
-            )
+        nodes, requested = manifest.kernel_nodes, {*self._options.architectures, *architectures}
+        if requested and not self._targets and not any(node.is_for(name) for node in nodes for name in requested):
+            progress.result((
+                f"No attention kernel was compiled for {', '.join(sorted(requested))}: ONNX Runtime's native operators "
+                "are used there. To compile the kernels, build with ",
+                Setting("attention_impl", "plugin"),
+                ".",
+            ))  # fmt: skip
         if not nodes:
             return
         write = functools.partial(write_kernels, nodes, directory, dtype=manifest.dtype, progress=progress.step)
-        if asked:
-            write(architectures=sorted(asked))
+        if requested:
+            write(architectures=sorted(requested))
         if not self._options.architectures and is_installed("triton"):
-            here = {gpu.architecture for gpu in gpus()} - asked
+            here = {gpu.architecture for gpu in gpus()} - requested
             try:
                 write(architectures=sorted(here))
             except InputError as error:
@@ -162,7 +164,7 @@ class EngineBuilder:
 
 
 def previous_engines(bundle: Bundle, variants: Sequence[Backend]) -> EngineOptions | None:
-    """How the bundle's engine of one of these variants was built, else its first engine; None for a bundle without.
+    """Options of the build of the bundle's engine of one of these variants, or of its first engine; None without one.
 
     GPU architectures are the default: engines are rebuilt for another GPU.
     """

@@ -99,7 +99,7 @@ def _is_ours(directory: Path) -> bool:
         return False
 
 
-def _foreign_files(directory: Path) -> list[str]:
+def _other_files(directory: Path) -> list[str]:
     bundle = f"{_VERSION}/{BUNDLE_FOLDER}/"
     paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
     ours = {_CONFIG_FILE, f"{_VERSION}/model.py"}
@@ -113,7 +113,7 @@ _MODEL_DIRECTORY = DirectoryKind(
     name="Triton model of hdexport",
     marker=_CONFIG_FILE,
     is_one=_is_ours,
-    foreign_files=_foreign_files,
-    elsewhere="choose another name with --name",
-    other_parent="name another directory with --triton",
+    other_files=_other_files,
+    other_place=("choose another name with ", Setting("name")),
+    other_parent=("choose another directory with ", Setting("triton")),
 )

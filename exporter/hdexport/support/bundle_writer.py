@@ -81,6 +81,6 @@ BUNDLE_DIRECTORY = DirectoryKind(
     name="bundle of hdexport",
     marker=MANIFEST_FILE,
     is_one=lambda directory: _manifest_files(directory) is not None,
-    foreign_files=_unlisted_files,
+    other_files=_unlisted_files,
 )
 """The kind of directory that a bundle is, to be filled and sealed in a block of `staged_directory`."""

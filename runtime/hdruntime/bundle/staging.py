@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdruntime.errors import HdexportError, OutputExistsError
+from hdruntime.errors import HdexportError, Message, OutputExistsError, Setting, joined
 from hdruntime.os_errors import next_step, reason_of
 
 logger = logging.getLogger(__name__)
@@ -35,23 +35,23 @@ _FULL_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryKind:
-    """A kind of directory, which is written and may be replaced by a directory of the same kind alone.
+    """A kind of directory. Only a directory of the kind may replace a directory of the kind.
 
     Attributes:
-        name: in messages, e.g. ``bundle of hdexport``.
-        marker: the file that every such directory has.
-        is_one: whether an existing directory is one.
-        foreign_files: the files in one that do not belong to it, which replacing it would delete.
-        elsewhere: how to choose another place, for messages.
-        other_parent: how to choose another directory to write in, where `elsewhere` does not; None where it does.
+        name: name of the kind in messages, e.g. ``bundle of hdexport``.
+        marker: file that every directory of the kind has.
+        is_one: whether an existing directory is of the kind.
+        other_files: files in such a directory that are not part of it, which replacing the directory would delete.
+        other_place: hint to choose another place.
+        other_parent: hint to choose another directory to write in; None where `other_place` does.
     """
 
     name: str
     marker: str
     is_one: Callable[[Path], bool]
-    foreign_files: Callable[[Path], list[str]]
-    elsewhere: str = "choose another place with -o"
-    other_parent: str | None = None
+    other_files: Callable[[Path], list[str]]
+    other_place: Message = ("choose another place with ", Setting("output"))
+    other_parent: Message | None = None
 
 
 @contextlib.contextmanager
@@ -109,17 +109,24 @@ def require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) 
         return
     if not (destination.is_dir() and kind.is_one(destination)):
         raise OutputExistsError(
-            f"{destination} exists and is not a {kind.name}, so --force does not replace it either.",
-            hint=f"Remove it yourself, or {kind.elsewhere}.",
+            f"{destination} exists and is not a {kind.name}, so ",
+            Setting("force", True),
+            " does not replace it either.",
+            hint=joined("Remove it yourself, or ", kind.other_place, "."),
         )
     if not force:
-        raise OutputExistsError(f"{destination} exists.", hint=f"Replace it with --force, or {kind.elsewhere}.")
-    foreign = kind.foreign_files(destination)
-    if foreign:
-        shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         raise OutputExistsError(
-            f"{destination} contains files that are not part of a {kind.name} ({shown}); --force would delete them.",
-            hint=f"Move them away, or {kind.elsewhere}.",
+            f"{destination} exists.",
+            hint=joined("Replace it with ", Setting("force", True), ", or ", kind.other_place, "."),
+        )
+    others = kind.other_files(destination)
+    if others:
+        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise OutputExistsError(
+            f"{destination} contains files that are not part of a {kind.name} ({shown}); ",
+            Setting("force", True),
+            " would delete them.",
+            hint=joined("Move them away, or ", kind.other_place, "."),
         )
 
 
@@ -134,7 +141,7 @@ def _full_disk_explained(destination: Path, kind: DirectoryKind) -> Iterator[Non
             raise
         raise HdexportError(
             f"The disk is full: {error}; {destination} was not written.",
-            hint=f"Free some space there, or {kind.other_parent or kind.elsewhere}.",
+            hint=joined("Free some space there, or ", kind.other_parent or kind.other_place, "."),
         ) from error
 
 
@@ -157,10 +164,12 @@ def _make(directory: Path, kind: DirectoryKind, *, parents: bool = False, exist_
         directory.mkdir(parents=parents, exist_ok=exist_ok)
     except OSError as error:
         reason = "it is a file" if isinstance(error, FileExistsError) else reason_of(error)
-        steps = [step for step in (next_step(error), f"{kind.other_parent or kind.elsewhere}.") if step is not None]
-        said = "\nOr ".join(steps)
+        step = next_step(error)
         raise HdexportError(
-            f"The directory {directory} cannot be created: {reason}.", hint=f"{said[0].upper()}{said[1:]}"
+            f"The directory {directory} cannot be created: {reason}.",
+            hint=joined(
+                "To write elsewhere, " if step is None else f"{step}\nOr ", kind.other_parent or kind.other_place, "."
+            ),
         ) from error
 
 
@@ -213,7 +222,9 @@ def _move_into_place(partial: Path, destination: Path, kind: DirectoryKind, *, f
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise OutputExistsError(
                     f"{destination} was created by another process in the meantime.",
-                    hint=f"Look at it, and replace it with --force or {kind.elsewhere}.",
+                    hint=joined(
+                        "Look at it, and replace it with ", Setting("force", True), " or ", kind.other_place, "."
+                    ),
                 ) from error
             raise
         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.sentence_settings import Kind
+from hdruntime.errors import Message, Setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,13 @@ class TaskFormat:
     output_axes: Mapping[str, tuple[str, ...]]
     settings_kind: Kind = "encoder"
     needs_settings: bool = False
-    instead_of_embeddings: str = "Build it again with --task feature-extraction or --task sentence-similarity."
+    instead_of_embeddings: Message = (
+        "Build it again with ",
+        Setting("task", "feature-extraction", command="build"),
+        " or ",
+        Setting("task", "sentence-similarity", command="build"),
+        ".",
+    )
     problems: Callable[[Manifest], Iterator[str]] = lambda manifest: iter(())
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hdruntime.errors import BackendError, BackendUnavailableError, OutOfMemoryError
+from hdruntime.errors import BackendError, BackendUnavailableError, OutOfMemoryError, Setting
 
 _OUT_OF_MEMORY = 2
 """``CUDA_ERROR_OUT_OF_MEMORY``, for device memory and pinned host memory."""
@@ -106,14 +106,14 @@ class Device:
             self._freeing.release()
 
     def _error(self, code: Any, name: str) -> BackendError:
-        found, text = self.driver.cuGetErrorString(code)
-        explained = "no explanation" if found or not text else text.decode()
+        status, text = self.driver.cuGetErrorString(code)
+        explained = "no explanation" if status or not text else text.decode()
         if int(code) == _OUT_OF_MEMORY:
             return OutOfMemoryError(
                 f"The GPU has too little free memory ({name}: {explained}).",
-                hint="Use smaller batches: hdexport run --batch-tokens, in Python batch_tokens.",
+                hint=("Use smaller batches: lower ", Setting("batch_tokens"), "."),
             )
         return BackendError(
             f"CUDA error {int(code)} at {name}: {explained}.",
-            hint="If it stays, start a new process: after some errors CUDA refuses everything in the old one.",
+            hint="If the error persists, start a new process: after some errors every CUDA call of a process fails.",
         )

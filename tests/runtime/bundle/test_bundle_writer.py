@@ -98,7 +98,7 @@ def test_an_interruption_leaves_the_old_bundle(bundle_path: Path, manifest: Mani
 
 def test_an_existing_bundle_needs_force_and_nothing_is_done_before(bundle_path: Path) -> None:
     before = contents(bundle_path)
-    refused_before_the_block(bundle_path, OutputExistsError, "--force")
+    refused_before_the_block(bundle_path, OutputExistsError, "force=True")
     assert contents(bundle_path) == before
 
 
@@ -157,7 +157,7 @@ def test_force_never_deletes_what_is_not_a_bundle(tmp_path: Path, kind: str) -> 
 
 def test_force_never_deletes_files_added_to_a_bundle(bundle_path: Path) -> None:
     (bundle_path / "results.jsonl").write_text("mine")
-    message = r"not part of a bundle of hdexport \(results.jsonl\); --force would delete them"
+    message = r"not part of a bundle of hdexport \(results.jsonl\); force=True would delete them"
     refused_before_the_block(bundle_path, OutputExistsError, message, force=True)
     assert (bundle_path / "results.jsonl").read_text() == "mine"
 
@@ -178,7 +178,9 @@ def test_what_appears_during_the_build_is_not_replaced(tmp_path: Path, manifest:
 
 def test_a_file_in_the_place_of_a_parent_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused_before_the_block(tmp_path / "file" / "bundle", HdexportError, "it is a file.\nChoose another place")
+    refused_before_the_block(
+        tmp_path / "file" / "bundle", HdexportError, "it is a file.\nTo write elsewhere, choose another place"
+    )
 
 
 def test_a_link_at_the_destination_is_followed(bundle_path: Path, manifest: Manifest) -> None:

@@ -190,7 +190,7 @@ def runs_in_half(device: str, manifest: Manifest) -> bool:
 def staged_artefact(folder: Path, file: str) -> AbstractContextManager[Path]:
     """A directory in which `file` is made; it replaces `folder` when the block ends without an error."""
     kind = DirectoryKind(
-        name="model of a baseline", marker=file, is_one=lambda directory: True, foreign_files=lambda directory: []
+        name="model of a baseline", marker=file, is_one=lambda directory: True, other_files=lambda directory: []
     )
     return staged_directory(folder, kind, force=True)
 

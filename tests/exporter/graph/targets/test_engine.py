@@ -237,7 +237,7 @@ def test_the_tokens_of_a_memory_have_sizes_of_their_own(remembering: Path, tmp_p
 def test_a_broken_graph_is_an_error_of_ours(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not ONNX")
-    with pytest.raises(EngineError, match=r"TensorRT did not build the engine: .+\n.*--target onnx"):
+    with pytest.raises(EngineError, match=r"TensorRT did not build the engine: .+\n.*target='onnx'"):
         _build(broken, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 
@@ -246,7 +246,7 @@ def test_a_broken_graph_is_an_error_of_ours(tmp_path: Path) -> None:
 def test_a_failed_build_leaves_the_old_engine(onnx_path: Path, tmp_path: Path) -> None:
     engine = _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
     before = (tmp_path / engine.file).read_bytes()
-    with pytest.raises(EngineError, match=r"1 to 8 sequences of 1 to 301 tokens: .*\n.*--max-len 301.*--profiles"):
+    with pytest.raises(EngineError, match=r"1 to 8 sequences of 1 to 301 tokens: .*\n.*max_len=301.*profiles"):
         _build(onnx_path, tmp_path, max_len=_POSITIONS + 1)
     assert (tmp_path / engine.file).read_bytes() == before
     assert _files(tmp_path) == ["engines/float16.engine", "engines/float16.json"]
@@ -375,7 +375,7 @@ def test_tensorrt_that_is_not_installed_names_the_command() -> None:
 def test_tensorrt_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     # Only the package is simulated; the missing GPU is real.
     monkeypatch.setattr("hdexport.graph.targets.tensorrt.packages.require", lambda name: object())
-    with pytest.raises(EngineError, match=r"CUDA finds no GPU .*\n.*--target tensorrt-rtx"):
+    with pytest.raises(EngineError, match=r"CUDA finds no GPU .*\n.*target='tensorrt-rtx'"):
         EngineTarget(Backend.TENSORRT)
 
 
@@ -386,5 +386,5 @@ def test_architectures_are_understood_as_users_write_them(text: str | None, name
 
 def test_invalid_architectures_are_refused() -> None:
     for text in ("", "ampere", "80,,86", "8.6.1"):
-        with pytest.raises(InputError, match=r"--sm holds .*\n.*--sm 86,89"):
+        with pytest.raises(InputError, match=r"architectures is .*; it must be .*86,89"):
             pytest.fail(f"{text!r} gives {architectures_from_option(text)}")

@@ -72,24 +72,24 @@ def refuse(message: str, **options: Any) -> None:
 
 def test_lengths_that_are_not_numbers_are_refused() -> None:
     for value in ("", "0", "128,", "1.5", "1_000", "\u0663"):
-        refuse(r"--profiles holds .*\n.*--profiles 128,512,4096", profiles=value)
+        refuse(r"profiles holds .*\n.*profiles='128,512,4096'", profiles=value)
 
 
 def test_batches_that_are_not_numbers_in_order_are_refused() -> None:
-    refuse(r"--batch holds .*\n.*1:1:8", batch="1:0:8")
+    refuse(r"batch holds .*\n.*1:1:8", batch="1:0:8")
     for value in ("4:2:8", "1:9:8", "1:8"):
         refuse("not MIN:OPT:MAX with MIN <= OPT <= MAX", batch=value)
 
 
 def test_a_profile_longer_than_the_model_names_max_len() -> None:
-    with pytest.raises(InputError, match=r"asks for 4097 tokens.*4096.*\n.*--max-len 4097"):
+    with pytest.raises(InputError, match=r"asks for 4097 tokens.*4096.*\n.*max_len=4097"):
         profiles_from_options(4096, profiles="128,4097")
 
 
 def test_bad_shapes_are_refused_with_the_fix() -> None:
     refused = [
         ("ids:1x1", "names the input 'ids'; inputs are input_ids"),
-        ("mems.0:1x512x768", r"names the input 'mems.0'; .* Memories have the sizes of the bundle"),
+        ("mems.0:1x512x768", r"names the input 'mems.0'; .* Recurrent states have the sizes of the bundle"),
         ("input_ids:1x1x1", "two axes, batch and tokens"),
         ("input_ids:axb", "holds 'a'"),
         ("input_ids:1x1,attention_mask:1x2", "different shapes"),
@@ -100,7 +100,7 @@ def test_bad_shapes_are_refused_with_the_fix() -> None:
 
 
 def test_an_incomplete_profile_is_refused() -> None:
-    with pytest.raises(InputError, match=r"--minShapes 1 times, --optShapes 0 times, --maxShapes 1 times"):
+    with pytest.raises(InputError, match=r"1 min shapes, 0 opt shapes, 1 max shapes"):
         profiles_from_options(4096, min_shapes=["input_ids:1x1"], max_shapes=["input_ids:1x1"])
 
 

@@ -26,7 +26,7 @@ from hdruntime.backends.tensorrt.engine_metadata import BuiltOn, EngineMetadata
 from hdruntime.backends.tensorrt.log import log_of
 from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, ProfileShape, TensorRtVariant
 from hdruntime.bundle.reader import sha256_of_file
-from hdruntime.errors import EngineError
+from hdruntime.errors import EngineError, Setting
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.optional import require
 from hdruntime.whole_files import write_whole
@@ -206,7 +206,17 @@ def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, i
     if shape.memory is None:
         raise EngineError(
             f"The input {tensor.name} has an axis memory, and the profile has no size for it.",
-            hint="Give shapes of that input with --minShapes, --optShapes and --maxShapes, or use --profiles.",
+            hint=(
+                "Give shapes of this input with ",
+                Setting("min_shapes"),
+                ", ",
+                Setting("opt_shapes"),
+                " and ",
+                Setting("max_shapes"),
+                ", or use ",
+                Setting("profiles"),
+                ".",
+            ),
         )
     return shape.memory
 
@@ -252,7 +262,7 @@ def _config(
 
 
 def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[ProfileShape]) -> EngineError:
-    """TensorRT's complaint, and the remedy."""
+    """Our error for TensorRT's messages, with a hint."""
     text = "\n".join(messages) or str(error)
     complaint = _PROFILE_COMPLAINT.search(text)
     if complaint:
@@ -261,14 +271,29 @@ def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[Pr
         return EngineError(
             f"The graph cannot take the profile for {_range(profile.batch)} sequences of "
             f"{_range(profile.tokens)} tokens{memory}: {complaint[2].strip()}",
-            hint=f"Build with --max-len {profile.tokens[2]} or more, or give shorter --profiles.",
+            hint=(
+                "Build with ",
+                Setting("max_len", profile.tokens[2], command="build"),
+                " or more, or give shorter ",
+                Setting("profiles"),
+                ".",
+            ),
         )
     if _NO_FUSED_ATTENTION in text:
         return EngineError(
             "TensorRT has no fused attention for this precision and head size.",
-            hint="Build with --fp16 or --bf16, or without an engine: --target onnx",
+            hint=(
+                "Build with ",
+                Setting("fp16", command="build"),
+                " or ",
+                Setting("bf16", command="build"),
+                ", or without an engine: ",
+                Setting("target", "onnx"),
+            ),
         )
-    return EngineError(f"TensorRT did not build the engine: {text}", hint="Build without it: --target onnx")
+    return EngineError(
+        f"TensorRT did not build the engine: {text}", hint=("Build without the engine: ", Setting("target", "onnx"))
+    )
 
 
 def _range(values: tuple[int, int, int]) -> str:
@@ -277,11 +302,11 @@ def _range(values: tuple[int, int, int]) -> str:
 
 def built_here() -> BuiltOn:
     """This machine, now."""
-    found = gpus()
+    visible = gpus()
     return BuiltOn(
         platform=platform.platform(),
         driver=driver_version(),
-        gpu=found[0].name if found else None,
+        gpu=visible[0].name if visible else None,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

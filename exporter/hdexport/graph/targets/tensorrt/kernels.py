@@ -16,13 +16,13 @@ from hdplugins.attention.plugin_spec import plugin_spec_of
 from hdplugins.kernels.aot import KernelError, KernelSource, compile_kernels
 from hdruntime.bundle.manifest import KernelNode
 from hdruntime.constants import KERNELS_FOLDER
-from hdruntime.errors import ExportError, InputError, MissingDependencyError
+from hdruntime.errors import ExportError, InputError, MissingDependencyError, Setting
 from hdruntime.optional import is_installed
 from hdruntime.process_limits import chosen_threads
 
 logger = logging.getLogger(__name__)
 
-_OTHERWISE = "Or leave attention to standard operators: --attention-impl native"
+_OTHERWISE = ("Or leave attention to standard operators: ", Setting("attention_impl", "native"))
 
 
 def write_kernels(
@@ -48,8 +48,8 @@ def write_kernels(
         return ()
     if not is_installed("triton"):
         raise MissingDependencyError(
-            "Our attention kernels are compiled by the package 'triton', which is not installed.",
-            hint=f"Install it with: pip install triton (on Linux). {_OTHERWISE}",
+            "hdexport's attention kernels are compiled by the package 'triton', which is not installed.",
+            hint=("Install it with: pip install triton (on Linux). ", *_OTHERWISE),
         )
     if progress is not None:
         compiled_for = sorted({source.architecture for _, source in wanted})
@@ -84,6 +84,8 @@ def _sources(
                 node.shapes, node.operator_attributes, dtype=dtype, architectures=numbers
             )
         except ValueError as error:
-            raise InputError(f"{error}", hint=f"Leave that GPU out of --sm. {_OTHERWISE}") from error
+            raise InputError(
+                f"{error}", hint=("Leave that GPU out of ", Setting("architectures"), ". ", *_OTHERWISE)
+            ) from error
         wanted += [(operator, source) for source in sources if (operator, source) not in wanted]
     return wanted

@@ -12,7 +12,7 @@ from typing import Any
 from hdplugins.tensorrt.link import provide_library_link
 from hdruntime.backends.tensorrt.backend import RTX_ON_REQUEST
 from hdruntime.bundle.manifest import Backend
-from hdruntime.errors import EngineError, HdexportError, InputError
+from hdruntime.errors import EngineError, HdexportError, InputError, Setting
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.optional import require
 
@@ -21,7 +21,7 @@ _VARIANTS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
 _NO_ARCHITECTURE = ("NONE", "CURRENT")
 """Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
 
-_KERNELS_ALONE = "Kernels for ONNX Runtime alone are --target onnx."
+_KERNELS_ALONE = ("Kernels for ONNX Runtime alone are built with ", Setting("target", "onnx"), ".")
 
 
 def load_variant(variant: Backend) -> ModuleType:
@@ -47,7 +47,10 @@ def load_variant(variant: Backend) -> ModuleType:
         raise EngineError(
             "TensorRT times its kernels on the GPU that the engine is for, and CUDA finds no GPU "
             f"({'no NVIDIA driver' if driver is None else f'driver {driver}'}).",
-            hint="Build on the GPU machine, or build a TensorRT-RTX engine here: --target tensorrt-rtx",
+            hint=(
+                "Build on the machine with the GPU, or build a TensorRT-RTX engine here: ",
+                Setting("target", "tensorrt-rtx"),
+            ),
         )
     return trt
 
@@ -74,9 +77,7 @@ def architectures_from_option(text: str | None) -> tuple[str, ...]:
     for item in [] if text is None else text.split(","):
         number = item.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)
         if not (number.isascii() and number.isdecimal() and len(number) in (2, 3)):
-            raise InputError(
-                f"--sm holds {item!r}, which is not a GPU architecture.", hint="Give for example --sm 86,89."
-            )
+            raise InputError(parameter="architectures", value=item, accepted="GPU architectures, for example 86,89")
         names.append(f"sm{number}")
     return tuple(dict.fromkeys(names))
 
@@ -101,8 +102,9 @@ class EngineTarget:
     def _of_this_gpu(self) -> tuple[str, ...]:
         if self.restricted_to:
             raise InputError(
-                "--sm is for TensorRT-RTX; TensorRT builds for the GPU of this machine.",
-                hint=f"Leave --sm out, or use --target tensorrt-rtx. {_KERNELS_ALONE}",
+                Setting("architectures"),
+                " is for TensorRT-RTX; TensorRT builds for the GPU of this machine.",
+                hint=("Leave it out, or use ", Setting("target", "tensorrt-rtx"), ". ", *_KERNELS_ALONE),
             )
         return (gpus()[0].architecture,)
 
@@ -113,7 +115,11 @@ class EngineTarget:
         if unknown:
             raise InputError(
                 f"TensorRT-RTX {self.trt.__version__} does not build for {', '.join(unknown)}.",
-                hint=f"Give --sm with some of {', '.join(name.removeprefix('sm') for name in supported)}. "
-                f"{_KERNELS_ALONE}",
+                hint=(
+                    "Give ",
+                    Setting("architectures"),
+                    f" with some of {', '.join(name.removeprefix('sm') for name in supported)}. ",
+                    *_KERNELS_ALONE,
+                ),
             )
         return self.restricted_to or tuple(name for name in supported if name not in RTX_ON_REQUEST)

@@ -1,4 +1,4 @@
-"""Operators that TensorRT runs by our plugins: their nodes, without a body."""
+"""Nodes of the operators that TensorRT runs by hdexport's plugins; the nodes have no function body."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hdexport.families import family_of
 from hdruntime.bundle.manifest import Manifest, ProfileShape
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ _MOST_TOKENS = 2**31 - 1
 
 _INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
 """Graph inputs whose shapes options may give; all are [batch, tokens]. Sizes of carried states are the bundle's."""
+
+_SHAPE_OPTIONS = (Setting("min_shapes"), ", ", Setting("opt_shapes"), " and ", Setting("max_shapes"))
 
 _Shape = tuple[int, int]
 
@@ -65,14 +67,19 @@ def profiles_from_options(
         max_shapes: the largest shapes of each profile.
         one_profile: without options, one profile for all lengths instead of one for each bucket.
     """
-    shapes = {"--minShapes": min_shapes, "--optShapes": opt_shapes, "--maxShapes": max_shapes}
+    shapes = {"min_shapes": min_shapes, "opt_shapes": opt_shapes, "max_shapes": max_shapes}
     if not any(shapes.values()):
         if profiles is None and one_profile:
             profiles = str(max_len)
         return _checked_volumes(_profiles_of_buckets(max_len, profiles, batch))
     if profiles is not None or batch is not None:
         raise InputError(
-            "--minShapes, --optShapes and --maxShapes were given together with --profiles or --batch.",
+            *_SHAPE_OPTIONS,
+            " were given together with ",
+            Setting("profiles"),
+            " or ",
+            Setting("batch"),
+            ".",
             hint="Describe the profiles in one of the two ways.",
         )
     return _checked_volumes(_profiles_of_shapes(max_len, shapes))
@@ -92,7 +99,7 @@ def _checked_volumes(profiles: tuple[ProfileShape, ...]) -> tuple[ProfileShape, 
             raise InputError(
                 f"A batch of {profile.batch[2]} x {profile.tokens[2]} tokens has {tokens} elements, and a tensor of "
                 f"TensorRT holds at most {_MOST_TOKENS}.",
-                hint="Give a smaller batch, for example --batch 1:1:8.",
+                hint=("Give a smaller batch, for example ", Setting("batch", "1:1:8"), "."),
             )
     return profiles
 
@@ -104,23 +111,25 @@ def _profiles_of_buckets(max_len: int, profiles: str | None, batch: str | None) 
 
 
 def _lengths(text: str, max_len: int) -> list[int]:
-    lengths = [_number(item, option="--profiles", example="128,512,4096") for item in text.split(",")]
+    lengths = [_number(item, option="profiles", example="128,512,4096") for item in text.split(",")]
     for length in lengths:
-        _check_length(length, max_len, option="--profiles")
+        _check_length(length, max_len, option="profiles")
     if len(set(lengths)) != len(lengths):
-        raise InputError(f"--profiles {text} has a length twice.", hint="Give each length once.")
+        raise InputError(Setting("profiles", text), " has a length twice.", hint="Give each length once.")
     if max(lengths) < max_len:
         logger.warning("the engine serves up to %d of the bundle's %d tokens", max(lengths), max_len)
     return sorted(lengths)
 
 
 def _batch(text: str) -> tuple[int, int, int]:
-    numbers = [_number(item, option="--batch", example="1:1:8 or 8") for item in text.split(":")]
+    numbers = [_number(item, option="batch", example="1:1:8") for item in text.split(":")]
     if len(numbers) == 1:
         return 1, numbers[0], numbers[0]
     if len(numbers) != 3 or numbers != sorted(numbers):
         raise InputError(
-            f"--batch {text} is not MIN:OPT:MAX with MIN <= OPT <= MAX.", hint="Give for example --batch 1:1:8."
+            Setting("batch", text),
+            " is not MIN:OPT:MAX with MIN <= OPT <= MAX.",
+            hint=("Give for example ", Setting("batch", "1:1:8"), "."),
         )
     return numbers[0], numbers[1], numbers[2]
 
@@ -128,10 +137,10 @@ def _batch(text: str) -> tuple[int, int, int]:
 def _profiles_of_shapes(max_len: int, shapes: dict[str, Sequence[str]]) -> tuple[ProfileShape, ...]:
     counts = {len(texts) for texts in shapes.values()}
     if len(counts) != 1:
-        given = ", ".join(f"{option} {len(texts)} times" for option, texts in shapes.items())
+        counted = ", ".join(f"{len(texts)} {option.replace('_', ' ')}" for option, texts in shapes.items())
         raise InputError(
-            f"A profile needs its smallest, optimal and largest shape, but given were {given}.",
-            hint="Give all three options once for each profile.",
+            f"A profile needs its min, opt and max shape, and the options give {counted}.",
+            hint=("Give ", *_SHAPE_OPTIONS, " once for each profile."),
         )
     profiles = []
     for texts in zip(*shapes.values(), strict=True):
@@ -139,11 +148,12 @@ def _profiles_of_shapes(max_len: int, shapes: dict[str, Sequence[str]]) -> tuple
         for axis, values in zip(("batch", "tokens"), zip(smallest, best, largest, strict=True), strict=True):
             if list(values) != sorted(values):
                 raise InputError(
-                    f"The {axis} sizes {values[0]}, {values[1]} and {values[2]} of --minShapes, --optShapes "
-                    "and --maxShapes are not in ascending order.",
+                    f"The {axis} sizes {values[0]}, {values[1]} and {values[2]} of ",
+                    *_SHAPE_OPTIONS,
+                    " are not in ascending order.",
                     hint="Give min <= opt <= max.",
                 )
-        _check_length(largest[1], max_len, option="--maxShapes")
+        _check_length(largest[1], max_len, option="max_shapes")
         profiles.append(
             ProfileShape(
                 batch=(smallest[0], best[0], largest[0]),
@@ -160,20 +170,23 @@ def _shape(text: str, *, option: str) -> _Shape:
         name, colon, sizes = item.partition(":")
         if name not in _INPUT_NAMES or not colon:
             raise InputError(
-                f"{option} names the input {name!r}; inputs are {', '.join(_INPUT_NAMES)}. Memories have the sizes of "
+                Setting(option),
+                f" names the input {name!r}; inputs are {', '.join(_INPUT_NAMES)}. Recurrent states have the sizes of "
                 "the bundle.",
-                hint=f"Give for example {option}=input_ids:1x128,attention_mask:1x128.",
+                hint=("Give for example ", Setting(option, "input_ids:1x128,attention_mask:1x128"), "."),
             )
         numbers = [_number(size, option=option, example="input_ids:1x128") for size in sizes.split("x")]
         if len(numbers) != 2:
             raise InputError(
-                f"{option} gives {name} the shape {sizes!r}, but it has two axes, batch and tokens.",
-                hint=f"Give for example {option}={name}:1x128.",
+                Setting(option),
+                f" gives {name} the shape {sizes!r}, but {name} has two axes, batch and tokens.",
+                hint=("Give for example ", Setting(option, f"{name}:1x128"), "."),
             )
         shapes[name] = (numbers[0], numbers[1])
     if len(set(shapes.values())) != 1:
         raise InputError(
-            f"{option}={text} gives the inputs different shapes, but all of them are [batch, tokens].",
+            Setting(option, text),
+            " gives the inputs different shapes, but all of them are [batch, tokens].",
             hint="Give all inputs the same shape.",
         )
     return next(iter(shapes.values()))
@@ -183,8 +196,9 @@ def _number(text: str, *, option: str, example: str) -> int:
     # str.isdecimal() alone would take digits of other scripts, and int() alone would take "1_000" and " 5".
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise InputError(
-            f"{option} holds {text!r}, which is not a whole number above 0.",
-            hint=f"Give for example {option} {example}.",
+            Setting(option),
+            f" holds {text!r}, which is not a whole number above 0.",
+            hint=("Give for example ", Setting(option, example), "."),
         )
     return int(text)
 
@@ -192,6 +206,7 @@ def _number(text: str, *, option: str, example: str) -> int:
 def _check_length(length: int, max_len: int, *, option: str) -> None:
     if length > max_len:
         raise InputError(
-            f"{option} asks for {length} tokens, but the model is built for {max_len}.",
-            hint=f"Take at most {max_len}, or build with --max-len {length}.",
+            Setting(option),
+            f" asks for {length} tokens, but the model is built for {max_len}.",
+            hint=(f"Take at most {max_len}, or build with ", Setting("max_len", length, command="build"), "."),
         )
