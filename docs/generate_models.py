@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.model.family import UnsupportedReason
 
 _RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 RECORD, TYPES = _RESULTS / "families.jsonl", _RESULTS / "any_types.jsonl"
@@ -164,10 +165,11 @@ def _verdict(outcome: str | None) -> str:
 
 def _windows(model_type: str) -> str:
     family = family_of(model_type)
-    if family.why_not_converted is None:
+    if family.conversion_unsupported_reason is None:
         return "yes"
-    has_own = family.own is not None and family.own.kind in _OWN_WINDOWS
-    return "its own" if has_own or family.has_native_windows else "no"
+    native = family.native_attention
+    has_windows = family.conversion_unsupported_reason is UnsupportedReason.NATIVE_WINDOWS
+    return "its own" if has_windows or (native is not None and native.attention_type in _OWN_WINDOWS) else "no"
 
 
 def _remarks(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:

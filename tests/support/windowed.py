@@ -10,13 +10,11 @@ import numpy as np
 import torch
 
 from hdexport.attention.registry import attention_from_spec
-from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.families import convertible_model_types
 from support.hugging_face import AFTER_PADDING_ROW
 from support.tiny_models import COPIES, PAD_TOKEN_ID
 
-WINDOWED_TYPES = [
-    name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_converted is None and name not in COPIES
-]
+WINDOWED_TYPES = [name for name in convertible_model_types() if name not in COPIES]
 
 
 def pair_mask(attention_mask: np.ndarray, spec: str, *, heads: int = 4) -> np.ndarray:

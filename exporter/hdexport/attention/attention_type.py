@@ -28,7 +28,7 @@ from hdexport.model.carried_states import CallStates
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 
 if TYPE_CHECKING:
     import re
@@ -112,10 +112,15 @@ class ConversionContext:
         Raises:
             ModelError: the message has the reason, the hint the families whose attention can be replaced.
         """
-        if self.family.why_not_converted is not None:
+        reason = self.family.conversion_unsupported_reason
+        if reason is not None:
             raise ModelError(
-                f"{self.model.config.model_type} cannot be given {to} attention: {self.family.why_not_converted}.",
-                hint=f"Leave out --attention. Families that can: {', '.join(self.convertible())}.",
+                f"This {self.model.config.model_type} cannot be converted to {to} attention. {reason}",
+                hint=(
+                    "Leave out ",
+                    Setting("attention"),
+                    f". Model types that can be converted: {', '.join(self.convertible())}.",
+                ),
             )
 
     def warn_if_unscaled(self, most_keys: int) -> None:
@@ -126,7 +131,7 @@ class ConversionContext:
         """
         if self.asks_for_scale and self.query_scale is not None and not self.query_scale.changes(most_keys):
             logger.warning(
-                "--attention-scale logn leaves queries as they are that see %d tokens at most: the model was trained "
+                "attention_scale='logn' changes no query that attends to at most %d tokens: the model was trained "
                 "with %d.",
                 most_keys,
                 self.query_scale.base,
@@ -157,8 +162,8 @@ class AttentionConversion:
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """Replace the attention of the model for tracing, in place; by default by the family's native attention."""
-        assert family.own is not None
-        family.own.adapt(model, self)
+        assert family.native_attention is not None
+        family.native_attention.adapt(model, self)
 
     def write(self, directory: Path) -> None:
         """Write the files of a bundle that `AttentionType.read` reads; most types have none."""
@@ -258,7 +263,7 @@ class AttentionRecord:
         """Approximate keys per query in each layer of the portable graph, for a text of `tokens` tokens."""
         return []
 
-    def reference_copies(self, family: Family, heads: int) -> int:
+    def reference_copies(self, heads: int, *, has_sdpa: bool) -> int:
         """Float32 arrays [tokens, tokens] that PyTorch holds at once for one row in a comparison."""
         return self.score_copies * heads
 

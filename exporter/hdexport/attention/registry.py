@@ -108,7 +108,7 @@ def attention_conversions(requests: Mapping[str, Any], context: ConversionContex
     if context.query_scale is not None:
         _check_scaled(conversions, context)
     if context.recurrence is not None and all(conversion.carried is None for conversion in conversions.values()):
-        convertible = context.family.why_not_converted is None
+        convertible = context.family.conversion_unsupported_reason is None
         windows = (", or use windows: ", Setting("attention", "window:256,right:0,global:0"))
         raise InputError(
             Setting("recurrence", context.recurrence),
@@ -129,7 +129,7 @@ def _check_scaled(conversions: Mapping[str, AttentionConversion], context: Conve
             f"{model_type} have a fixed size at every length.",
             hint=hint,
         )
-    if context.family.own is not None:
+    if context.family.native_attention is not None:
         raise InputError(logn, f" cannot scale the queries of a {model_type} with dense attention.", hint=hint)
     for name in conversions:
         if not attention_type_named(name).scales_queries:

@@ -30,8 +30,17 @@ from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family
+from hdexport.model.family import UnsupportedReason
 from hdexport.model.positions import LONGEST
-from hdexport.model.task import ENCODER_TASKS, TASKS, infer_task, model_task, unread_head
+from hdexport.model.task import (
+    ENCODER_TASKS,
+    TASKS,
+    encoder_of,
+    infer_task,
+    model_task,
+    supported_tasks,
+    unread_head,
+)
 from hdexport.support.json_files import shown
 from hdruntime.bundle.manifest import Task, TokenizerSource
 from hdruntime.errors import InputError, Message, ModelError, Setting
@@ -149,7 +158,7 @@ class Checkpoint:
     def base_positions(self) -> int:
         """Positions that real tokens can use, before any extension; `LONGEST` where any number can."""
         file, key = self.path / "config.json", self.family.positions_key
-        if self.family.counts_distances:
+        if self.family.relative_positions:
             return LONGEST
         values = {"pad_token_id": 1, **self.config}
         padding, rows = values["pad_token_id"], self.config.get(key)
@@ -157,7 +166,7 @@ class Checkpoint:
         # A family whose positions follow the padding needs its id; the others can do without padding.
         is_needed = self.family.padding_row(SimpleNamespace(pad_token_id=0)) is not None
         # -1 is no token, and positions that follow it begin in the first row, as in transformers.
-        follows = self.family.own is None and self.family.padding_row(no_token) == -1
+        follows = self.family.native_attention is None and self.family.padding_row(no_token) == -1
         is_id = type(padding) is int and padding >= (-1 if follows else 0)
         if not is_id and (is_needed or padding is not None):
             raise ModelError(
@@ -180,7 +189,7 @@ class Checkpoint:
     @property
     def usual_len(self) -> int:
         """Default for the longest input, in tokens: all positions, or a usual segment's."""
-        return _SEGMENT if self.family.counts_distances else self.base_positions
+        return _SEGMENT if self.family.relative_positions else self.base_positions
 
     def settings(self) -> PreTrainedConfig:
         """The configuration in transformers."""
@@ -193,7 +202,7 @@ class Checkpoint:
     def with_adapter(self, name: str | None) -> Checkpoint:
         """This checkpoint with an adapter in the models of `load`; None merges none, which is remarked where there are
         some."""
-        own, beside = self.family.adapters(self.config), adapters_of(self.path)
+        own, beside = self._native_adapters, adapters_of(self.path)
         if name is not None:
             return replace(self, adapter=adapter_named(self.path, name, own or beside))
         if self.adapter is not None or not beside:
@@ -247,7 +256,8 @@ class Checkpoint:
         if adapter is not None:
             merge_adapter(model, adapter, allow_pickle=self.trust.allow_pickle)
         elif self.adapter is not None:
-            self.family.choose_adapter(model, self.adapter)
+            assert self.family.adapters is not None
+            setattr(model.config, self.family.adapters.default_key, self.adapter)
         if score is not None:
             from hdexport.checkpoint.generator_score import score_by_logits
 
@@ -256,7 +266,7 @@ class Checkpoint:
             if hasattr(module, "chunk_size_feed_forward"):
                 # Feed-forward layers in chunks of tokens give the same numbers, and a trace would freeze their count.
                 module.chunk_size_feed_forward = 0
-        return self.family.encoder(model).eval()
+        return encoder_of(model, self.run_as(task)).eval()
 
     def code_uncompared_reason(self, task: Task) -> str | None:
         """Reason why answers of the checkpoint's own code for a task cannot be compared, or None."""
@@ -275,9 +285,15 @@ class Checkpoint:
         return code.cases(answers, self._without_changes(task, lambda line: None), self, class_task)
 
     @property
+    def _native_adapters(self) -> tuple[str, ...]:
+        """Names of the adapters among the checkpoint's weights."""
+        keys = self.family.adapters
+        return () if keys is None else tuple(map(str, self.config.get(keys.names_key) or ()))
+
+    @property
     def _adapter_folder(self) -> Path | None:
         """The folder of the adapter that is merged, where it is not among the model's own."""
-        is_beside = self.adapter is not None and self.adapter not in self.family.adapters(self.config)
+        is_beside = self.adapter is not None and self.adapter not in self._native_adapters
         return (self.path / str(self.adapter)).resolve() if is_beside else None
 
     def _score_of(self, task: Task) -> LogitScore | None:
@@ -311,13 +327,13 @@ class Checkpoint:
         return set()
 
     def _check_task(self, task: Task) -> None:
-        tasks = self.family.all_tasks
+        tasks = supported_tasks(self.settings(), family=self.family)
         if task in tasks:
             return
         is_of_encoders = model_task(task) in ENCODER_TASKS and Task.FILL_MASK in tasks
-        why = "has no model in transformers" if is_of_encoders else self.family.why_not_other_tasks
+        reason = UnsupportedReason.NO_CLASS if is_of_encoders else self.family.task_unsupported_reason
         raise ModelError(
-            f"The task {task} of a {self.config['model_type']} {why}; there are "
+            f"The task {task} of a {self.config['model_type']} is not supported. {reason} Supported tasks: "
             f"{', '.join(known.value for known in tasks)}.",
             hint=("Build one of these, such as ", Setting("task", tasks[0]), "."),
         )
@@ -392,7 +408,7 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
     family = family if family.of_config is None else family.of_config(config)
     padding = config.get("pad_token_id")
     # A family with attention of its own may pad texts with this token in transformers' code.
-    if type(padding) is int and padding < 0 and family.own is None:
+    if type(padding) is int and padding < 0 and family.native_attention is None:
         remarks += (f"config.json has pad_token_id {padding}, which is no token: padding is told by the mask alone.",)
         if family.padding_row(SimpleNamespace(pad_token_id=0)) is None:
             config["pad_token_id"] = None
@@ -400,7 +416,7 @@ def _read(path: Path, *, name: str, source: str, trust: Trust) -> Checkpoint:
         path=path.resolve(),
         name=name,
         source=source,
-        config={**config, **family.newer_keys(config)},
+        config={**config, **family.config_overrides(config)},
         family=family,
         origin=origin,
         remarks=remarks,

@@ -91,12 +91,14 @@ def settings_from(path: Path, config: dict[str, Any], *, family: Family) -> PreT
             hint=QUANTIZED_HINT,
         )
     try:
-        newer_keys = family.newer_keys(config)
+        config_overrides = family.config_overrides(config)
         if family.classes is not None:
-            settings = family.classes.config.from_pretrained(path, local_files_only=True, **newer_keys)
+            settings = family.classes.config.from_pretrained(path, local_files_only=True, **config_overrides)
         else:
-            settings = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False, **newer_keys)
-        for key, value in newer_keys.items():
+            settings = AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False, **config_overrides
+            )
+        for key, value in config_overrides.items():
             # Keys that a class does not declare are passed over.
             setattr(settings, key, value)
     except MemoryError:
@@ -225,7 +227,7 @@ def _check_size(file: Path, key: str, value: object) -> None:
 
 def reject_variants(file: Path, config: dict[str, Any], *, family: Family) -> None:
     """Rejects settings that no graph of ours would compute."""
-    if config.get("is_decoder") and not family.runs_decoders:
+    if config.get("is_decoder") and not family.honors_is_decoder:
         raise ModelError(
             f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are supported.",
             hint='If it was trained as an encoder, set "is_decoder": false.',
@@ -239,12 +241,12 @@ def reject_variants(file: Path, config: dict[str, Any], *, family: Family) -> No
         )
     # For most model types, current transformers ignores this key and would silently compute something else.
     kind, known = config.get("position_embedding_type") or "absolute", family.position_embedding_types
-    if kind not in known and config.get("lora_adaptations"):
+    if known is not None and kind not in known and config.get("lora_adaptations"):
         raise ModelError(
             f"{file} is that of jina-embeddings-v3's own code, which is not in transformers.",
             hint="Choose the same model for transformers: jinaai/jina-embeddings-v3-hf.",
         )
-    if kind not in known:
+    if known is not None and kind not in known:
         raise ModelError(
             f"{file} asks for {shown(kind)} positions; only learned absolute ones are supported"
             + "".join(f", and {other}" for other in known[1:])

@@ -22,6 +22,7 @@ from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.sentence_modules import module_folders
 from hdexport.checkpoint.tokenizer_files import TOKENIZER_CONFIG, settings_of_file
 from hdexport.checkpoint.weight_files import read_weights
+from hdexport.model.family import UnsupportedReason
 from hdexport.model.positions import DEFAULT_ALPHA, extend_table
 from hdexport.support.json_files import read_object
 from hdruntime.bundle.checked_json import JsonMismatchError, Length, from_values
@@ -160,10 +161,10 @@ def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
             hint="Merge it with PEFT first: merge_and_unload(), then save_pretrained().",
         )
     origin = shlex.quote(str(checkpoint.origin))
-    if not checkpoint.family.is_written:
+    if checkpoint.family.is_generic:
         raise ModelError(
-            f"The positions of {checkpoint.origin}, a {checkpoint.config['model_type']}, cannot be changed: "
-            f"{checkpoint.family.why_not_tuned}.",
+            f"The positions of {checkpoint.origin}, a {checkpoint.config['model_type']}, cannot be changed. "
+            f"{UnsupportedReason.NO_FAMILY}",
             hint=f"Build it as it is: hdexport build {origin}",
         )
     if not checkpoint.family.learned_positions:
@@ -172,7 +173,7 @@ def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
             "there is no table to extend.",
             hint=f"Build it as it is, with the length that you need: hdexport build {origin} --max-len 16384",
         )
-    if not checkpoint.family.stores_table(checkpoint.config):
+    if not checkpoint.family.stores_table:
         raise ModelError(
             f"{checkpoint.origin} is a {checkpoint.config['model_type']} whose positions are computed from several "
             "tables, so there is no table to extend.",

@@ -219,7 +219,7 @@ def _unread_of_config(config: Mapping[str, Any], checkpoint: Checkpoint, task: T
 
     settings = checkpoint.settings()
     known = {field.name for field in dataclasses.fields(settings)} | {*settings.attribute_map}
-    known |= _READ_HERE | _OF_TRAINING | _OF_RUNNING | _OF_OLD_CODE | checkpoint.family.keys_of_other_code
+    known |= _READ_HERE | _OF_TRAINING | _OF_RUNNING | _OF_OLD_CODE | checkpoint.family.known_config_keys
     # Before version 5, config.json had settings of generation, which encoders do not do.
     known |= {*GenerationConfig().to_dict()}
     unread = [key for key in config if key not in known and not _WITHOUT_EFFECT.fullmatch(key)]

@@ -17,7 +17,7 @@ from hdexport.checkpoint.agreement import Agreement, check_layers
 from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import StoredWeight, read_weights, stored_weights
 from hdexport.families import Family
-from hdexport.model.task import model_from_config
+from hdexport.model.task import model_from_config, supports_sdpa
 from hdexport.support.json_files import listing, shown
 from hdexport.support.memory import says_out_of_memory
 from hdruntime.bundle.manifest import Task
@@ -81,7 +81,7 @@ def load_model(
             config=settings,
             state_dict={names.name(name): weight for file in files for name, weight in read_weights(file).items()},
             dtype=torch.float32,
-            attn_implementation=_attention(family),
+            attn_implementation=_attention_implementation(settings, family),
             output_loading_info=True,
         )
     except (MemoryError, ModelError):
@@ -173,8 +173,8 @@ def _not_needed(family: Family, task: Task, *, is_generator: bool) -> tuple[str,
     return (*pooler, *others, *(() if is_generator else family.training_weights))
 
 
-def _attention(family: Family) -> str:
-    return "sdpa" if family.has_sdpa else "eager"
+def _attention_implementation(settings: PreTrainedConfig, family: Family) -> str:
+    return "sdpa" if supports_sdpa(settings, family=family) else "eager"
 
 
 def _skeleton(checkpoint: Checkpoint, settings: PreTrainedConfig, *, task: Task) -> PreTrainedModel:
@@ -185,7 +185,11 @@ def _skeleton(checkpoint: Checkpoint, settings: PreTrainedConfig, *, task: Task)
     try:
         with torch.device("meta"):
             return model_from_config(
-                settings, family=family, task=task, dtype=torch.float32, attn_implementation=_attention(family)
+                settings,
+                family=family,
+                task=task,
+                dtype=torch.float32,
+                attn_implementation=_attention_implementation(settings, family),
             )
     except MemoryError:
         raise

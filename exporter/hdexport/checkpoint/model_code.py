@@ -19,7 +19,7 @@ import numpy as np
 
 from hdexport.checkpoint.loading import free_of_reports
 from hdexport.checkpoint.trust import Trust
-from hdexport.families import SUPPORTED_MODEL_TYPES, Family, any_family, family_of
+from hdexport.families import SUPPORTED_MODEL_TYPES, Family, family_of, generic_family
 from hdexport.model.family import ModelClasses
 from hdexport.model.task import AUTO_CLASS_OF_TASK, model_class, model_task
 from hdexport.support.json_files import shown
@@ -196,7 +196,7 @@ def family_of_checkpoint(path: Path, config: Mapping[str, Any], trust: Trust) ->
 
     model_type, named = str(config["model_type"]), _auto_map(config)
     family = family_of(model_type)
-    if family.is_written:
+    if not family.is_generic:
         return family
     codes = {task: named[key] for task, key in AUTO_CLASS_OF_TASK.items() if key in named}
     if trust.trust_remote_code and codes and (model_type in CONFIG_MAPPING or _CONFIG_CLASS in named):
@@ -214,7 +214,7 @@ def family_of_checkpoint(path: Path, config: Mapping[str, Any], trust: Trust) ->
                 f"{shown(error)}",
                 hint="Install what it needs.",
             ) from error
-        return any_family(model_type, ModelClasses(config=settings, models=models))
+        return generic_family(ModelClasses(config=settings, models=models))
     if model_type not in CONFIG_MAPPING:
         hint: Message = (
             "Install the version that config.json names (transformers_version), or correct the type. Types with a "
@@ -239,7 +239,7 @@ def model_code(checkpoint: Checkpoint, task: Task) -> ModelCode | None:
     """The code that a checkpoint names for a task of `AUTO_CLASS_OF_TASK`; None where its library runs the class that
     we build."""
     named = _auto_map(checkpoint.config)
-    if not checkpoint.family.is_written and checkpoint.family.classes is not None:
+    if checkpoint.family.is_generic and checkpoint.family.classes is not None:
         # It is what a bundle is made of.
         return None
     for key in (AUTO_CLASS_OF_TASK[task], _CONFIG_CLASS):
@@ -250,12 +250,15 @@ def model_code(checkpoint: Checkpoint, task: Task) -> ModelCode | None:
                 # There is no class, which is rejected where it is needed.
                 return None
             package = "transformers'" if kind.__module__.startswith("transformers.") else "hdexport's"
-            is_written = checkpoint.family.is_written
             return ModelCode(
                 key=key,
                 reference=named[key],
                 instead=f"{package} {kind.__name__}",
-                if_trusted="runs both, and rejects a difference" if is_written else "builds a bundle of that code",
+                if_trusted=(
+                    "builds a bundle of that code"
+                    if checkpoint.family.is_generic
+                    else "runs both, and rejects a difference"
+                ),
             )
     return None
 

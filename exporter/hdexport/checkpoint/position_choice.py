@@ -10,6 +10,7 @@ from hdexport.attention.registry import attention_type_named
 from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.config import HIERARCHICAL_KEY, hierarchical_alpha
 from hdexport.checkpoint.extended_files import Extension, read_extension
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.positions import DEFAULT_ALPHA, check_options
 from hdexport.model.task import TASKS
 from hdruntime.bundle.manifest import AttentionScale, Scheme, Task
@@ -17,10 +18,6 @@ from hdruntime.errors import InputError, Message, Setting
 
 _EMBEDDING_ALPHA = 0.05
 """Alpha of embedding models without further training; measured in docs/positions.md."""
-
-_DISTANCES_UNSCALED_REASON = (
-    "its scores are of distances, and no number of positions says from how many tokens on queries are to grow"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +61,26 @@ def choose_positions(
     """Chooses alpha and the factor of the queries where they are None. `max_len` is the longest input in tokens;
     `attention` has requests by the names of attention types, not all of which can scale queries."""
     family = checkpoint.family
-    reason = _DISTANCES_UNSCALED_REASON if family.counts_distances else family.why_not_scaled
+    reason = _scale_unsupported_reason(family)
     if reason is not None and attention_scale == "logn":
         raise InputError(
             Setting("attention_scale", "logn"),
-            f" does not fit this {checkpoint.config['model_type']}: {reason}.",
+            f" does not fit this {checkpoint.config['model_type']}. {reason}",
             hint=("Use ", Setting("attention_scale", "none"), "."),
         )
-    base = max_len if family.counts_distances else checkpoint.base_positions
-    if max_len > base and family.why_not_extended is not None:
+    base = max_len if family.relative_positions else checkpoint.base_positions
+    if max_len > base and family.keeps_table:
         raise InputError(
             Setting("max_len", max_len),
-            f" is above the {base} positions of this {checkpoint.config['model_type']}, and {family.why_not_extended}.",
+            f" is above the {base} positions of this {checkpoint.config['model_type']}, which cannot be extended. "
+            f"{UnsupportedReason.NO_FAMILY}",
             hint=("Use ", Setting("max_len", base), " or less."),
         )
     extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
     scalable = all(attention_type_named(name).scales_queries for name in attention)
     chosen = (
         PositionChoice(reason="scores are of distances, of which there are any number")
-        if family.counts_distances
+        if family.relative_positions
         else _as_they_are(base, extension)
         if max_len <= base
         else _beyond(checkpoint, task, scheme, extension, scalable)
@@ -103,6 +101,14 @@ def choose_positions(
     extended = scheme if family.learned_positions else Scheme.TILE
     check_options(scheme=extended, alpha=chosen.alpha, max_len=max_len, base=base)
     return chosen
+
+
+def _scale_unsupported_reason(family: Family) -> UnsupportedReason | None:
+    if family.is_generic:
+        return UnsupportedReason.NO_FAMILY
+    if family.relative_positions:
+        return UnsupportedReason.RELATIVE_SCALE
+    return UnsupportedReason.CAUSAL_SCALE if family.is_causal else None
 
 
 def configured_alpha(checkpoint: Checkpoint) -> float | None:
@@ -150,7 +156,9 @@ def _beyond(
     if (alpha := configured_alpha(checkpoint)) is not None:
         return PositionChoice(alpha=alpha, reason=f"as {HIERARCHICAL_KEY} of the configuration says")
     # A factor needs a logarithm to divide by; families with attention of their own were trained with it on long texts.
-    scale: AttentionScale = "logn" if scalable and family.own is None and checkpoint.base_positions > 1 else "none"
+    scale: AttentionScale = (
+        "logn" if scalable and family.native_attention is None and checkpoint.base_positions > 1 else "none"
+    )
     trainable, as_it_is = _options(scheme, DEFAULT_ALPHA, "none"), _options(scheme, _EMBEDDING_ALPHA, scale)
     if trainable == as_it_is:
         return PositionChoice(reason="as the options say")

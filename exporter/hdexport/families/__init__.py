@@ -2,55 +2,86 @@
 
 from __future__ import annotations
 
-__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "any_family", "convertible_model_types", "family_of"]
+__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "convertible_model_types", "family_of", "generic_family"]
 
-import ast
 import importlib
-import re
-from pathlib import Path
 
 from hdexport.model.family import Family, ModelClasses
 
-_DECLARED = re.compile(r'model_types=(\("[^)]+\))')
-
-
-def _modules() -> dict[str, str]:
-    """Model type -> the module whose `FAMILY` declares it. The modules need PyTorch, so they are read, not imported."""
-    folder, modules = Path(__file__).parent, {}
-    for file in (*folder.glob("*.py"), *folder.glob("*/family.py")):
-        declared = _DECLARED.search(file.read_text(encoding="utf-8"))
-        if declared:
-            module = ".".join(file.relative_to(folder).with_suffix("").parts)
-            modules.update(dict.fromkeys(ast.literal_eval(declared[1]), module))
-    return modules
-
-
-_MODULE_OF_MODEL_TYPE = _modules()
+_MODULE_OF_MODEL_TYPE = {
+    "albert": "albert",
+    "bert": "bert",
+    "distilbert": "bert",
+    "electra": "bert",
+    "ernie": "bert",
+    "big_bird": "big_bird",
+    "bigbird_pegasus": "bigbird_pegasus",
+    "deberta": "deberta",
+    "deberta-v2": "deberta",
+    "esm": "esm",
+    "eurobert": "eurobert",
+    "embedding_gemma2_text": "gemma",
+    "gemma3_text": "gemma",
+    "gte": "gte",
+    "jina_embeddings_v3": "gte",
+    "led": "led",
+    "longformer": "longformer",
+    "longt5": "longt5",
+    "luke": "luke",
+    "modernbert": "modernbert",
+    "modernbert-decoder": "modernbert_decoder",
+    "mpnet": "mpnet",
+    "neomme": "neomme",
+    "nezha": "nezha.family",
+    "nomic_bert": "nomic_bert",
+    "performer": "performer.family",
+    "qwen3": "qwen3",
+    "reformer": "reformer",
+    "megatron-bert": "rembert",
+    "rembert": "rembert",
+    "camembert": "roberta",
+    "data2vec-text": "roberta",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "xlm-roberta-xl": "roberta",
+    "roformer": "roformer",
+    "mt5": "t5",
+    "t5": "t5",
+    "umt5": "t5",
+    "transfo-xl": "transfo_xl.family",
+    "ultrabert": "ultrabert",
+    "xlnet": "xlnet",
+    "xmod": "xmod",
+}
+"""``model_type`` of ``config.json`` -> module of this package whose `FAMILY` it belongs to. Modules are imported on
+demand, as they need PyTorch."""
 
 SUPPORTED_MODEL_TYPES = tuple(sorted(_MODULE_OF_MODEL_TYPE))
 
 
 def family_of(model_type: str) -> Family:
-    """The family that a ``model_type`` belongs to, whose classes transformers knows from then on; for any other type
-    one of models that are traced as they are."""
+    """The family of a model type, whose classes are registered with transformers; a generic family for other types."""
     module = _MODULE_OF_MODEL_TYPE.get(model_type)
     if module is None:
-        return any_family(model_type)
+        return generic_family()
     family: Family = importlib.import_module(f"hdexport.families.{module}").FAMILY
     if family.classes is not None:
         family.classes.register()
     return family
 
 
-def any_family(model_type: str, classes: ModelClasses | None = None) -> Family:
-    """The family of models that are traced as they are. `classes` are those of a checkpoint's own code; None for the
-    library's."""
+def generic_family(classes: ModelClasses | None = None) -> Family:
+    """The family of models whose code is traced without changes.
+
+    Args:
+        classes: the classes of a checkpoint's code; None for transformers' classes.
+    """
     # It needs PyTorch, as families do.
     from hdexport.families.any import route
 
-    return route.any_family(model_type, classes)
+    return route.generic_family(classes)
 
 
 def convertible_model_types() -> list[str]:
-    """The model types whose attention can be exchanged for one of another kind."""
-    return [name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_converted is None]
+    """The model types whose attention ``--attention`` can replace."""
+    return [name for name in SUPPORTED_MODEL_TYPES if family_of(name).conversion_unsupported_reason is None]

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from hdexport.model.family import Family
 
-FAMILY = Family(model_types=("albert",), shares_layers=True)
+FAMILY = Family(shares_layers=True)

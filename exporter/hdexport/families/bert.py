@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from hdexport.model.family import Family
 
-FAMILY = Family(model_types=("bert", "distilbert", "electra", "ernie"))
+FAMILY = Family()

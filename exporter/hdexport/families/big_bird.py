@@ -15,8 +15,7 @@ from hdexport.attention.blocks.model import LISTED_BLOCKS, BlockMask, through_bl
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.interface import LayerMask
 from hdexport.families import rembert
-from hdexport.model.family import Family, OwnAttention
-from hdruntime.bundle.manifest import Task
+from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -151,18 +150,12 @@ def _padded_tokens(config: Any, tokens: int) -> int:
     return -(-tokens // config.block_size) * config.block_size
 
 
-class _BigBird(Family):
-    """Hugging Face's tokenizer gives no token types to question answering, and its model makes them so."""
-
-    def token_type_separator_id(self, config: Any, task: Task) -> int | None:
-        return config.sep_token_id if task is Task.QUESTION_ANSWERING else None
-
-
-FAMILY = _BigBird(
-    model_types=("big_bird",),
+FAMILY = Family(
     padded_tokens=_padded_tokens,
     adapt=_adapt,
-    own=OwnAttention(kind="blocks", of_config=block_sparse, adapt=_adapt),
+    native_attention=NativeAttention(attention_type="blocks", record=block_sparse, adapt=_adapt),
+    # Its tokenizer makes no token types for question answering; its model makes them.
+    counts_separators=True,
     as_trained=forget_short_texts,
-    why_not_converted="its attention is block-sparse already, by block_size of config.json",
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_SPARSE,
 )

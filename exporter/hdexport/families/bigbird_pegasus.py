@@ -11,8 +11,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from hdexport.attention.blocks import BlockSparse
 from hdexport.attention.interface import LayerMask
 from hdexport.families.big_bird import BigBirdAttention, block_sparse, forget_short_texts, own_blocks, run_layers
-from hdexport.families.led import encoder_of
-from hdexport.model.family import Family, OwnAttention
+from hdexport.families.led import prepare_positions
+from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
@@ -66,14 +66,13 @@ def _adapt(encoder: Any, conversion: BlockConversion | None = None) -> None:
 
 
 FAMILY = Family(
-    model_types=("bigbird_pegasus",),
     tasks=(Task.FEATURE_EXTRACTION,),
-    encoder=encoder_of,
+    prepare=prepare_positions,
     embeddings=lambda encoder: encoder.embed_positions,
     # The encoder's and the decoder's, which are as long.
     position_table="embed_positions.weight",
     adapt=_adapt,
-    own=OwnAttention(kind="blocks", of_config=block_sparse, adapt=_adapt),
+    native_attention=NativeAttention(attention_type="blocks", record=block_sparse, adapt=_adapt),
     as_trained=forget_short_texts,
-    why_not_converted="its attention is block-sparse already, by block_size of config.json",
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_SPARSE,
 )

@@ -19,7 +19,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.disentangled.model import attend_disentangled
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -204,20 +204,18 @@ def _of_config(config: Mapping[str, Any]) -> Family:
 
 
 _POSITIONS = Family(
-    model_types=("deberta", "deberta-v2"),
     of_config=_of_config,
     adapt=_adapt,
     classifies_first=False,
     query_projections=lambda model: [
         (layer.attention.self, layer.attention.self.query_proj) for layer in model.base_model.encoder.layer
     ],
-    why_not_converted="its attention is of contents and distances, in both directions",
-    why_not_tuned="its scores are of distances, too",
+    conversion_unsupported_reason=UnsupportedReason.RELATIVE_POSITIONS,
+    tuning_unsupported_reason=UnsupportedReason.RELATIVE_POSITIONS,
 )
 
 FAMILY = dataclasses.replace(
     _POSITIONS,
     learned_positions=False,
-    counts_distances=True,
-    why_not_tuned="its positions are distances, which are told apart up to a distance and alike beyond it",
+    relative_positions=True,
 )

@@ -65,14 +65,8 @@ def _intermediate(module: Any, states: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(module.dense(states))
 
 
-class _Esm(Family):
-    """Some have RoBERTa's table of positions, some rotary ones."""
-
-    position_embedding_types = ("absolute", "rotary")
-
-
-_TABLE = _Esm(
-    model_types=("esm",),
+_TABLE = Family(
+    position_embedding_types=("absolute", "rotary"),
     padding_row=lambda config: int(config.pad_token_id),
     adapt=_adapt,
 )
@@ -81,7 +75,6 @@ _ROTARY = dataclasses.replace(
     _TABLE,
     learned_positions=False,
     padding_row=lambda config: None,
-    why_not_tuned="its positions are computed, and none is learned",
 )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.families.modernbert import mean
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 
@@ -51,19 +51,17 @@ def _adapt(model: PreTrainedModel) -> None:
         model.forward = functools.partial(_classify, model)
 
 
-def _newer_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _config_overrides(config: Mapping[str, Any]) -> Mapping[str, Any]:
     named = config.get("classifier_pooling", config.get(_POOLING))
     return {} if named is None else {"classifier_pooling": named}
 
 
 FAMILY = Family(
-    model_types=("eurobert",),
-    newer_keys=_newer_keys,
-    keys_of_other_code=frozenset({_POOLING, "pretraining_tp"}),
+    config_overrides=_config_overrides,
+    known_config_keys=frozenset({_POOLING, "pretraining_tp"}),
     learned_positions=False,
-    stretches_rotary=True,
+    scales_rope=True,
     embeddings=lambda model: model.base_model,
     adapt=_adapt,
-    why_not_converted="transformers has no module of its layers alone, which another attention could wrap",
-    why_not_tuned="its positions are computed, and none is learned",
+    conversion_unsupported_reason=UnsupportedReason.NO_STACK_OF_LAYERS,
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import FromStates, InFloat32, IntoStates, use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
@@ -84,14 +84,12 @@ def _token_width(config: Any) -> int:
 
 
 FAMILY = Family(
-    model_types=("gemma3_text", "embedding_gemma2_text"),
     tasks=(Task.FEATURE_EXTRACTION,),
-    why_not_other_tasks="is not what it was trained for",
+    task_unsupported_reason=UnsupportedReason.NOT_TRAINED_FOR_TASK,
     learned_positions=False,
-    stretches_rotary=True,
+    scales_rope=True,
     token_width=_token_width,
     embeddings=lambda model: model.base_model,
     adapt=_adapt,
-    why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
-    has_native_windows=True,
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_WINDOWS,
 )

@@ -1,19 +1,18 @@
-"""GTE: BERT with rotary positions and gated feed-forward networks.
+"""GTE: BERT with rotary positions and gated feed-forward networks; Jina Embeddings v3 has plain ones.
 
-Source: Zhang et al., "mGTE: Generalized Long-Context Text Representation and Reranking Models" (2024).
+Sources: Sturua et al., "jina-embeddings-v3: Multilingual Embeddings With Task LoRA" (2024);
+ Zhang et al., "mGTE: Generalized Long-Context Text Representation and Reranking Models" (2024).
 """
 
 from __future__ import annotations
 
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.rotary import use_rotary_tables
 
 FAMILY = Family(
-    model_types=("gte",),
-    keys_of_other_code=frozenset({"pack_qkv"}),
+    known_config_keys=frozenset({"pack_qkv"}),
     learned_positions=False,
-    stretches_rotary=True,
+    scales_rope=True,
     adapt=use_rotary_tables,
-    why_not_converted="transformers has no module of its layers alone, which another attention could wrap",
-    why_not_tuned="its positions are computed, and none is learned",
+    conversion_unsupported_reason=UnsupportedReason.NO_STACK_OF_LAYERS,
 )

@@ -9,34 +9,30 @@ import torch
 from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 
 from hdexport.families.longformer import LongformerAttention, attention_windows, longformer_tokens
-from hdexport.model.family import Family, OwnAttention
+from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from hdexport.attention.window.attention_type import WindowConversion
 
 
 class _Positions(torch.nn.Module):
-    """Positions of a model of BART's kind around a table that can be exchanged, as other families have it."""
+    """Positions of a model like BART with a table that can be replaced."""
 
     def __init__(self, original: torch.nn.Embedding) -> None:
         super().__init__()
         self.position_embeddings: torch.nn.Module = torch.nn.Embedding.from_pretrained(original.weight, freeze=False)
 
     def forward(self, input_ids_shape: torch.Size) -> torch.Tensor:
-        """[1, tokens, hidden_size] for a [batch, tokens] shape; named as the library's encoder calls it."""
+        """[1, tokens, hidden_size] for a [batch, tokens] shape; named as transformers' encoder calls it."""
         rows = torch.arange(input_ids_shape[1], device=next(self.parameters()).device)
         embedded: torch.Tensor = self.position_embeddings(rows.unsqueeze(0))
         return embedded
 
 
-def encoder_of(model: Any) -> PreTrainedModel:
-    """The encoder of a model of BART's kind, its table of positions one that can be exchanged."""
-    encoder: PreTrainedModel = model.encoder
+def prepare_positions(encoder: Any) -> None:
+    """Make the positions of an encoder like BART's a table that can be replaced, in place."""
     encoder.embed_positions = _Positions(encoder.embed_positions)
-    return encoder
 
 
 def _forward(
@@ -78,13 +74,12 @@ def _padded_tokens(config: Any, tokens: int) -> int:
 
 
 FAMILY = Family(
-    model_types=("led",),
     tasks=(Task.FEATURE_EXTRACTION,),
-    encoder=encoder_of,
+    prepare=prepare_positions,
     embeddings=lambda encoder: encoder.embed_positions,
     positions_key="max_encoder_position_embeddings",
     position_table="encoder.embed_positions.weight",
     padded_tokens=_padded_tokens,
-    own=OwnAttention(kind="window", of_config=attention_windows, adapt=_adapt),
-    why_not_converted="its attention is windowed already, by attention_window of config.json",
+    native_attention=NativeAttention(attention_type="window", record=attention_windows, adapt=_adapt),
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_SPARSE,
 )

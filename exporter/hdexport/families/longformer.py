@@ -18,7 +18,7 @@ from hdexport.attention.window.global_rows import (
     overwrite_rows,
 )
 from hdexport.attention.window.model import sliding_window_node
-from hdexport.model.family import Family, OwnAttention
+from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -157,8 +157,7 @@ def attention_windows(config: Any) -> list[int] | int:
 
 
 FAMILY = Family(
-    model_types=("longformer",),
     padding_row=lambda config: int(config.pad_token_id),
-    own=OwnAttention(kind="window", of_config=attention_windows, adapt=_adapt),
-    why_not_converted="its attention is windowed already, by attention_window of config.json",
+    native_attention=NativeAttention(attention_type="window", record=attention_windows, adapt=_adapt),
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_SPARSE,
 )

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from hdexport.attention.local_global.attention_type import LocalGlobalAttention
 from hdexport.attention.local_global.model import LocalTokens, local_global_node
 from hdexport.families.t5 import Layer, check_buckets, run_layers, wide_states
-from hdexport.model.family import Family, OwnAttention
+from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdexport.model.half_precision import IntoStates, RootMeanSquareNorm
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
@@ -130,13 +130,10 @@ def _attention(config: Any) -> LocalGlobalAttention:
 
 
 FAMILY = Family(
-    model_types=("longt5",),
-    encoder_classes={"longt5": "LongT5EncoderModel"},
     tasks=(Task.FEATURE_EXTRACTION,),
     learned_positions=False,
-    counts_distances=True,
+    relative_positions=True,
     embeddings=lambda model: model.base_model.encoder,
-    own=OwnAttention(kind="local_global", of_config=_attention, adapt=_adapt),
-    why_not_converted="its attention is local already, by local_radius of config.json",
-    why_not_tuned="its positions are distances, which are told apart up to a distance and alike beyond it",
+    native_attention=NativeAttention(attention_type="local_global", record=_attention, adapt=_adapt),
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_SPARSE,
 )

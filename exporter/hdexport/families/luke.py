@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.attention.dense.model import DenseMask
-from hdexport.families.rembert import WHY_NOT_CONVERTED, RemBertAttention, query_projections
-from hdexport.model.family import Family
+from hdexport.families.rembert import RemBertAttention, query_projections
+from hdexport.model.family import Family, UnsupportedReason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,9 +29,8 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 FAMILY = Family(
-    model_types=("luke",),
     padding_row=lambda config: int(config.pad_token_id),
     adapt=_adapt,
     query_projections=query_projections,
-    why_not_converted=WHY_NOT_CONVERTED,
+    conversion_unsupported_reason=UnsupportedReason.OWN_ATTENTION_CODE,
 )

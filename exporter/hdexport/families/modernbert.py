@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.rotary import use_rotary_tables
 
 if TYPE_CHECKING:
@@ -45,12 +45,10 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 FAMILY = Family(
-    model_types=("modernbert",),
     # Beside norm_eps, which is read.
-    keys_of_other_code=frozenset({"layer_norm_eps"}),
+    known_config_keys=frozenset({"layer_norm_eps"}),
     learned_positions=False,
-    stretches_rotary=True,
+    scales_rope=True,
     adapt=_adapt,
-    why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
-    has_native_windows=True,
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_WINDOWS,
 )

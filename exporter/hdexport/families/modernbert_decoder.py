@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.families.qwen3 import CausalFamily, last_read
+from hdexport.families.qwen3 import last_read
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
 
@@ -39,20 +40,17 @@ def _adapt(model: PreTrainedModel) -> None:
         model.forward = functools.partial(_classify, model)
 
 
-FAMILY = CausalFamily(
-    model_types=("modernbert-decoder",),
+FAMILY = Family(
     tasks=(Task.FEATURE_EXTRACTION, Task.TEXT_CLASSIFICATION),
-    why_not_other_tasks="is for a model that sees the tokens after a token as well, or that generates text",
+    task_unsupported_reason=UnsupportedReason.CAUSAL_TASK,
     # Beside norm_eps, which is read.
-    keys_of_other_code=frozenset({"layer_norm_eps"}),
+    known_config_keys=frozenset({"layer_norm_eps"}),
     learned_positions=False,
     is_causal=True,
-    stretches_rotary=True,
-    training_weights=("decoder.", "lm_head."),
+    scales_rope=True,
+    training_weights=("lm_head.",),
     embeddings=lambda model: model.base_model.embeddings,
     adapt=_adapt,
     classifies_first=False,
-    why_not_converted="its local layers have windows already, and its global layers see all earlier tokens",
-    has_native_windows=True,
-    why_not_tuned="its positions are computed, and none is learned",
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_WINDOWS,
 )

@@ -9,7 +9,7 @@ import torch
 
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.distance.model import attend_by_distance
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,11 +62,10 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 FAMILY = Family(
-    model_types=("mpnet",),
     padding_row=lambda config: _PADDING_ROW,
     adapt=_adapt,
     query_projections=lambda model: [
         (layer.attention.attn, layer.attention.attn.q) for layer in model.base_model.encoder.layer
     ],
-    why_not_converted="its scores have a bias for every pair of tokens",
+    conversion_unsupported_reason=UnsupportedReason.RELATIVE_POSITIONS,
 )

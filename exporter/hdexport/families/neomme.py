@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import RootMeanSquareNorm
 from hdexport.model.rotary import use_rotary_tables
 
@@ -53,11 +53,9 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 FAMILY = Family(
-    model_types=("neomme",),
     learned_positions=False,
-    stretches_rotary=True,
+    scales_rope=True,
     embeddings=lambda model: model.base_model,
     adapt=_adapt,
-    why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
-    has_native_windows=True,
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_WINDOWS,
 )

@@ -44,7 +44,7 @@ _COMPUTED = {
 """Setting of NomicBERT's own code -> the only value with which transformers' code computes the same."""
 
 
-def _newer_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def _config_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
     if "n_embd" not in config:
         return {}
     for key, value in _COMPUTED.items():
@@ -68,7 +68,7 @@ def _newer_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_KEYS_OF_OTHER_CODE = frozenset({
+_KNOWN_CONFIG_KEYS = frozenset({
     *_KEYS,
     *_COMPUTED,
     *("dense_seq_output", "fused_bias_fc", "parallel_block_tied_norm", "shared_expert"),
@@ -77,6 +77,4 @@ _KEYS_OF_OTHER_CODE = frozenset({
     *("pad_vocab_size_multiple", "reorder_and_upcast_attn", "rotary_emb_base", "scale_attn_weights", "use_xentropy"),
 })  # fmt: skip
 
-FAMILY = dataclasses.replace(
-    gte.FAMILY, model_types=("nomic_bert",), newer_keys=_newer_keys, keys_of_other_code=_KEYS_OF_OTHER_CODE
-)
+FAMILY = dataclasses.replace(gte.FAMILY, config_overrides=_config_overrides, known_config_keys=_KNOWN_CONFIG_KEYS)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
@@ -58,27 +58,19 @@ def _adapt(model: PreTrainedModel) -> None:
         model.forward = functools.partial(_classify, model)
 
 
-class CausalFamily(Family):
-    """Tokens see different numbers of keys."""
-
-    why_not_scaled = "each of its tokens sees one key more than the one before, and the factor is one for a text"
-
-
-FAMILY = CausalFamily(
-    model_types=("qwen3",),
+FAMILY = Family(
     tasks=(
         Task.FEATURE_EXTRACTION,
         Task.TEXT_CLASSIFICATION,
         Task.TOKEN_CLASSIFICATION,
     ),
-    why_not_other_tasks="is for a model that sees the tokens after a token as well, or that generates text",
+    task_unsupported_reason=UnsupportedReason.CAUSAL_TASK,
     learned_positions=False,
     is_causal=True,
-    stretches_rotary=True,
+    scales_rope=True,
     training_weights=("lm_head.",),
     embeddings=lambda model: model.base_model,
     adapt=_adapt,
     classifies_first=False,
-    why_not_converted="its tokens see earlier tokens only, and other attention sees both sides",
-    why_not_tuned="its positions are computed, and none is learned",
+    conversion_unsupported_reason=UnsupportedReason.CAUSAL,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from transformers.models.reformer.modeling_reformer import (
 
 from hdexport.attention.lsh import Chunks, LshAttention
 from hdexport.attention.lsh.model import chunk_node, lsh_node
-from hdexport.model.family import Family, OwnAttention
+from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
@@ -177,28 +178,25 @@ def _padded_tokens(config: Any, tokens: int) -> int:
     return -(-tokens // multiple) * multiple
 
 
-class _Reformer(Family):
-    """Axial positions are no table."""
-
-    runs_decoders = True
-
-    def stores_table(self, config: Mapping[str, Any]) -> bool:
-        return config.get("axial_pos_embds") is False
+def _of_config(config: Mapping[str, Any]) -> Family:
+    """The family by its positions: axial positions are computed from several tables."""
+    return dataclasses.replace(FAMILY, stores_table=config.get("axial_pos_embds") is False)
 
 
-FAMILY = _Reformer(
-    model_types=("reformer",),
+FAMILY = Family(
+    of_config=_of_config,
+    honors_is_decoder=True,
     prepare=_prepare,
     position_table="embeddings.position_embeddings.embedding.weight",
     token_width=lambda config: 2 * int(config.hidden_size),
     padded_tokens=_padded_tokens,
-    own=OwnAttention(kind="lsh", of_config=_attention, adapt=_adapt),
+    native_attention=NativeAttention(attention_type="lsh", record=_attention, adapt=_adapt),
     tasks=(
         Task.FEATURE_EXTRACTION,
         Task.FILL_MASK,
         Task.TEXT_CLASSIFICATION,
         Task.QUESTION_ANSWERING,
     ),
-    why_not_tuned="the library trains it at whole chunks only, with hashes that each step draws anew",
-    why_not_converted="its attention is by hashes and chunks already, by attn_layers of config.json",
+    tuning_unsupported_reason=UnsupportedReason.LSH_TRAINING,
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_SPARSE,
 )

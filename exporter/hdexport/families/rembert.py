@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.attention.interface import LayerMask
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-WHY_NOT_CONVERTED = "transformers has code of its own for its attention, with which no other could be compared"
 
 
 class RemBertAttention(torch.nn.Module):
@@ -43,8 +41,7 @@ def query_projections(model: PreTrainedModel) -> Sequence[tuple[torch.nn.Module,
 
 
 FAMILY = Family(
-    model_types=("megatron-bert", "rembert"),
     adapt=_adapt,
     query_projections=query_projections,
-    why_not_converted=WHY_NOT_CONVERTED,
+    conversion_unsupported_reason=UnsupportedReason.OWN_ATTENTION_CODE,
 )

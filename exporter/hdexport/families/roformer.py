@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.attention.dense.model import DenseMask
-from hdexport.families.rembert import WHY_NOT_CONVERTED, query_projections
-from hdexport.model.family import Family
+from hdexport.families.rembert import query_projections
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.rotary import RotaryTable, rotated
 
 if TYPE_CHECKING:
@@ -97,11 +97,9 @@ def _as_trained(model: PreTrainedModel) -> None:
 
 
 FAMILY = Family(
-    model_types=("roformer",),
     learned_positions=False,
     adapt=_adapt,
     as_trained=_as_trained,
     query_projections=query_projections,
-    why_not_converted=WHY_NOT_CONVERTED,
-    why_not_tuned="its positions are computed, and none is learned",
+    conversion_unsupported_reason=UnsupportedReason.OWN_ATTENTION_CODE,
 )

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.distance.model import attend_by_distance
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import IntoStates, RootMeanSquareNorm
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
@@ -140,13 +140,10 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 FAMILY = Family(
-    model_types=("t5", "mt5", "umt5"),
-    encoder_classes={"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"},
     tasks=(Task.FEATURE_EXTRACTION, Task.TOKEN_CLASSIFICATION),
     learned_positions=False,
-    counts_distances=True,
+    relative_positions=True,
     embeddings=lambda model: model.base_model.encoder,
     adapt=_adapt,
-    why_not_converted="its scores have a learned number for every distance",
-    why_not_tuned="its positions are distances, which are told apart up to a distance and alike beyond it",
+    conversion_unsupported_reason=UnsupportedReason.RELATIVE_POSITIONS,
 )

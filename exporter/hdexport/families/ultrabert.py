@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from hdexport.families.modernbert import classify
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 
@@ -24,11 +24,9 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 FAMILY = Family(
-    model_types=("ultrabert",),
     learned_positions=False,
-    stretches_rotary=True,
+    scales_rope=True,
     embeddings=lambda model: model.base_model,
     adapt=_adapt,
-    why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
-    has_native_windows=True,
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_WINDOWS,
 )

@@ -12,7 +12,7 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModelOutput
 from hdexport.attention.relative.attention_type import RelativeAttention
 from hdexport.attention.relative.model import Distances, key_kinds, relative_node
 from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
-from hdexport.model.family import Family, OwnAttention
+from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
@@ -211,26 +211,20 @@ def _attention(config: Any) -> RelativeAttention:
     )
 
 
-class _Xlnet(Family):
-    """Segments are compared, and not looked up: any number of them is right."""
-
-    token_types = 2**24  # the most that a manifest holds
-
-
-FAMILY = _Xlnet(
-    model_types=("xlnet",),
+FAMILY = Family(
     learned_positions=False,
-    counts_distances=True,
+    relative_positions=True,
     embeddings=lambda model: model.base_model,
-    own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember),
+    native_attention=NativeAttention(attention_type="relative", record=_attention, adapt=_adapt, use_states=_remember),
     tasks=(
         Task.FEATURE_EXTRACTION,
         Task.TEXT_CLASSIFICATION,
         Task.TOKEN_CLASSIFICATION,
         Task.QUESTION_ANSWERING,
     ),
-    why_not_other_tasks="needs a second stream of queries, which is told what to predict; one stream is supported",
+    task_unsupported_reason=UnsupportedReason.TWO_STREAMS,
     classifies_first=False,
-    why_not_converted="its attention is by distance, with a memory: --recurrence TOKENS sets its size",
-    why_not_tuned="its positions are distances, and none is learned",
+    # Segments are compared and not looked up, so any number is valid: the maximum of a manifest.
+    token_types=2**24,
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_RECURRENCE,
 )

@@ -6,26 +6,15 @@ Source: Pfeiffer et al., "Lifting the Curse of Multilinguality by Pre-training M
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.model.family import Family
+from hdexport.model.family import Family, NativeAdapters
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class _Xmod(Family):
-    """The networks of languages are adapters among the checkpoint's weights."""
-
-    def adapters(self, config: Mapping[str, Any]) -> Sequence[str]:
-        return tuple(map(str, config.get("languages") or ()))
-
-    def choose_adapter(self, model: PreTrainedModel, name: str) -> None:
-        model.config.default_language = name
 
 
 def _check_language(model: PreTrainedModel) -> None:
@@ -63,8 +52,8 @@ def _adapted(output: Any, language: str, _: torch.Tensor, states: torch.Tensor) 
     return adapted + residual
 
 
-FAMILY = _Xmod(
-    model_types=("xmod",),
+FAMILY = Family(
+    adapters=NativeAdapters(names_key="languages", default_key="default_language"),
     padding_row=lambda config: int(config.pad_token_id),
     prepare=_check_language,
     adapt=_adapt,

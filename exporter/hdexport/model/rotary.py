@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.model.family import Family
+from hdexport.model.family import Family, UnsupportedReason
 from hdruntime.bundle.manifest import Positions
 from hdruntime.errors import InputError, ModelError, Setting
 
@@ -48,11 +48,11 @@ def check_rope_factor(factor: float, family: Family, positions: Positions, *, mo
             f" is for rotary positions, and those of {model_type} are learned.",
             hint=("Leave it out; ", Setting("scheme"), " says where positions after the checkpoint's come from."),
         )
-    if not family.stretches_rotary:
-        why = "" if family.is_written else f": {family.why_not_tuned}"
+    if not family.scales_rope:
+        reason = f" {UnsupportedReason.NO_FAMILY}" if family.is_generic else ""
         raise ModelError(
             option,
-            f" cannot scale the positions of {model_type}{why}.",
+            f" cannot scale the positions of {model_type}.{reason}",
             hint=("Leave ", Setting("rope_factor"), " out."),
         )
     if positions.rows <= positions.base:

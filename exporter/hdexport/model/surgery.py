@@ -177,7 +177,7 @@ def extend_positions(
     family.prepare(model)
     if not family.learned_positions:
         base, form, first_row = max_len, PositionForm.DISTANCES, family.first_row(model.config)
-        if not family.counts_distances:
+        if not family.relative_positions:
             form = PositionForm.FOLDED if family.keeps_table else PositionForm.COMPUTED
             base = int(model.config.max_position_embeddings) - first_row
             model.config.max_position_embeddings = first_row + max_len

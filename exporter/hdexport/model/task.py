@@ -83,6 +83,9 @@ AUTO_CLASS_OF_TASK = {task: traits.auto_class for task, traits in TASKS.items() 
 ENCODER_TASKS = tuple(task for task in AUTO_CLASS_OF_TASK if task is not Task.TEXT_SCORING)
 """The tasks of `AUTO_CLASS_OF_TASK` that encoders have, unless their family says otherwise."""
 
+_ENCODER_CLASSES = {"longt5": "LongT5EncoderModel"}
+"""Model type -> class that ``MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES`` lacks (transformers 5.23)."""
+
 _HAS_HEAD = re.compile(r"For[A-Z]|LMHead|DoubleHeads")
 
 
@@ -132,17 +135,29 @@ def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, *
 
 
 def model_class(config: PreTrainedConfig, *, family: Family, task: Task) -> Any:
-    """The class of transformers, or of ours, that loads a family's checkpoints for a task."""
+    """The class of transformers or hdexport that loads a family's checkpoints for a task; a KeyError if there is none.
+
+    Encoders of models with a decoder have a class of their own, such as T5EncoderModel, if transformers has one.
+    """
     import transformers
     from transformers.models.auto.auto_factory import _get_model_class
 
     task = model_task(task)
     if family.classes is not None and task in family.classes.models:
         return family.classes.models[task]
-    alone = family.encoder_classes.get(config.model_type) if task is Task.FEATURE_EXTRACTION else None
-    if alone is not None:
-        return getattr(transformers, alone)
+    if task is Task.FEATURE_EXTRACTION and not family.is_generic:
+        name = _encoder_class(config.model_type)
+        if name is not None:
+            return getattr(transformers, name)
     return _get_model_class(config, getattr(transformers, AUTO_CLASS_OF_TASK[task])._model_mapping)
+
+
+def _encoder_class(model_type: str) -> str | None:
+    """Name of transformers' class that loads an encoder alone; None if there is none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+
+    name: str | None = MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.get(model_type, _ENCODER_CLASSES.get(model_type))
+    return name
 
 
 def tasks_with_class(config: PreTrainedConfig, *, family: Family) -> tuple[Task, ...]:
@@ -155,3 +170,25 @@ def tasks_with_class(config: PreTrainedConfig, *, family: Family) -> tuple[Task,
             continue
         tasks.append(task)
     return tuple(tasks)
+
+
+def supported_tasks(config: PreTrainedConfig, *, family: Family) -> tuple[Task, ...]:
+    """The tasks that a model of a family can be built for."""
+    with_model = tasks_with_class(config, family=family) if family.tasks is None else family.tasks
+    return tuple(task for task in Task if model_task(task) in with_model)
+
+
+def supports_sdpa(config: PreTrainedConfig, *, family: Family) -> bool:
+    """Whether the model computes attention by PyTorch's scaled_dot_product_attention, or by its "eager" code."""
+    kind = model_class(config, family=family, task=Task.FEATURE_EXTRACTION)
+    # Only eager code caps scores.
+    return bool(kind._supports_sdpa) and getattr(config, "attn_logit_softcapping", None) is None
+
+
+def encoder_of(model: PreTrainedModel, task: Task) -> PreTrainedModel:
+    """The encoder of a model with a decoder that was loaded for feature extraction; other models as they are."""
+    config, is_encoder = model.config, type(model).__name__ == _encoder_class(model.config.model_type)
+    if config.is_encoder_decoder and not is_encoder and model_task(task) is Task.FEATURE_EXTRACTION:
+        encoder: PreTrainedModel = model.get_encoder()
+        return encoder
+    return model

@@ -157,7 +157,9 @@ def graph_module(
         task,
         inputs=graph_inputs(
             token_types=token_types,
-            token_type_separator_id=family.token_type_separator_id(model.config, run_as),
+            token_type_separator_id=(
+                model.config.sep_token_id if family.counts_separators and run_as is Task.QUESTION_ANSWERING else None
+            ),
             pools_prompts=pools_prompts,
             sees_all=sees_all,
             others=[spec for conversion in conversions.values() for spec in conversion.inputs],

@@ -68,7 +68,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         manifest = dataclasses.replace(
             _write_graphs(checkpoint, directory, options, engine_builder, progress),
             tokenizer=tokenizer,
-            unverified=grid is None and not checkpoint.family.is_written,
+            unverified=grid is None and checkpoint.family.is_generic,
         )
         write_library_files(checkpoint, manifest, directory, text_length=options.text_length)
         manifest = seal(directory, manifest)
@@ -110,7 +110,7 @@ def _checkpoint(options: BuildOptions) -> Checkpoint:
 
 def _grid(checkpoint: Checkpoint, options: BuildOptions) -> Grid | None:
     """The cases that a bundle is verified with; None for none. Without a family, they are proof and no option."""
-    if checkpoint.family.is_written:
+    if not checkpoint.family.is_generic:
         return options.verify
     model_type = checkpoint.config["model_type"]
     if options.verify is not None:
@@ -210,7 +210,7 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, grid: Grid, progress: Progre
 
 def _verification_error(verification: Verification, family: Family) -> VerificationError:
     anyway: Message = Setting("verify", None)
-    if not family.is_written:
+    if family.is_generic:
         anyway = (Setting("verify", None), " ", Setting("unverified", True))
     if not verification.failed:
         return VerificationError(
@@ -239,7 +239,7 @@ def _warn_of_untrained_positions(positions: Positions, family: Family) -> None:
             positions.rows - 1,
             *(
                 (" ", Setting("rope_factor"), " scales the rotary frequencies.")
-                if family.stretches_rotary and positions.rope_factor is None
+                if family.scales_rope and positions.rope_factor is None
                 else ("", "", "")
             ),
         )

@@ -77,10 +77,10 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     for remark in checkpoint.remarks:
         progress.result(remark)
     check_extendable(checkpoint, options.output)
-    if checkpoint.family.why_not_tuned is not None:
+    if checkpoint.family.tuning_unsupported_reason is not None:
         raise ModelError(
-            f"{checkpoint.origin} is a {checkpoint.config['model_type']}, which is not tuned: "
-            f"{checkpoint.family.why_not_tuned}.",
+            f"{checkpoint.origin} is a {checkpoint.config['model_type']}, which cannot be tuned. "
+            f"{checkpoint.family.tuning_unsupported_reason}",
             hint=f"Build it as it is: hdexport build {shlex.quote(str(checkpoint.origin))} --max-len 4096",
         )
     require_replaceable(options.output.resolve(), CHECKPOINT_DIRECTORY, force=options.force)

@@ -43,7 +43,7 @@ class TrainedEncoder:
         # Fills shorter rows of a batch.
         self._pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
         self._pooling = _pooling(checkpoint, task).to(device)
-        self._half = checkpoint.family.own is None and _has_bfloat16(device)
+        self._half = checkpoint.family.native_attention is None and _has_bfloat16(device)
         if self._half:
             _cast_frozen_layers(model)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from hdexport.attention.registry import Attention, attention_of
 from hdexport.families import family_of
-from hdexport.model.task import TASKS
+from hdexport.model.task import TASKS, supports_sdpa
 from hdexport.verify.graph_sets import GraphSet
 from hdruntime.bundle.manifest import Manifest, TensorSpec
 from hdruntime.bundle.verification import Case
@@ -93,13 +93,16 @@ def _scores_bytes_of_graph(graphs: GraphSet, case: Case, manifest: Manifest, cut
 
 
 def _is_fused(item: Attention, lowering: str | None) -> bool:
-    """Whether graphs of a lowering have a fused attention in the place of the kind's operators."""
+    """Whether graphs of a lowering have a fused attention in the place of the type's operators."""
     return any(lowering in each.fused for each in item.type.lowerings)
 
 
 def _scores_bytes_of_reference(case: Case, manifest: Manifest) -> int:
     """Bytes of one row's scores, because PyTorch gets one row at a time; 0 where it slices scores or never
     holds them."""
+    from transformers import CONFIG_MAPPING
+
     family = family_of(manifest.model_type)
-    copies = (item.record.reference_copies(family, manifest.num_heads) for item in attention_of(manifest))
+    has_sdpa = family.is_generic or supports_sdpa(CONFIG_MAPPING[manifest.model_type](), family=family)
+    copies = (item.record.reference_copies(manifest.num_heads, has_sdpa=has_sdpa) for item in attention_of(manifest))
     return max(copies, default=0) * _VALUE_BYTES * case.tokens**2

@@ -245,7 +245,8 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
     is_same = type(library[0].model) is type(reference.model) or (
         checkpoint.trust.trust_remote_code and checkpoint.code(task)
     )
-    if checkpoint.family.own is not None or reference.is_changed or not (is_same or theirs == "CrossEncoder"):
+    is_other = not (is_same or theirs == "CrossEncoder")
+    if checkpoint.family.native_attention is not None or reference.is_changed or is_other:
         if theirs == "CrossEncoder" and not is_same:
             raise _LibraryError("it scores by all logits of a generator, whose attention the bundle changes")
         library[0].model = reference.model

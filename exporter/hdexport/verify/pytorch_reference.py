@@ -87,7 +87,7 @@ class Reference:
     def takes_position_ids(self) -> bool:
         """Whether PyTorch can compute a text as if padding were before it."""
         family = self.checkpoint.family
-        return family.asks_by_position_ids and "position_ids" in inspect.signature(self.model.forward).parameters
+        return not family.is_generic and "position_ids" in inspect.signature(self.model.forward).parameters
 
     def named(self, of_role: Mapping[Role, IntArray], carried: Mapping[str, FloatArray]) -> dict[str, AnyArray]:
         """The model's inputs by name: from each role's values, 0 where there are none, and the carried states."""
@@ -184,7 +184,7 @@ class Reference:
         except MemoryError:
             raise
         except Exception as error:
-            if self.checkpoint.family.is_written:
+            if not self.checkpoint.family.is_generic:
                 raise
             batch, tokens = inputs["input_ids"].shape
             raise ModelError(

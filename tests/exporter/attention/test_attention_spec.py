@@ -136,8 +136,8 @@ def test_dilations_that_are_not_one_per_head_are_refused() -> None:
 
 
 def test_a_family_that_cannot_be_windowed_says_why_and_which_can() -> None:
-    for model_type, reason in {"mpnet": "its scores have a bias", "modernbert": "its local layers have"}.items():
-        message = rf"{model_type} cannot be .*: {reason}.*\n.*albert, bert, .*roberta"
+    for model_type, reason in {"mpnet": "Its attention scores have", "modernbert": "Its local layers attend"}.items():
+        message = rf"{model_type} cannot be .*\. {reason}.*\n.*albert, bert, .*roberta"
         with named_case(model_type), pytest.raises(ModelError, match=message):
             check(Window(tokens=8, global_tokens=1, dilation=(1,)), model_type=model_type)
 

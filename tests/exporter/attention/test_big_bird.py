@@ -204,7 +204,7 @@ def test_question_answering_stays_finite_in_float16_whose_range_ends_before_a_mi
     save_tiny_model(tmp_path, "big_bird", Task.QUESTION_ANSWERING)
     model, family = find_checkpoint(tmp_path).load(Task.QUESTION_ANSWERING), family_of("big_bird")
     cast_model(model, "float16")
-    BlockConversion(is_native=True, record=family.own_attention("blocks", model.config)).adapt(model, family)
+    BlockConversion(is_native=True, record=family.native_record("blocks", model.config)).adapt(model, family)
     ids = ids_of(LIMIT + 5).clamp(min=SEPARATOR_ID + 1)
     ids[0, 9] = SEPARATOR_ID
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=ids % 2).start_logits
@@ -225,7 +225,7 @@ def test_a_dense_checkpoint_stays_dense_at_every_length(tmp_path: Path, model_ty
     save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, attention_type="original_full")
     family = family_of(model_type)
     expected, got = (find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION) for _ in range(2))
-    assert family.own_attention("blocks", expected.config) is None
+    assert family.native_record("blocks", expected.config) is None
     family.as_trained(expected)
     family.adapt(got)
     for _, _, *pair in cases((LIMIT, LIMIT + 5)):
@@ -237,7 +237,7 @@ def test_a_dense_checkpoint_stays_dense_at_every_length(tmp_path: Path, model_ty
 def test_a_checkpoint_that_hugging_face_cannot_run_is_refused() -> None:
     config = transformers.BigBirdConfig(num_random_blocks=0)
     with pytest.raises(ModelError, match=r"num_random_blocks 0, .* of more than 320 tokens.*\nSet it to 1 or more"):
-        family_of("big_bird").own_attention("blocks", config)
+        family_of("big_bird").native_record("blocks", config)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

@@ -17,6 +17,7 @@ from hdexport.attention.registry import attention_from_spec
 from hdexport.families import convertible_model_types, family_of
 from hdexport.model.family import Family
 from hdexport.model.surgery import extend_positions
+from hdexport.model.task import encoder_of
 from hdruntime.bundle.manifest import PaddingRule, Scheme, Task
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, ModelError
@@ -44,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory):
         if key not in made:
             directory = tmp_path_factory.mktemp(model_type)
             model = save_tiny_model(directory, model_type, Task.FEATURE_EXTRACTION, **changes)
-            model = of_config(model_type, changes).encoder(model)
+            model = encoder_of(model, Task.FEATURE_EXTRACTION)
             extend_positions(model, of_config(model_type, changes), max_len=MAX_LEN, scheme=Scheme.TILE, alpha=0.4)
             made[key] = model
         return made[key]
@@ -174,7 +175,13 @@ def test_a_file_of_other_embeddings_is_refused(conversion_of, tmp_path: Path) ->
 
 
 MISFITS = (
-    ("mpnet", "bigbird", {}, ModelError, "mpnet cannot be given block-sparse attention: its scores have a bias"),
+    (
+        "mpnet",
+        "bigbird",
+        {},
+        ModelError,
+        "mpnet cannot be converted to block-sparse attention. Its attention scores have",
+    ),
     ("big_bird", "etc:global=2", {}, ModelError, "big_bird has block-sparse attention of its own"),
     ("big_bird", "bigbird:block=8", {}, InputError, "asks for block=8, and the checkpoint has 4.\nLeave it out"),
     ("bert", None, ROW, InputError, "--bigbird-last-block row is for BigBird's attention"),

@@ -19,7 +19,7 @@ import transformers
 
 from hdexport.attention.blocks.random_tables import random_table
 from hdexport.checkpoint import find_checkpoint
-from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.families import convertible_model_types, family_of
 from hdexport.support.bundle_writer import seal
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of
@@ -32,9 +32,7 @@ from support.tiny_models import COPIES, PAD_TOKEN_ID
 
 BIGBIRD, DRAWN = "bigbird:block=4,random=3", "bigbird:block=4,random=2,seed=5"
 ETC = "etc:global=6,block=4,tokens=3"
-CONVERTED_TYPES = [
-    name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_converted is None and name not in COPIES
-]
+CONVERTED_TYPES = [name for name in convertible_model_types() if name not in COPIES]
 
 # Around a block, around the longest text that BigBird attends to densely (11 blocks of 4), a prime, the longest.
 LENGTHS = (1, 3, 4, 5, 44, 45, 48, 49, 211)

@@ -34,7 +34,9 @@ OURS = {"attention": SPEC, "attention_scale": "logn"}
 
 
 def test_attention_that_is_no_softmax_over_all_keys_is_not_exchanged(tiny_bundles) -> None:
-    with pytest.raises(ModelError, match=r"xlnet cannot be given FAVOR\+ attention(.|\n)*Families that can: albert"):
+    with pytest.raises(
+        ModelError, match=r"xlnet cannot be converted to FAVOR\+ attention(.|\n)*types that can be converted: albert"
+    ):
         tiny_bundles("xlnet", attention="favor")
 
 
@@ -196,6 +198,6 @@ def test_the_reference_weighs_values_by_products_of_features() -> None:
 
 
 def test_a_performer_is_given_no_other_features(tiny_bundles) -> None:
-    assert family_of("performer").why_not_converted is not None
+    assert family_of("performer").conversion_unsupported_reason is not None
     with pytest.raises(InputError, match=r"A performer has its features, by its checkpoint(.|\n)*favor:compat"):
         tiny_bundles("performer", attention="favor:features=8")

@@ -114,7 +114,9 @@ def test_a_bert_is_given_hashes_and_told_that_it_was_not_trained_with_them(conve
 
 
 def test_attention_that_is_no_softmax_over_all_keys_is_not_exchanged(conversion_of) -> None:
-    with pytest.raises(ModelError, match=r"mpnet cannot be given LSH attention(.|\n)*Families that can: albert"):
+    with pytest.raises(
+        ModelError, match=r"mpnet cannot be converted to LSH attention(.|\n)*types that can be converted: albert"
+    ):
         conversion_of("mpnet", "lsh")
 
 
@@ -127,7 +129,7 @@ def test_a_config_that_describes_no_attention_is_refused() -> None:
     ):
         config = ReformerConfig(**{"attn_layers": ["local", "lsh"], **changes})
         with named_case(changes), pytest.raises(ModelError, match=message):
-            family_of("reformer").own_attention("lsh", config)
+            family_of("reformer").native_record("lsh", config)
 
 
 @torch.inference_mode()

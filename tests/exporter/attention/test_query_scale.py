@@ -272,7 +272,7 @@ def test_a_window_that_leaves_queries_as_they_are_is_warned_of(
         query_scale=LogScale(BASE),
         asks_for_scale=True,
     )
-    said = "leaves queries as they are that see 33 tokens at most: the model was trained with 64."
+    said = "changes no query that attends to at most 33 tokens: the model was trained with 64."
     for spec, warns in (("window:16,global:0", True), ("window:40,global:0", False)):
         caplog.clear()
         attention_conversions(attention_from_spec(spec), context)
@@ -299,7 +299,7 @@ def test_an_engine_is_built_from_it_and_rebuilt(tiny_bundles, tmp_path: Path, pr
 @pytest.mark.parametrize(
     ("model_type", "changes", "said"),
     [
-        ("big_bird", {}, "blocks of this big_bird show them no more, however long the text.\n"),
+        ("big_bird", {}, "blocks of this big_bird have a fixed size at every length.\n"),
         (
             "big_bird",
             {"attention_type": "original_full"},

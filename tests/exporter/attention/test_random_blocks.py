@@ -69,8 +69,8 @@ def test_a_model_in_training_answers_as_ours_does_with_those_tables() -> None:
     with torch.no_grad():
         expected = trained(input_ids=input_ids, attention_mask=mask).last_hidden_state[mask == 1].numpy()
     family = family_of("big_bird")
-    assert family.own is not None
-    spec = family.own.of_config(trained.config)
+    assert family.native_attention is not None
+    spec = family.native_attention.record(trained.config)
     own_seeds, one_seed = (
         np.stack([random_table(heads=HEADS, max_tokens=1024, block_size=64, random_blocks=3, seed=seed) for seed in of])
         for of in ((0, 1), (0, 0))

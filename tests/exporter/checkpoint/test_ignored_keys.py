@@ -16,6 +16,7 @@ from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError, write
 from support.chat_rerankers import save_chat_reranker
 from support.colbert_models import MODELS, save_colbert
+from support.family_tasks import tasks_of
 from support.grids import nightly_unless
 from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
 
@@ -85,7 +86,7 @@ PUBLISHED = {
     ],
 )
 def test_an_ordinary_checkpoint_has_no_warnings_and_a_new_key_has_one(tmp_path: Path, model_type: str) -> None:
-    save_tiny_model(tmp_path, model_type, family_of(model_type).all_tasks[0])
+    save_tiny_model(tmp_path, model_type, tasks_of(model_type)[0])
     assert lines(tmp_path) == []
     change_json(tmp_path / "config.json", attends_to_the_left=False)
     (line,) = lines(tmp_path)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from hdexport.attention.registry import cli_syntaxes
-from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.families import SUPPORTED_MODEL_TYPES, convertible_model_types, family_of
 from hdexport.lowering.nodes import operator_nodes, states_of
 from hdplugins.attention.function_parts import transpose_heads_and_tokens
 from hdplugins.op_builder import OpBuilder
@@ -34,9 +34,7 @@ ATTENTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """First word of an attention -> a bundle with it that every run builds for other claims."""
 
-CONVERTIBLE = [
-    name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_converted is None and name not in COPIES
-]
+CONVERTIBLE = [name for name in convertible_model_types() if name not in COPIES]
 
 
 def transposes(model: ir.Model) -> int:

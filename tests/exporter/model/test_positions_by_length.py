@@ -22,7 +22,7 @@ from support.tiny_models import BASE, PAD_TOKEN_ID, save_tiny_model
 
 LENGTHS = (1, BASE - 1, BASE, BASE + 1, 2 * BASE, 2 * BASE + 1, 300)
 LEARNED = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions]
-DENSE = [name for name in LEARNED if family_of(name).own is None]
+DENSE = [name for name in LEARNED if family_of(name).native_attention is None]
 
 
 def rows_of_text(rows: np.ndarray, tokens: int, scheme: str) -> np.ndarray:

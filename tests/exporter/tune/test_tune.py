@@ -101,13 +101,13 @@ def test_only_new_rows_change_and_all_else_keeps_every_bit(
         # Without rows in front of the table and with such rows; an attention type; a table by another name.
         nightly_unless(name in ("roberta", "longformer", "performer"), name)
         for name in SUPPORTED_MODEL_TYPES
-        if family_of(name).learned_positions and family_of(name).why_not_tuned is None
+        if family_of(name).learned_positions and family_of(name).tuning_unsupported_reason is None
     ],
 )
 def test_every_family_with_a_table_is_tuned(run: Run, tmp_path: Path, model_type: str) -> None:
     other = tmp_path / model_type
     save_tiny_model(other, model_type, Task.FEATURE_EXTRACTION)
-    scale = {} if family_of(model_type).own is None else {"attention_scale": "none"}
+    scale = {} if family_of(model_type).native_attention is None else {"attention_scale": "none"}
     done = run(model=other, loss=Loss.DISTILL, steps=1, **scale)
     name = next(name for name in load_file(other / WEIGHTS) if name.endswith(family_of(model_type).position_table))
     before, after = (load_file(path / WEIGHTS)[name] for path in (other, tmp_path / "tuned"))
@@ -120,7 +120,7 @@ def test_a_family_that_is_not_tuned_says_why(run: Run, tmp_path: Path) -> None:
     other = tmp_path / "reformer"
     save_tiny_model(other, "reformer", Task.FEATURE_EXTRACTION, axial_pos_embds=False)
     with pytest.raises(
-        ModelError, match=r"is not tuned: the library trains it at whole chunks only(.|\n)*hdexport build"
+        ModelError, match=r"cannot be tuned\. Transformers trains it at multiples of a chunk only(.|\n)*hdexport build"
     ):
         run(model=other, loss=Loss.DISTILL, steps=1, attention_scale="none")
     assert not (tmp_path / "tuned").exists()

@@ -14,13 +14,14 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.checkpoint.trust import Trust
 from hdexport.cli.verification_table import outcome_line
-from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.support.bundle_writer import seal
 from hdexport.verify import Check, Grid, Verification, with_texts
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.manifest import Task, TokenizerSource
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.verification import Skip, SkipCause
+from support.family_tasks import tasks_of
 from support.file_tokenizers import put_tokenizer, word_pieces
 from support.grids import nightly_unless
 from support.tiny_models import change_json
@@ -52,7 +53,7 @@ ELSEWHERE = (Task.SPARSE_SIMILARITY, Task.TOKEN_SIMILARITY)
 EVERY = [
     nightly_unless((name, task) in DAILY, name, task)
     for name in SUPPORTED_MODEL_TYPES
-    for task in family_of(name).all_tasks
+    for task in tasks_of(name)
     if task not in ELSEWHERE
 ]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from hdexport.attention.attention_type import DENSE_BASELINE, AttentionRecord
-from hdexport.model.family import Family
 from hdruntime.bundle.checked_json import Count, Length, TokenCount
 from hdruntime.bundle.manifest import Manifest
 
@@ -87,7 +86,7 @@ class BlockSparse(AttentionRecord):
         keys = (7 + self.random_blocks) * self.block_size + self.global_tokens
         return [min(tokens, keys)] * layers
 
-    def reference_copies(self, family: Family, heads: int) -> int:
+    def reference_copies(self, heads: int, *, has_sdpa: bool) -> int:
         """The definition holds all pairs of a head."""
         return _REFERENCE_COPIES if not self.converted and self.mode is Mode.TABLE else 0
 

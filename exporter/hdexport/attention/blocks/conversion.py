@@ -106,9 +106,9 @@ def block_conversion(request: BlockRequest | None, context: ConversionContext) -
     model, or the file that it names.
     """
     request, model, max_len = request or BlockRequest(), context.model, context.max_len
-    own = context.family.own_attention("blocks", model.config)
+    own = context.family.native_record("blocks", model.config)
     if request.pattern is not None:
-        if context.family.own is not None and context.family.own.kind == "blocks":
+        if context.family.native_attention is not None and context.family.native_attention.attention_type == "blocks":
             _check_own(request, own, model.config.model_type)
         else:
             context.check_convertible(to="block-sparse")

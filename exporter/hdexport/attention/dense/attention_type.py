@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 from hdexport.attention.attention_type import AttentionConversion, AttentionRecord, AttentionType, OperatorNode
 from hdexport.attention.dense.lower import LOWERING
-from hdexport.model.family import Family
 from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Manifest
 
@@ -30,9 +29,9 @@ class DenseAttention(AttentionRecord):
         """All tokens are keys."""
         return [tokens] * self.layers
 
-    def reference_copies(self, family: Family, heads: int) -> int:
+    def reference_copies(self, heads: int, *, has_sdpa: bool) -> int:
         """No copies where PyTorch's scaled_dot_product_attention slices the scores."""
-        return 0 if family.has_sdpa else super().reference_copies(family, heads)
+        return 0 if has_sdpa else super().reference_copies(heads, has_sdpa=has_sdpa)
 
 
 class DenseAttentionType(AttentionType):

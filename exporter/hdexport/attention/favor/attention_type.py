@@ -99,7 +99,7 @@ class FavorAttentionType(AttentionType):
     def conversion(self, request: Mapping[str, int] | None, context: ConversionContext) -> FavorConversion | None:
         """A Performer's own; or features in place of dense attention."""
         config = context.model.config
-        own: FavorAttention | None = context.family.own_attention(self.name, config)
+        own: FavorAttention | None = context.family.native_record(self.name, config)
         if own is not None:
             if request and request.keys() & _RANGES.keys():
                 raise InputError(

@@ -44,7 +44,7 @@ class LocalGlobalAttention(AttentionRecord):
         sides = tokens // self.side_tokens if self.side_tokens else 0
         return [window + sides] * self.layers
 
-    def reference_copies(self, family: Family, heads: int) -> int:
+    def reference_copies(self, heads: int, *, has_sdpa: bool) -> int:
         """Copies of tokens' scores with sides; windows are linear in tokens."""
         return -(-_SIDE_COPIES * heads // self.side_tokens) if self.side_tokens else 0
 
@@ -62,7 +62,7 @@ class LocalGlobalAttentionType(AttentionType):
 
     def conversion(self, request: None, context: ConversionContext) -> AttentionConversion | None:
         """A family's own."""
-        record: LocalGlobalAttention | None = context.family.own_attention(self.name, context.model.config)
+        record: LocalGlobalAttention | None = context.family.native_record(self.name, context.model.config)
         return None if record is None else AttentionConversion(is_native=True, record=record)
 
     def use_reference(

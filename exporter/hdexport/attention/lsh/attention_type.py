@@ -110,7 +110,7 @@ class LshAttentionType(AttentionType):
     def conversion(self, request: Mapping[str, Any] | None, context: ConversionContext) -> LshConversion | None:
         """A Reformer's own, its hashes frozen; or hashes in place of dense attention."""
         config, max_len = context.model.config, context.max_len
-        own: LshAttention | None = context.family.own_attention(self.name, config)
+        own: LshAttention | None = context.family.native_record(self.name, config)
         if own is None and request is None:
             return None
         if own is None:

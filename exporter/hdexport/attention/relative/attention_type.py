@@ -76,16 +76,16 @@ class RelativeAttentionType(AttentionType):
 
     def conversion(self, request: None, context: ConversionContext) -> RelativeConversion | None:
         """A family's own attention, which remembers as many tokens as the configuration says, or as were asked for."""
-        config, own = context.model.config, context.family.own
+        config, native = context.model.config, context.family.native_attention
         # First of all: a configuration may be of use with a memory only.
-        if context.recurrence is not None and own is not None and own.kind == self.name:
+        if context.recurrence is not None and native is not None and native.attention_type == self.name:
             config.mem_len = context.recurrence
-        record: RelativeAttention | None = context.family.own_attention(self.name, config)
+        record: RelativeAttention | None = context.family.native_record(self.name, config)
         if record is None:
             return None
         carried = _carried(record, config.hidden_size)
-        if carried and own is not None:
-            carried = (*carried, *own.carried(config, context.task))
+        if carried and native is not None:
+            carried = (*carried, *native.extra_states(config, context.task))
         return _conversion(record, carried, context.max_len)
 
     def problems(self, record: RelativeAttention, manifest: Manifest) -> Iterator[str]:
@@ -102,10 +102,10 @@ class RelativeAttentionType(AttentionType):
     ) -> ReferenceProperties:
         """The library's own model, or its replacement where the library dropped it, and what it carries."""
         assert isinstance(conversion, RelativeConversion)
-        assert family.own is not None
+        assert family.native_attention is not None
         if conversion.carried is not None:
-            assert family.own.remember is not None
-            family.own.remember(model, conversion)
+            assert family.native_attention.use_states is not None
+            family.native_attention.use_states(model, conversion)
         # Its padding sees itself, where ours is 0.
         return ReferenceProperties(undefined_padding=True, carried=conversion.carried)
 

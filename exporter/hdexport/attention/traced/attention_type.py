@@ -53,7 +53,7 @@ class TracedAttentionType(AttentionType):
 
     def conversion(self, request: None, context: ConversionContext) -> AttentionConversion | None:
         """The model's own, where no family was written for it."""
-        if context.family.is_written:
+        if not context.family.is_generic:
             return None
         return TracedConversion(is_native=False, record=TracedAttention(layers=context.model.config.num_hidden_layers))
 

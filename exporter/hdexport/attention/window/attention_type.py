@@ -125,7 +125,7 @@ class WindowAttentionType(AttentionType):
         config = context.model.config
         if request.window is not None:
             context.check_convertible(to="windowed")
-        if context.family.own_attention(self.name, config) is not None:
+        if context.family.native_record(self.name, config) is not None:
             return WindowConversion(is_native=True, inputs=(_marks(context, request.max_global),))
         if request.max_global is not None:
             raise InputError(

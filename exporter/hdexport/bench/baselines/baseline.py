@@ -228,9 +228,7 @@ def checkpoint_folder(model: MeasuredModel, folder: Path) -> Path:
     checkpoint.weight_files()
     task_head(checkpoint, manifest.task)
     is_extended = manifest.positions.rows > manifest.positions.base
-    if not checkpoint.family.learned_positions or not (
-        is_extended or checkpoint.family.stores_table(checkpoint.config)
-    ):
+    if not checkpoint.family.learned_positions or not (is_extended or checkpoint.family.stores_table):
         return _lasting(checkpoint, folder / _FOLDER)
     output = folder / _FOLDER
     if output.exists():

@@ -52,24 +52,22 @@ class InferredModelInfo:
         values: key of ``config.json`` -> its value, for those that are read of every configuration and that this one
             has in its part for texts, or not at all.
         positions_key: key of ``config.json`` for the most positions; None where none says how many.
-        most_positions: its value.
+        max_positions: value of that key.
         has_table: whether a table of positions, whose rows bound the length, is among the modules.
         follows_padding: whether positions count from the row after the padding's, as in RoBERTa.
         token_types: rows of the table of token types; 0 without a table, with one row, or with several
             tables.
-        has_sdpa: whether the library computes attention by PyTorch's scaled_dot_product_attention.
-        is_half: whether it is the encoder of a model with a decoder.
+        has_decoder: whether the model has a decoder, which a bundle leaves out.
     """
 
     tasks: tuple[Task, ...]
     values: Mapping[str, Any]
     positions_key: str | None
-    most_positions: int
+    max_positions: int
     has_table: bool
     follows_padding: bool
     token_types: int
-    has_sdpa: bool
-    is_half: bool
+    has_decoder: bool
 
 
 def infer_model_info(config: Mapping[str, Any], family: Family) -> InferredModelInfo:
@@ -95,24 +93,22 @@ def infer_model_info(config: Mapping[str, Any], family: Family) -> InferredModel
             hint="Correct that value, or download the model's config.json again.",
         ) from error
     _check_position_kind(kind, config)
-    is_half = bool(settings.is_encoder_decoder)
-    encoder = skeleton.get_encoder() if is_half else skeleton
+    has_decoder = bool(settings.is_encoder_decoder)
+    encoder = skeleton.get_encoder() if has_decoder else skeleton
     _check_inputs_and_outputs(encoder, model_type)
     tables = _tables_of_positions(encoder)
-    part = encoder.config if is_half else settings.get_text_config()
+    part = encoder.config if has_decoder else settings.get_text_config()
     key, most = _most_positions(settings, part, tables)
     padding = getattr(part, "pad_token_id", None)
     return InferredModelInfo(
-        tasks=(Task.FEATURE_EXTRACTION,) if is_half else tasks_with_class(settings, family=family),
+        tasks=(Task.FEATURE_EXTRACTION,) if has_decoder else tasks_with_class(settings, family=family),
         values=_values(settings, part),
         positions_key=key,
-        most_positions=most,
+        max_positions=most,
         has_table=bool(tables),
         follows_padding=padding is not None and any(getattr(table, "padding_idx", None) == padding for table in tables),
         token_types=_token_types(encoder),
-        # Caps of scores are in eager code alone.
-        has_sdpa=bool(kind._supports_sdpa) and getattr(settings, "attn_logit_softcapping", None) is None,
-        is_half=is_half,
+        has_decoder=has_decoder,
     )
 
 

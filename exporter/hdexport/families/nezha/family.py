@@ -18,7 +18,7 @@ from hdexport.families.nezha.model import (
     NezhaSelfAttention,
 )
 from hdexport.families.rembert import query_projections
-from hdexport.model.family import Family, ModelClasses
+from hdexport.model.family import Family, ModelClasses, UnsupportedReason
 from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 FAMILY = Family(
-    model_types=("nezha",),
-    keys_of_other_code=frozenset({"use_relative_position"}),
+    known_config_keys=frozenset({"use_relative_position"}),
     classes=ModelClasses(
         config=NezhaConfig,
         models={
@@ -64,9 +63,8 @@ FAMILY = Family(
         },
     ),
     learned_positions=False,
-    counts_distances=True,
+    relative_positions=True,
     adapt=_adapt,
     query_projections=query_projections,
-    why_not_converted="its attention is by distance, in scores and in values",
-    why_not_tuned="its positions are distances, and none is learned",
+    conversion_unsupported_reason=UnsupportedReason.RELATIVE_POSITIONS,
 )

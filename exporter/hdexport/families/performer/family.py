@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hdexport.attention.favor import FavorAttention
 from hdexport.families.performer.config import PerformerConfig
 from hdexport.families.performer.model import EPSILON, PerformerForMaskedLM, PerformerModel
-from hdexport.model.family import Family, ModelClasses, OwnAttention
+from hdexport.model.family import Family, ModelClasses, NativeAttention, UnsupportedReason
 from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ def _of_config(config: Mapping[str, Any]) -> Family:
 
 
 FAMILY = Family(
-    model_types=("performer",),
     of_config=_of_config,
     classes=ModelClasses(
         config=PerformerConfig,
@@ -46,10 +45,10 @@ FAMILY = Family(
     positions_key="max_seq_len",
     position_table="pos_emb.emb.weight",
     training_weights=("performer.proj_updater.",),
-    own=OwnAttention(kind="favor", of_config=_attention, adapt=_adapt),
+    native_attention=NativeAttention(attention_type="favor", record=_attention, adapt=_adapt),
     tasks=(Task.FEATURE_EXTRACTION, Task.FILL_MASK),
-    why_not_other_tasks="has no head: performer-pytorch has one for masked tokens",
-    why_not_converted="its attention is of features; --attention favor:compat counts padding as performer-pytorch does",
+    task_unsupported_reason=UnsupportedReason.NO_HEAD,
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_FEATURES,
 )
 
 _ROTARY = dataclasses.replace(
@@ -57,6 +56,5 @@ _ROTARY = dataclasses.replace(
     learned_positions=False,
     # Sines, which are stored as they were computed.
     training_weights=(*FAMILY.training_weights, "pos_emb.", "layer_pos_emb."),
-    why_not_tuned="its positions are computed, and none is learned",
 )
 """Rotary positions of checkpoints with ``rotary_position_emb``, which PerformerLM has unless told otherwise."""

@@ -9,7 +9,7 @@ from hdexport.attention.relative.model import Distances
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadModel, TransfoXLModel
 from hdexport.model.carried_states import CallStates, carried_input
-from hdexport.model.family import Family, ModelClasses, OwnAttention
+from hdexport.model.family import Family, ModelClasses, NativeAttention, UnsupportedReason
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
@@ -76,19 +76,19 @@ def _carried(config: Any, task: Task) -> tuple[InputSpec, ...]:
 
 
 FAMILY = Family(
-    model_types=("transfo-xl",),
-    keys_of_other_code=frozenset({"dropatt", "ext_len", "sample_softmax", "tgt_len", "tie_weight"}),
+    known_config_keys=frozenset({"dropatt", "ext_len", "sample_softmax", "tgt_len", "tie_weight"}),
     classes=ModelClasses(
         config=TransfoXLConfig,
         models={Task.FEATURE_EXTRACTION: TransfoXLModel, Task.TEXT_SCORING: TransfoXLLMHeadModel},
     ),
     learned_positions=False,
     is_causal=True,
-    counts_distances=True,
+    relative_positions=True,
     embeddings=lambda model: model.base_model,
-    own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember, carried=_carried),
+    native_attention=NativeAttention(
+        attention_type="relative", record=_attention, adapt=_adapt, use_states=_remember, extra_states=_carried
+    ),
     tasks=(Task.FEATURE_EXTRACTION, Task.TEXT_SCORING),
-    why_not_other_tasks="has no head: it was trained to predict the next token",
-    why_not_converted="its attention is by distance, with a memory: --recurrence TOKENS sets its size",
-    why_not_tuned="its positions are distances, and none is learned",
+    task_unsupported_reason=UnsupportedReason.NO_HEAD,
+    conversion_unsupported_reason=UnsupportedReason.NATIVE_RECURRENCE,
 )
