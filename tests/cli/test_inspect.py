@@ -108,7 +108,7 @@ LINES = [
     "task token-classification",
     "accepts 1 to 4096 tokens",
     "parameters 22,713,216 in float16",
-    "positions hierarchical, alpha 0.4: 512 rows of the checkpoint (from row 2) serve 4096, folded",
+    "positions hierarchical, alpha 0.4: 4096 from the checkpoint's 512 rows (from row 2), folded",
     "attention hdexport::Attention x6",
     "labels negative, [bold]positive",
     "tokenizer tokenizer.json, ids of transformers' class, pads with [PAD] (0)",
@@ -153,7 +153,7 @@ def test_what_a_bundle_may_have_besides_is_described(hdexport: Command, bundle: 
     change(bundle, engines=(engine,), ffn_chunk=1024, operators={})
     lines = lines_of(hdexport("inspect", bundle).stdout)
     assert "made for tensorrt_rtx 1.7.1 and later, sm89, sm120" in lines
-    assert "feed-forward in chunks of up to 1024 tokens in ONNX Runtime; engines compute it whole" in lines
+    assert "feed-forward chunks of up to 1024 tokens in ONNX Runtime, none in engines" in lines
     assert "attention standard operators" in lines
 
 

@@ -9,11 +9,10 @@ SUMMARY = "list the model types that can be built"
 
 _WIDTH = 88
 
-_WITH = "Model types with a family. Their positions, attention and tuning can be changed where docs/models.md says so:"
+_WITH = "Model types with a family; docs/models.md says which support --max-len, --attention and tune:"
 _WITHOUT = (
-    "Any other model type of transformers, and with --trust-remote-code a class of the checkpoint's own, is built as "
-    "its code computes, and only if it is proved against PyTorch on the full grid of lengths, batches and paddings. "
-    "docs/models.md lists the types that were tried."
+    "Any other model type of transformers, and with --trust-remote-code a class in the checkpoint, is traced from its "
+    "code, and built only if all cases of hdexport verify pass. docs/models.md lists the tested types."
 )
 
 

@@ -121,7 +121,7 @@ def _show(
     if operators is None:
         print(f"Operators were not counted. {why_not}\n")
     else:
-        _table("Operators", ("graph", "nodes", "of which"), _operator_rows(operators))
+        _table("Operators", ("graph", "nodes", "operators"), _operator_rows(operators))
     for engine in manifest.engines:
         _pairs(f"Engine {engine.file}", _engine(engine, metadata[engine.file]))
     _table(
@@ -162,7 +162,7 @@ def summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.ffn_chunk is not None:
         yield (
             "feed-forward",
-            f"in chunks of up to {manifest.ffn_chunk} tokens in ONNX Runtime; engines compute it whole",
+            f"chunks of up to {manifest.ffn_chunk} tokens in ONNX Runtime, none in engines",
         )
     if manifest.labels:
         yield "labels", ", ".join(manifest.labels)
@@ -189,11 +189,13 @@ def _lengths(manifest: Manifest) -> Iterator[tuple[str, str]]:
     from hdruntime.text.lengths import model_length
 
     own, asked = model_length(manifest), manifest.tokenizer and manifest.tokenizer.text_length
-    if own < manifest.max_len or (manifest.sentence is not None and own < LONGEST):
-        which = "texts are truncated" if asked is None else "the library truncates texts"
-        yield "own length", f"{own} tokens: {which} to them"
+    limited = own < manifest.max_len or (manifest.sentence is not None and own < LONGEST)
     if asked is not None:
-        yield "text length", f"{asked} tokens: texts are truncated to them, as the build was asked to"
+        yield "text length", f"{asked} tokens, from --max-len of the build"
+        if limited:
+            yield "", f"the checkpoint's limit is {own} tokens"
+    elif limited:
+        yield "text length", f"{own} tokens, the checkpoint's limit"
 
 
 def _sentence(manifest: Manifest, settings: SentenceSettings) -> Iterator[tuple[str, str]]:
@@ -245,7 +247,7 @@ def _prompts(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
         if prompt or name == default:
             yield f"prompt {name}", repr(prompt) + (" (default)" if name == default else "")
     if not settings.include_prompt:
-        yield "", "the tokens of prompts are not pooled"
+        yield "", "prompt tokens are not pooled"
 
 
 def _tensor(spec: TensorSpec) -> tuple[str, str, str]:
@@ -263,13 +265,13 @@ def _positions(manifest: Manifest) -> str:
         return "none"
     changes = "" if positions.attention_scale == "none" else f", queries scaled by {positions.attention_scale}"
     if positions.rope_factor is not None:
-        changes += f", rotary base times {positions.rope_factor:g} in layers that attend to the whole text"
+        changes += f", RoPE base times {positions.rope_factor:g} in layers with full attention"
     if positions.rows <= positions.base:
         return f"{positions.rows} of the checkpoint's {positions.base}, {positions.form}{changes}"
     alpha = "" if positions.alpha is None else f", alpha {positions.alpha:g}"
     first = "" if positions.first_row == 0 else f" (from row {positions.first_row})"
     return (
-        f"{positions.scheme}{alpha}: {positions.base} rows of the checkpoint{first} serve {positions.rows}, "
+        f"{positions.scheme}{alpha}: {positions.rows} from the checkpoint's {positions.base} rows{first}, "
         f"{positions.form}{changes}"
     )
 
@@ -292,7 +294,7 @@ def _kernels(manifest: Manifest) -> str:
         named = {name.removeprefix("sm") for names in limits for name in names or ()}
         architectures = "SM" if None in limits else ",".join(sorted(named))
         return (
-            "none: in ONNX Runtime on a GPU, its own operators compute attention; to add some: "
+            "none; ONNX Runtime on a GPU computes attention with standard operators; to add kernels: "
             f"hdexport rebuild BUNDLE --target onnx --sm {architectures}"
         )
     users = [*(["engines"] if manifest.engines else []), *(["ONNX Runtime"] if manifest.kernel_nodes else [])]
@@ -302,11 +304,11 @@ def _kernels(manifest: Manifest) -> str:
 def _carried(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.max_memory:
         start = "attended to" if manifest.min_memory == manifest.max_memory else "masked"
-        yield "memory", f"the last {manifest.max_memory} tokens of earlier segments; those not yet there are {start}"
+        yield "recurrent state", f"last {manifest.max_memory} tokens of earlier segments; missing tokens are {start}"
     elif manifest.recurrent_states:
-        yield "memory", ", ".join(spec.name for spec in manifest.recurrent_states)
+        yield "recurrent state", ", ".join(spec.name for spec in manifest.recurrent_states)
     if manifest.document_tokens is not None:
-        yield "", f"a document has at most {manifest.document_tokens} tokens, in all of its segments"
+        yield "", f"at most {manifest.document_tokens} tokens per document, over all segments"
 
 
 def _verification(record: VerificationRecord | None, *, unverified: bool) -> str:

@@ -302,8 +302,8 @@ def test_manifest_and_inspect_say_what_a_document_may_have(tiny_bundles, both_si
     assert (manifest.max_memory, manifest.min_memory) == (MOST, 1)
     assert tiny_bundles("roberta").manifest.document_tokens is None
     shown = " ".join(run_here("inspect", both_sides.path).stdout.split())
-    assert "memory the last 48 tokens of earlier segments; those not yet there are masked" in shown
-    assert "a document has at most 300 tokens, in all of its segments" in shown
+    assert "recurrent state last 48 tokens of earlier segments; missing tokens are masked" in shown
+    assert "at most 300 tokens per document, over all segments" in shown
 
 
 def test_a_memory_beyond_the_reach_of_windows_is_warned_of(both_sides, caplog: pytest.LogCaptureFixture) -> None:

@@ -116,7 +116,7 @@ def test_inspect_and_the_manifest_say_it(tiny_bundles) -> None:
     bundle = tiny_bundles("modernbert", rope_factor=4.0)
     assert bundle.manifest.positions.rope_factor == 4.0
     shown = run_here("inspect", bundle.path).stdout
-    assert "computed, rotary base times 4 in layers that attend to the whole text" in shown
+    assert "computed, RoPE base times 4 in layers with full attention" in shown
 
 
 KINDS = ("full_attention", "sliding_attention")
