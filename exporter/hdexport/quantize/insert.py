@@ -9,6 +9,7 @@ ms for all three). DequantizeLinear has neither, too: the weights hold them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from hdexport.quantize.matmuls import WeightMatMul, constant_array, weight_matmuls
 from hdexport.quantize.splitting import splittable_activation
+from hdplugins.op_builder import OpBuilder
 from hdruntime.arrays import FloatArray
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def quantize_matmuls(
 
 class _Insertion:
     def __init__(self, model: onnx_ir.Model) -> None:
-        self._graph, self._values = model.graph, 0
+        self._graph, self._numbers = model.graph, itertools.count()
         self._activations: dict[tuple[onnx_ir.Value, int, int], onnx_ir.Value] = {}
         self._one = self._constant("int8.one", np.float32(1))
         self._zero = self._constant("int8.zero", np.uint8(0))
@@ -60,7 +62,7 @@ class _Insertion:
         node.replace_input_with(0, self._activations[key])
         stored = self._initializer(f"{matmul.weight}.int8", values)
         scale = self._constant(f"{matmul.weight}.int8_scale", rounded.weight.scale)
-        weight = self._op(node, "DequantizeLinear", [stored, scale], {"axis": 1})
+        weight = self._before(node).DequantizeLinear(stored, scale, axis=1)
         weight.dtype, weight.shape = ir.DataType.FLOAT, values.shape
         node.replace_input_with(1, weight)
         self._add_bias(node, f"{matmul.weight}.int8_bias", rounded.weight.bias)
@@ -85,7 +87,7 @@ class _Insertion:
             self._set_channels(value, split)
 
     def _repeated(self, node: onnx_ir.Node, constant: onnx_ir.Value, order: onnx_ir.Value) -> onnx_ir.Value:
-        repeated = self._op(node, "Gather", [constant, order], {"axis": -1})
+        repeated = self._before(node).Gather(constant, order, axis=-1)
         repeated.dtype = constant.dtype
         return repeated
 
@@ -99,10 +101,11 @@ class _Insertion:
         name = f"{source.name}.int8_{len(self._activations)}"
         factor = self._constant(f"{name}_factor", activation.factor)
         offset = self._constant(f"{name}_offset", activation.offset)
-        scaled = self._like(source, self._op(node, "Mul", [source, factor]))
-        shifted = self._like(source, self._op(node, "Add", [scaled, offset]))
-        levels = self._op(node, "QuantizeLinear", [shifted, self._one, self._zero])
-        return self._like(source, self._op(node, "DequantizeLinear", [levels, self._one, self._zero]))
+        op = self._before(node)
+        scaled = self._like(source, op.Mul(source, factor))
+        shifted = self._like(source, op.Add(scaled, offset))
+        levels = op.QuantizeLinear(shifted, self._one, self._zero)
+        return self._like(source, op.DequantizeLinear(levels, self._one, self._zero))
 
     def _add_bias(self, node: onnx_ir.Node, name: str, bias: FloatArray) -> None:
         """Changes the bias that is added to a matmul, or adds one."""
@@ -116,32 +119,20 @@ class _Insertion:
             if present is not None and present.shape == bias.shape:
                 add.replace_input_with(index, self._constant(f"{name}_{add.name}", present + bias))
                 return
-        add = ir.node("Add", [result, self._constant(name, bias)])
-        assert node.graph is not None
-        added = self._like(result, self._named(add.outputs[0]))
+        added = self._like(result, ir.Value(name=self._name()))
         ir.convenience.replace_all_uses_with(result, added, replace_graph_outputs=True)
-        node.graph.insert_after(node, add)
-        add.replace_input_with(0, result)
+        OpBuilder.after(node).Add(result, self._constant(name, bias), _outputs=[added])
 
     def _like(self, value: onnx_ir.Value, made: onnx_ir.Value) -> onnx_ir.Value:
         made.dtype, made.shape = value.dtype, value.shape
         return made
 
-    def _op(
-        self, before: onnx_ir.Node, op_type: str, inputs: list[onnx_ir.Value], attributes: dict[str, Any] | None = None
-    ) -> onnx_ir.Value:
-        import onnx_ir as ir
+    def _before(self, node: onnx_ir.Node) -> OpBuilder:
+        return OpBuilder.before(node, name_value=self._name)
 
-        node = ir.node(op_type, inputs, attributes)
-        assert before.graph is not None
-        before.graph.insert_before(before, node)
-        return self._named(node.outputs[0])
-
-    def _named(self, value: onnx_ir.Value) -> onnx_ir.Value:
-        # Names are unique across bodies, and each graph would count its own.
-        value.name = f"int8.value_{self._values}"
-        self._values += 1
-        return value
+    def _name(self, _: str = "") -> str:
+        # Names are unique across graphs and the bodies in them.
+        return f"int8.value_{next(self._numbers)}"
 
     def _constant(self, name: str, array: Any) -> onnx_ir.Value:
         import onnx_ir as ir

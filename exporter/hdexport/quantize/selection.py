@@ -10,12 +10,14 @@ import numpy as np
 
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
+from hdexport.lowering.nodes import replace_result
 from hdexport.quantize.calibration import CalibratedMatMul
 from hdexport.quantize.matmuls import WeightMatMul, weight_matmuls
 from hdexport.quantize.texts import tokens_in_memory
 from hdexport.support.progress import Progress
 from hdexport.verify.comparison import SCORES, compare_output
 from hdexport.verify.single_texts import single_text_runner
+from hdplugins.op_builder import OpBuilder, cond
 from hdruntime.arrays import FloatArray, IntArray, WideArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import Bundle
@@ -222,35 +224,18 @@ def _replace(model: onnx_ir.Model, matmul: WeightMatMul, rounded: CalibratedMatM
         model.graph.initializers[str(value.name)] = value
         return value
 
-    source = matmul.source
-    nodes = []
-    if activation.split is not None:
-        nodes.append(ir.node("Gather", [source, constant("sources", activation.split.sources)], {"axis": -1}))
-        source = nodes[-1].outputs[0]
-    nodes.append(ir.node("Mul", [source, constant("factor", activation.factor)]))
-    nodes.append(ir.node("Add", [nodes[-1].outputs[0], constant("offset", activation.offset)]))
-    nodes.append(
-        ir.node("QuantizeLinear", [*nodes[-1].outputs, constant("one", np.float32(1)), constant("zero", np.uint8(0))])
-    )
-    nodes.append(ir.node("Cast", nodes[-1].outputs, {"to": ir.DataType.FLOAT}))
-    weight = rounded.weight.values.astype(np.float32) * rounded.weight.scale
-    nodes.append(ir.node("MatMul", [nodes[-1].outputs[0], constant("weight", weight)]))
-    nodes.append(ir.node("Add", [nodes[-1].outputs[0], constant("bias", rounded.weight.bias)]))
-    exact = ir.node("MatMul", list(node.inputs))
-    branches = {
-        "then_branch": _branch(f"{result.name}.int8", nodes),
-        "else_branch": _branch(f"{result.name}.float", [exact]),
-    }
-    switched = ir.node("If", [switch], branches)
-    assert node.graph is not None
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [switched], node.outputs, switched.outputs)
+    def as_int8(op: OpBuilder) -> onnx_ir.Value:
+        source = matmul.source
+        if activation.split is not None:
+            source = op.Gather(source, constant("sources", activation.split.sources), axis=-1)
+        shifted = op.Add(op.Mul(source, constant("factor", activation.factor)), constant("offset", activation.offset))
+        levels = op.QuantizeLinear(shifted, constant("one", np.float32(1)), constant("zero", np.uint8(0)))
+        weight = rounded.weight.values.astype(np.float32) * rounded.weight.scale
+        multiplied = op.MatMul(op.Cast(levels, to=ir.DataType.FLOAT), constant("weight", weight))
+        return op.Add(multiplied, constant("bias", rounded.weight.bias))
 
+    def as_float(op: OpBuilder) -> onnx_ir.Value:
+        return op.MatMul(*node.inputs)
 
-def _branch(name: str, nodes: Sequence[onnx_ir.Node]) -> onnx_ir.Graph:
-    import onnx_ir as ir
-
-    for number, node in enumerate(nodes):
-        node.outputs[0].name = f"{name}_{number}"
-    output = nodes[-1].outputs[0]
-    output.dtype = ir.DataType.FLOAT
-    return ir.Graph(inputs=[], outputs=[output], nodes=nodes, name=name)
+    op, name = OpBuilder.before(node), f"{result.name}.int8"
+    replace_result(node, cond(op, switch, as_int8, as_float, name=name, dtype=ir.DataType.FLOAT))

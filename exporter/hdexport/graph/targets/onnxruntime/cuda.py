@@ -134,19 +134,20 @@ def _fuse(node: ir.Node, parts: SharedParts, *, has_bias: bool) -> None:
 
 def _fused_function(model: ir.Model, node: ir.Node, *, has_bias: bool) -> ir.Function:
     """The fused attention as the body of the node's function."""
-    given = dict(zip(operator_of(node).inputs, node.inputs, strict=False))
-    inputs = [ir.Value(name=name, shape=value.shape, type=value.type) for name, value in given.items() if value]
-    answer = ir.Value(name="out", shape=node.outputs[0].shape, type=node.outputs[0].type)
-    alone = ir.node(node.op_type, inputs, node.attributes.copy(), domain=node.domain, outputs=[answer])
+    by_name = dict(zip(operator_of(node).inputs, node.inputs, strict=False))
+    inputs = [ir.Value(name=name, shape=value.shape, type=value.type) for name, value in by_name.items() if value]
+    output = ir.Value(name="out", shape=node.outputs[0].shape, type=node.outputs[0].type)
     opsets = {"": ONNX_OPSET, CONTRIB_DOMAIN: 1, ONNX_DOMAIN: model.graph.opset_imports[ONNX_DOMAIN]}
-    graph = ir.Graph(inputs, alone.outputs, nodes=[alone], opset_imports=opsets, name=node.op_type)
-    _fuse(alone, SharedParts(model), has_bias=has_bias)
+    graph = ir.Graph(inputs, [output], nodes=[], opset_imports=opsets, name=node.op_type)
+    op = OpBuilder.append(graph)
+    op.call(node.op_type, *inputs, _domain=node.domain, _outputs=[output], **node.attributes)
+    _fuse(graph[0], SharedParts(model), has_bias=has_bias)
     declared = [ir.Attr(name, attribute.type, None) for name, attribute in node.attributes.items()]
     return ir.Function(node.domain, node.op_type, graph=graph, attributes=declared)
 
 
 def _decides_body(node: ir.Node) -> object:
-    """What nodes must have alike that share a body of fused attention."""
+    """What decides the body of fused attention: nodes with equal values share a body."""
     query, key, *_ = states_of(node)
     return query.dtype, shape_of(query)[2:], shape_of(key)[2:], attributes_of(node)
 
