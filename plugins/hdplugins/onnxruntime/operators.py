@@ -59,9 +59,9 @@ _SCALARS = {"i32": "<ixxxx", "i64": "<q", "fp32": "<fxxxx"}
 
 _PLANNER = ctypes.CFUNCTYPE(
     ctypes.c_int64,
-    ctypes.POINTER(ctypes.c_int64), ctypes.c_int64,  # what is asked
-    ctypes.POINTER(ctypes.c_int64), ctypes.c_int64,  # the answer, and the room for it
-    ctypes.c_void_p, ctypes.c_int64,  # an error's text, and its bytes
+    ctypes.POINTER(ctypes.c_int64), ctypes.c_int64,  # the request
+    ctypes.POINTER(ctypes.c_int64), ctypes.c_int64,  # the response, and its maximum number of words
+    ctypes.c_void_p, ctypes.c_int64,  # an error's message, and its maximum number of bytes
 )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ class KernelOperators:
         self._loaded: dict[tuple[int, int], Mapping[str, LoadedKernel]] = {}
         self._lock = threading.Lock()
         # The launcher calls it as long as a session lives, and sessions may outlive this object.
-        planner = _PLANNER(self._answer)
+        planner = _PLANNER(self._respond)
         _planners.append(planner)
         self._registry = self._library.hd_new_registry(planner)
         if not self._registry:
@@ -132,7 +132,7 @@ class KernelOperators:
         names, kinds = list(spec.FIELDS), [_FIELD_TYPES[kind] for kind in spec.FIELDS.values()]
         uses = tuple(BlockIndexUse) if BLOCK_INDEX in spec.SCRATCH else (BlockIndexUse.PRIVATE,)
         for dtype, use in itertools.product(spec.DTYPES, uses):
-            # A block index has the type of the optional inputs, and stands behind those that a node has.
+            # A block index has the type of the optional inputs, and follows the inputs that a node has.
             inputs = [
                 _TYPES[kind or dtype]
                 for kind in (*spec.INPUT_DTYPES, *[_BLOCK_INDEX_DTYPE] * (use is BlockIndexUse.INPUT))
@@ -147,14 +147,14 @@ class KernelOperators:
                 raise ValueError(f"The library has no room for {op_type}, with {len(inputs)} inputs and {names}.")
             self._operators.append((operator, spec, use))
 
-    def _answer(self, asked: Any, words: int, answer: Any, room: int, error: int, error_bytes: int) -> int:
+    def _respond(self, request: Any, words: int, response: Any, max_words: int, error: int, error_bytes: int) -> int:
         try:
-            planned = list(self._planned(asked[:words]))
-            if len(planned) > room:
-                raise LaunchError(f"a call takes {len(planned)} words; there is room for {room}.")
-            ctypes.memmove(answer, (ctypes.c_int64 * len(planned))(*planned), 8 * len(planned))
+            planned = list(self._planned(request[:words]))
+            if len(planned) > max_words:
+                raise LaunchError(f"a call takes {len(planned)} words; the launcher accepts at most {max_words}.")
+            ctypes.memmove(response, (ctypes.c_int64 * len(planned))(*planned), 8 * len(planned))
         except Exception as problem:  # an exception would end in C, unseen
-            logger.debug("a call was refused", exc_info=True)
+            logger.debug("a call failed", exc_info=True)
             # Whole characters: ONNX Runtime's message is UTF-8, and a path need not be.
             text = str(problem).encode(errors="backslashreplace")[: error_bytes - 1].decode(errors="ignore")
             message = text.encode() + b"\0"
@@ -162,9 +162,9 @@ class KernelOperators:
             return -1
         return len(planned)
 
-    def _planned(self, asked: Sequence[int]) -> Iterator[int]:
-        """Yield the words of the answer to a request; ``launcher.c`` describes both."""
-        words = iter(asked)
+    def _planned(self, request: Sequence[int]) -> Iterator[int]:
+        """Yield the words of the response to a request; ``launcher.c`` describes both."""
+        words = iter(request)
         number, context = next(words), next(words)
         operator, spec, use = self._operators[number]
         attributes = {name: _value(kind, _counted(words)) for name, kind in spec.FIELDS.items()}
@@ -176,25 +176,25 @@ class KernelOperators:
         loaded = self._kernels_of(number, context, shapes, attributes, dtype)
         constants = {name: kernel.compiled.constants for name, kernel in loaded.items()}
         launches = spec.launches(shapes, attributes, constants=constants)
-        workspace, given = dict(spec.workspace(shapes, attributes)), list[tuple[int, int]]()
-        places = {name: (_INPUT, place) for place, name in enumerate(operator.inputs[: len(shapes)])}
-        places[spec.OUTPUT] = _OUTPUT, 0
+        workspace, more_outputs = dict(spec.workspace(shapes, attributes)), list[tuple[int, int]]()
+        locations = {name: (_INPUT, index) for index, name in enumerate(operator.inputs[: len(shapes)])}
+        locations[spec.OUTPUT] = _OUTPUT, 0
         if use is BlockIndexUse.OUTPUT:
-            places[BLOCK_INDEX] = _OUTPUT, 1
-            given.append(_block_index_shape(workspace.pop(BLOCK_INDEX), shapes))
+            locations[BLOCK_INDEX] = _OUTPUT, 1
+            more_outputs.append(_block_index_shape(workspace.pop(BLOCK_INDEX), shapes))
         if block_index is not None:
-            places[BLOCK_INDEX] = _INPUT, len(shapes)
+            locations[BLOCK_INDEX] = _INPUT, len(shapes)
             _check_block_index(block_index, _block_index_shape(workspace.pop(BLOCK_INDEX), shapes))
             launches = tuple(launch for launch in launches if launch.kernel not in spec.block_index_kernels)
         bytes_of = [-(-max(1, size) // _ALIGNMENT) * _ALIGNMENT for size in workspace.values()]
         offsets = list(itertools.accumulate(bytes_of, initial=0))
-        places |= {name: (_SCRATCH, offset) for name, offset in zip(workspace, offsets, strict=False)}
+        locations |= {name: (_SCRATCH, offset) for name, offset in zip(workspace, offsets, strict=False)}
         yield offsets[-1]
-        for shape in given:
+        for shape in more_outputs:
             yield from (len(shape), *shape)
         yield len(launches)
         for launch in launches:
-            yield from _described(loaded[launch.kernel], launch, places)
+            yield from _described(loaded[launch.kernel], launch, locations)
 
     def _kernels_of(
         self, number: int, context: int, shapes: Shapes, attributes: Attributes, dtype: str
@@ -222,7 +222,7 @@ def _opened(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise LauncherError(f"cannot be opened: {error}") from None
-    # Functions that Python calls by an old interface, or is called back by, would end the process.
+    # A function of another interface would crash the process.
     number = library.hd_interface() if hasattr(library, "hd_interface") else 0
     if number != _INTERFACE:
         raise LauncherError(f"is another version's: {path} has interface {number}; this hdplugins has {_INTERFACE}")
@@ -256,18 +256,18 @@ def _block_index_shape(index_bytes: int, shapes: Shapes) -> tuple[int, int]:
     return batch, index_bytes // (4 * batch)
 
 
-def _check_block_index(given: tuple[int, ...], wanted: tuple[int, int]) -> None:
-    # Kernels would read behind a shorter one.
-    if given != wanted:
-        raise LaunchError(f"the block index that it takes is {list(given)}; for these states it is {list(wanted)}.")
+def _check_block_index(shape: tuple[int, ...], expected: tuple[int, int]) -> None:
+    # Kernels would read past the end of a shorter block index.
+    if shape != expected:
+        raise LaunchError(f"the block index is {list(shape)}; with these states it must be {list(expected)}.")
 
 
-def _described(kernel: LoadedKernel, launch: Launch, places: Mapping[str, tuple[int, int]]) -> Iterator[int]:
+def _described(kernel: LoadedKernel, launch: Launch, locations: Mapping[str, tuple[int, int]]) -> Iterator[int]:
     """Yield a launch as words."""
     compiled = kernel.compiled
     arguments: list[tuple[int, int]] = []
     for name, kind in compiled.arguments:
-        arguments.append(places[name] if kind[0] == "*" else (_VALUE, _bits(kind, launch.scalars[name])))
+        arguments.append(locations[name] if kind[0] == "*" else (_VALUE, _bits(kind, launch.scalars[name])))
     # For buffers of Triton's, which these kernels do not use.
     arguments += [(_VALUE, 0)] * compiled.scratch_pointers
     yield from (int(kernel.function), *launch.grid, compiled.num_warps * _THREADS_OF_WARP, compiled.shared_bytes)

@@ -582,8 +582,7 @@ def test_a_block_index_of_other_states_is_refused(stand_in: Path, kernels: Path,
     feeds = {**feeds_of(NODE, token_kinds("none", 9)), proto.graph.input[-1].name: block_index}
     said = interpreter.run(_refused, stand_in, proto.SerializeToString(), kernels, feeds)
     assert (
-        "_block_index_input on [3, 9, 2, 32]: the block index that it takes is [3, 5]; for these states it is [3, 24]"
-        in said
+        "_block_index_input on [3, 9, 2, 32]: the block index is [3, 5]; with these states it must be [3, 24]" in said
     )
 
 

@@ -1,8 +1,9 @@
 """Block-sparse attention: blocks of queries see the blocks around them, global blocks, and blocks that a table lists.
 
-It is BigBird's attention, with random blocks that are all block 0, as Hugging Face evaluates it, or listed in a table;
-ETC's, whose global tokens are the first blocks of the sequence; and that of any other list of blocks. What each
-attribute means stands in `reference`.
+It is the attention of BigBird, with random blocks that are all block 0, as Hugging Face evaluates it, or listed in a
+table; the attention of ETC, whose global tokens are the first blocks of the sequence; and the attention of any other
+list of blocks. `reference` defines each
+attribute.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _keys(seen: _Integers, sizes: _Integers) -> _Integers:
 
 
 def check_table(shape: Sequence[int], heads: int) -> None:
-    """Refuse, by a ValueError, the shape of a table of other heads."""
+    """Raise a ValueError for a table whose shape does not fit the heads."""
     if len(shape) != 3 or shape[0] not in (1, heads):
         raise ValueError(f"listed_blocks is {list(shape)}; with {heads} heads it is [1 or {heads}, rows, listed].")
 

@@ -1,6 +1,6 @@
 """Chunk attention: a chunk of tokens sees itself and the chunks around it, as if the sequence were a circle.
 
-It is the attention of Reformer's ``local`` layers. What each attribute means stands in `reference`.
+It is the attention of Reformer's ``local`` layers. `reference` defines each attribute.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def seen_keys(sizes: npt.NDArray[np.int64], before: int, after: int, *, causal: 
 
     Args:
         sizes: real tokens of each chunk, [chunks].
-        before: chunks before its own that a chunk sees.
-        after: likewise after it.
-        causal: whether it sees only chunks of smaller numbers and its own.
+        before: number of chunks before a chunk that it sees.
+        after: number of chunks after a chunk that it sees.
+        causal: whether a chunk sees no later chunk.
     """
     import numpy as np
 
@@ -54,12 +54,12 @@ def seen_keys(sizes: npt.NDArray[np.int64], before: int, after: int, *, causal: 
 
 
 def padded_tokens(tokens: int, multiple: int) -> int:
-    """The tokens of a sequence with the padding that makes whole chunks of it."""
+    """The tokens of a sequence padded to whole chunks."""
     return -(-tokens // multiple) * multiple
 
 
 def check_chunks(attributes: Mapping[str, Any]) -> None:
-    """Refuse a padded length in which chunks are not whole; see `Operator.check_fit`."""
+    """Raise a ValueError for a padded length that is not a multiple of the chunk; see `Operator.check_fit`."""
     chunk, multiple = attributes["chunk"], attributes["multiple"]
     if multiple < 1 or multiple % chunk:
         raise ValueError(f"multiple is {multiple}; it must be a multiple of the chunk's {chunk} tokens.")

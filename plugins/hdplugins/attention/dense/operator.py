@@ -1,9 +1,9 @@
-"""Dense attention: every query attends to every key that is not padding, or to every one up to itself.
+"""Dense attention: every query attends to every key that is not padding, or to every such key up to itself.
 
-Several heads of queries may share one of keys and values.
+Several heads of queries may share one head of keys and values.
 
-It has no plugin: backends have fused operators for it, to which lowerings map it. ONNX Runtime on a GPU can run a
-kernel of hdexport in their place. Being one node in the portable graph, it is found without matching patterns.
+It has no plugin: lowerings replace it by fused operators of backends. ONNX Runtime on a GPU can run a kernel of
+hdexport instead. It is one node in the portable graph, so that lowerings need no pattern matching.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Disentangled attention: that of DeBERTa, whose scores are of contents, and of contents with distances, both ways.
+"""Disentangled attention of DeBERTa: scores of content to content, content to position and position to content.
 
-Every query sees every key that is not padding. A score is the product of query and key, plus that of the query with a
-row of one table and that of the key with a row of another. The row belongs to the distance between the two: near
-distances have one each, farther ones share theirs with more and more others, and all beyond `reach` are one.
+Every query sees every key that is not padding. A score is the sum of three products: query and key, query and a row of
+one table, key and a row of another table. The distance of the key from the query decides the row: each near distance
+has a row, farther distances share rows, and all distances beyond `reach` have one row.
 
 Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention" (2021), equation 4; the buckets of
 distances are those of DeBERTa-v2's code.

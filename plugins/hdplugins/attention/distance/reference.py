@@ -1,4 +1,4 @@
-"""The semantics of attention with terms of the clipped distance, in plain PyTorch."""
+"""The semantics of attention with a bucketed relative position bias, in plain PyTorch."""
 
 from __future__ import annotations
 

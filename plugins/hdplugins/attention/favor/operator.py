@@ -1,9 +1,9 @@
 """FAVOR+: softmax attention estimated by random features, in time and memory linear in tokens.
 
 It is the attention of Performers (Choromanski et al. 2021, "Rethinking Attention with Performers", equations 4 and 5,
-with the stabilisers of the authors' code). Queries and keys become vectors of positive features whose products
-estimate the exponentials of the scores, so that keys and values are summed up once, for all queries. What each
-attribute means stands in `reference`, and how the features are drawn, in `draw_projection` there.
+with the stabilisers of the authors' code). Queries and keys become vectors of positive features whose products estimate
+the exponentials of the scores, so that keys and values are summed once, for all queries. `reference` defines each
+attribute; `draw_projection` there draws the features.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hdplugins.attention.operator import FLAG, Operator, Range
 def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     """Features of queries and of keys, as many as dense attention has pairs for the same number of operations.
 
-    A feature of a query is a product of two rows, as is a score, and weighs a row of sums; likewise one of a key.
+    A feature of a query is a product of two rows, like a score, and weights a row of sums; so does a feature of a key.
     """
     return heads * 2 * tokens * int(attributes["features"])
 

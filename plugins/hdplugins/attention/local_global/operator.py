@@ -1,11 +1,11 @@
 """Local attention with relative position bias, and with side keys that every query sees: the attention of LongT5.
 
-A query sees the tokens around it, each with a learned number of its distance. Side keys are few and of the whole
-sequence: LongT5 makes them of the sums of blocks of tokens. They have numbers as well, of the distance in blocks.
+A query sees the tokens around it, with a learned bias for each distance. Side keys are few and summarize the whole
+sequence: LongT5 computes them from the sums of blocks of tokens. They have a bias for each distance in blocks.
 
-It is an operator of its own, not `SlidingWindowAttention` with further inputs: that one's global keys are tokens of the
-sequence, which windows leave out and a table finds, its heads may be dilated, and its kernel and plugin take four
-inputs. Each of that would have to be defined, and refused, together with biases and side keys, which no model does.
+It is not `SlidingWindowAttention` with further inputs: global keys of `SlidingWindowAttention` are tokens of the
+sequence, its heads may be dilated, and its kernel and plugin take four inputs. Combinations with biases and side keys
+would have to be defined and rejected, and no model uses them.
 
 It has no Triton kernel: its function body is matmuls and a softmax, which engines fuse.
 """
@@ -41,7 +41,7 @@ OPERATOR = Operator(
 
 
 def check_sides(*, side_tokens: int, side_reach: int, has_sides: bool) -> None:
-    """Refuse a block and a reach of sides, by a ValueError, where there are no sides, and the other way round."""
+    """Raise a ValueError for side attributes without side inputs, and for side inputs without side attributes."""
     if has_sides and (side_tokens < 1 or side_reach < 1):
         raise ValueError(
             f"There are sides, and side_tokens is {side_tokens} and side_reach {side_reach}; both must be 1 or more."

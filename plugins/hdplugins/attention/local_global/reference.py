@@ -1,4 +1,4 @@
-"""The semantics of local attention with biases by distance and side keys, in plain PyTorch.
+"""The semantics of local attention with relative position bias and side keys, in plain PyTorch.
 
 Source: Guo et al., "LongT5: Efficient Sequence-To-Sequence Transformer for Long Sequences" (2022), section 3.1, and its
 implementation in Hugging Face transformers.

@@ -1,15 +1,15 @@
 """LSH attention on a GPU: tokens are hashed, sorted by a stable counting sort, and attended to round by round.
 
 `hash_tokens` writes the bucket of every token in every round, and the factor that turns a query_key into a key; padding
-has a bucket of its own, the last. `count`, `scan` and `scatter` sort: `count` cuts the sequence into spans and counts
-the tokens of each span by bucket, `scan` turns the counts into offsets by a prefix sum, ordered by bucket and then by
-span, and `scatter` writes the tokens of each span in order. All real tokens then precede the padding.
+has the last bucket. `count`, `scan` and `scatter` sort: `count` divides the sequence into spans and counts the tokens
+of each span by bucket, `scan` turns the counts into offsets by a prefix sum, ordered by bucket and then by span, and
+`scatter` writes the tokens of each span in order. All real tokens then precede the padding.
 
 `attend` is a FlashAttention-style forward pass of a block of queries of one sorted chunk, whose keys are gathered
 through the sorted order. It is launched once per round. The workspace keeps the softmax state of each token between
 rounds, because the keys of all rounds share one softmax; in a round one CTA owns a token, and the last round writes the
-result. The softmax begins with the token's own value, at a score below all others: this value is the result if nothing
-else is seen, and has no weight otherwise.
+result. The softmax starts with the value of the token itself, at a score below all others: this value is the result if
+the query sees no other key, and has no weight otherwise.
 
 The machine code depends on this file, on `online_softmax`, on the kernel of chunk attention and on constants. The
 notation is explained in `online_softmax`; `o_sorted` are indices in the sorted order.

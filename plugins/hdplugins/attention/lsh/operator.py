@@ -1,7 +1,7 @@
-"""LSH attention: tokens are sorted by hashes of their shared queries and keys, and attend to those sorted next to them.
+"""LSH attention: tokens are sorted by hashes of their shared queries and keys, and attend to tokens near them.
 
-It is the attention of Reformer (Kitaev, Kaiser and Levskaya, 2020) as Hugging Face evaluates it. What each attribute
-means stands in `reference`, and what a hash is in `hash_tokens`.
+It is the attention of Reformer (Kitaev, Kaiser and Levskaya, 2020) as Hugging Face evaluates it. `reference` defines
+each attribute, and `hash_tokens` there defines a hash.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hdplugins.attention.operator import FLAG, Operator, Range
 def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     """Scores of queries, in each round, with the keys of their chunks; see `Operator.pairs`.
 
-    Which tokens meet is up to their hashes, how many scores there are is not: chunks are full but for the last real one
-    of a round. A chunk that is seen several times counts once. Some of these scores are of keys that are hidden: a
-    query's own in each round, and again where a chunk sees another round's; and, with `causal`, about half. Hashes and
-    the sort, a few products of a token, do not count.
+    Hashes decide which tokens meet, but not the number of scores: chunks are full except the last real chunk of a
+    round. A chunk that is seen several times counts once. Some of the scores are of masked keys: the key of the query's
+    token in each round, and, with `causal`, about half of the keys. Hashes and the sort, a few products per token, do
+    not count.
     """
     import numpy as np
 
@@ -56,7 +56,7 @@ OPERATOR = Operator(
 
 
 def check_rotations(shape: Sequence[int], *, heads: int, head_dim: int, buckets: Sequence[int], rounds: int) -> None:
-    """Refuse the shape of rotations, by a ValueError, that other buckets, rounds or heads have."""
+    """Raise a ValueError for rotations whose shape does not fit the buckets, rounds and heads."""
     wanted = [heads, head_dim, rounds, sum(buckets) // 2]
     if list(shape) != wanted:
         raise ValueError(f"rotations is {list(shape)}; it must be [heads, head_dim, rounds, directions], {wanted}.")

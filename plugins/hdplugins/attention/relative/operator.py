@@ -1,6 +1,6 @@
-"""Relative attention: a query sees the sequence and what is remembered before it, and scores depend on distances.
+"""Relative attention: a query sees the sequence and the memory cache before it, and scores depend on distances.
 
-It is the attention of Transformer-XL and XLNet. What each attribute means stands in `reference`.
+It is the attention of Transformer-XL and XLNet. `reference` defines each attribute.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hdplugins.attention.operator import FLAG, Operator, Range
 
 
 def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
-    """Queries of the sequence with keys of the memory and the sequence; see `Operator.pairs`."""
+    """Queries of the sequence with keys of the memory cache and the sequence; see `Operator.pairs`."""
     import numpy as np
 
     reach, memory = attributes["reach"], attributes.get("memory", 0)

@@ -1,7 +1,7 @@
 """Sliding-window attention with global tokens: a query sees the tokens around it, and the global tokens anywhere.
 
 Global *columns*, the keys that every query sees, are part of the operator. Global *rows* are not: the query of a global
-token is an ordinary row here. In Longformer those few rows see the whole sequence, through projections of their own.
+token is an ordinary row here. In Longformer these rows see the whole sequence, through separate projections.
 The family's graph computes them with standard operators and overwrites the operator's rows: G x tokens of dense
 attention, linear in tokens for a bounded G. Inside the operator, every block of queries would have to carry a second
 set of keys and values.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
     """Queries with the keys of their window, and with the global tokens beyond it; see `Operator.pairs`.
 
-    The rows of the global tokens are not the operator's: the query of a global token counts as any other.
+    The query of a global token counts like any other query.
 
     Raises:
         ValueError: a dilation that does not fit the heads, or more global tokens than the bound or the sequence has.
@@ -55,7 +55,7 @@ def _keys_in_window(query: npt.NDArray[np.int64], end: int, left: int, right: in
 
 
 def steps_of_heads(dilation: Sequence[int], heads: int) -> list[int]:
-    """The dilation of each head; refused, by a ValueError, where it does not fit them."""
+    """The dilation of each head; a ValueError says that it does not fit the heads."""
     if len(dilation) not in (1, heads) or min(dilation) < 1:
         raise ValueError(f"The dilation {list(dilation)} does not fit {heads} heads: one value of 1 or more per head.")
     return list(dilation) * (heads // len(dilation))
