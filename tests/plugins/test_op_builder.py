@@ -1,4 +1,4 @@
-"""Bodies that are written as Python functions: the nodes of calls and numbers, and the mistakes that are refused."""
+"""Nodes written as Python calls: their order, constants and names, and the mistakes that are rejected."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, Operator
 from hdplugins.attention.function_bodies import operator_function
 from hdplugins.op_builder import OpBuilder, cond, float_attribute, integer_attribute, scan
 from support.function_bodies import nodes_within
+
+FLOAT = ir.DataType.FLOAT
 
 OPERATOR = Operator(
     name="Toy", version=1, package=__name__, inputs=("x",), states=1, attributes=dict.fromkeys(("scale", "count"))
@@ -133,3 +135,51 @@ def test_no_two_values_of_a_body_have_one_name() -> None:
 def test_a_mistake_is_refused(body: Callable[..., Value], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         proto_of(body)
+
+
+def chain() -> ir.Graph:
+    """x -> Neg -> Abs -> y."""
+    x = ir.val("x", ir.DataType.FLOAT, [3])
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": ONNX_OPSET}, name="chain")
+    op = OpBuilder.append(graph)
+    graph.outputs.append(op.Abs(op.Neg(x), _outputs=["y"], _name="last"))
+    return graph
+
+
+def test_nodes_are_inserted_before_or_after_a_node_in_the_order_of_the_calls() -> None:
+    graph = chain()
+    negate, last = graph
+    before, after = OpBuilder.before(negate), OpBuilder.after(negate)
+    before.Exp(before.Add(graph.inputs[0], 1.0))
+    after.Sqrt(after.Mul(negate.outputs[0], [2.0, 3.0, 4.0]))
+    assert [node.op_type for node in graph] == ["Constant", "Add", "Exp", "Neg", "Constant", "Mul", "Sqrt", "Abs"]
+    assert (last.name, graph.outputs[0].name) == ("last", "y")
+
+
+def test_outputs_attributes_and_domains_are_as_the_call_says() -> None:
+    graph = chain()
+    typed = ir.val("typed", ir.DataType.FLOAT16, [3])
+    op = OpBuilder.append(graph)
+    assert op.Cast(graph.inputs[0], to=ir.DataType.FLOAT16, _outputs=[typed]) is typed
+    first, second = op.Other(graph.inputs[0], None, 1, scale=0.5, unused=None, _domain="other", _outputs=["a", "b"])
+    node = first.producer()
+    assert (node.domain, node.op_type, first.name, second.name) == ("other", "Other", "a", "b")
+    assert (node.inputs[1], node.attributes.get_float("scale"), "unused" in node.attributes) == (None, 0.5, False)
+
+
+def test_branches_of_a_graph_have_names_that_no_other_value_has() -> None:
+    graph = chain()
+    op = OpBuilder.append(graph)
+
+    def nested(op: OpBuilder) -> Value:
+        return cond(op, condition, lambda op: op.Abs(1.0), lambda op: op.Neg(1.0), name="inner", dtype=FLOAT)
+
+    condition = op.Greater(op.ReduceSum(graph.inputs[0], keepdims=0), 0.0)
+    chosen = cond(op, condition, nested, lambda op: op.Exp(1.0), name="outer", dtype=FLOAT)
+    graph.outputs.append(op.Add(graph.outputs[0], chosen))
+    names = [value.name for node in graph.all_nodes() for value in node.outputs]
+    assert len(names) == len(set(names))
+    assert {"inner", "outer", "outer_else_Exp_1"} <= set(names)
+    proto = ir.to_proto(ir.Model(graph, ir_version=10))
+    answer = ReferenceEvaluator(proto).run(None, {"x": np.float32([1, 2, 3])})[1]
+    assert answer.tolist() == [2, 3, 4]
