@@ -96,7 +96,7 @@ class Layer(ABC):
         return self.body().name
 
     def body(self, variant: BodyVariant = BodyVariant.BATCHED) -> onnx.FunctionProto:
-        """A body; in the parallel order, the one of the portable graph."""
+        """A function body; the batched one is in the portable graph."""
         described: dict[str, Any] = {"attributes": self.node_attributes, "grouped": self.is_grouped}
         inputs = self.operator.states + len(self.inputs)
         function = function_of_node(self.operator, inputs=inputs, variant=variant, **described)
@@ -212,10 +212,10 @@ class Description:
     repeated: SparseLayer  # a node whose repetition computes its tables once
     # order of the blocks -> operators that three such nodes have as many of as one has, and how many if known
     once: Mapping[BodyVariant, Mapping[str, int | None]]
-    choices: int  # nodes Where that every layer's parallel body has of its own
+    choices: int  # nodes Where of the batched body of every layer
     wide: SparseLayer  # a node with four heads of 64 whose memory is measured
     built: Sequence[tuple[SparseLayer, bool]]  # nodes that TensorRT-RTX builds, and whether nightly only
-    span: Callable[[Any], int]  # of a built node, the keys of one query that its parallel body holds scores of at most
+    span: Callable[[Any], int]  # maximum number of keys per query whose scores the batched body of a built node holds
     # nodes of a CPU graph -> the longest text whose queries attend to each key exactly once, or None
     lowered: Mapping[SparseLayer, int | None]
     lowered_atol: float  # of these, as measured
@@ -286,6 +286,6 @@ class BodyDescription:
     bodiless: Sequence[tuple[Layer, str]]  # nodes and the message that refuses a body for them
 
 
-def scans(variant: BodyVariant, sequential: int) -> dict[str, int]:
+def scans(variant: BodyVariant, blockwise: int) -> dict[str, int]:
     """Loops of a body that has some in sequence alone."""
-    return {"Scan": sequential if variant is BodyVariant.BLOCKWISE else 0}
+    return {"Scan": blockwise if variant is BodyVariant.BLOCKWISE else 0}

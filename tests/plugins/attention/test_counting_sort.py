@@ -1,4 +1,4 @@
-"""The sort of LSH attention's parallel body, by itself, against NumPy's."""
+"""The sort of LSH attention's batched body, by itself, against NumPy's."""
 
 from __future__ import annotations
 

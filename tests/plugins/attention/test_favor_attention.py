@@ -263,14 +263,14 @@ def test_a_body_of_the_other_mode_is_found(counts: bool, variant: BodyVariant) -
 @each_variant
 def test_a_body_is_of_standard_operators_that_tensorrt_takes(variant: BodyVariant) -> None:
     forbidden = {"NonZero", "ScatterND", "ScatterElements", "TopK", "EyeLike", "Compress", "Unique"}
-    is_sequential = variant is BodyVariant.BLOCKWISE
+    is_blockwise = variant is BodyVariant.BLOCKWISE
     for node in NODES:
         counts = operators_of(node.body(variant))
         assert not forbidden & set(counts), str(node)
-        assert counts["MatMul"] + counts["Gemm"] == (4 if is_sequential else 5), str(node)
-        assert (counts["Exp"], counts["Softmax"]) == (2 + is_sequential, 0), str(node)
-        assert counts["Scan"] == (3 if is_sequential else 0), str(node)
-        assert counts["Transpose"] == (2 if is_sequential else 7), str(node)
+        assert counts["MatMul"] + counts["Gemm"] == (4 if is_blockwise else 5), str(node)
+        assert (counts["Exp"], counts["Softmax"]) == (2 + is_blockwise, 0), str(node)
+        assert counts["Scan"] == (3 if is_blockwise else 0), str(node)
+        assert counts["Transpose"] == (2 if is_blockwise else 7), str(node)
 
 
 def test_bodies_that_differ_have_names_that_differ() -> None:
@@ -285,7 +285,7 @@ def test_bodies_that_differ_have_names_that_differ() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
 def test_memory_is_linear_in_tokens_and_holds_the_features_of_no_head(tmp_path: Path) -> None:
-    """In parallel, the features of 4096 tokens take 67 MB, of queries and of keys."""
+    """In the batched variant, the features of 4096 tokens take 67 MB, of queries and of keys."""
     node, growth = replace(WIDE, features=1024), dict[BodyVariant, list[int]]()
     for variant in BodyVariant:
         path = tmp_path / f"{variant.value}.onnx"

@@ -1,4 +1,4 @@
-"""Every operator: the specification, and each face against the reference."""
+"""Every operator: the specification, and each implementation against the reference."""
 
 from __future__ import annotations
 

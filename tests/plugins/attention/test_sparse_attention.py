@@ -415,7 +415,7 @@ def test_memory_is_linear_in_tokens(described: Description, variant: BodyVariant
     assert short > output_bytes, "less than the output: nothing was measured"
     assert long <= 2.2 * short
     if variant is BodyVariant.BLOCKWISE:
-        # Eight times the output of 4 MB; in parallel the scores alone are eight times that, or ten.
+        # Eight times the output of 4 MB; in the batched variant the scores alone are eight times that, or ten.
         assert short <= 8 * output_bytes
 
 
@@ -423,7 +423,7 @@ BUILT = [(described, *built) for described in DESCRIPTIONS.values() for built in
 
 
 def scores_bytes(described: Description, layer: SparseLayer, tokens: int) -> int:
-    """The bytes of the scores of two texts, with the keys that a query of the parallel body looks at."""
+    """The bytes of the scores of two texts, with the keys that a query of the batched body sees."""
     return 2 * layer.heads * tokens * described.span(layer) * 4
 
 

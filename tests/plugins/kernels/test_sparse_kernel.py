@@ -346,7 +346,7 @@ def test_tensors_that_do_not_fit_are_refused(
 
 
 def fitting(operator: str, **changes: Any) -> tuple[Any, dict[str, Any]]:
-    """An operator's face, and attributes for twelve heads of 64, some of them changed."""
+    """An operator's implementation, and attributes for twelve heads of 64, some of them changed."""
     return plugin_spec_of(OPERATORS[operator]), KERNELS[operator].fitting.node_attributes | changes
 
 

@@ -157,7 +157,7 @@ BODIES = BodyDescription(
             BodyVariant.BATCHED: {"Sub 0": "the number of blocks is rounded up further: a block of padding is dropped"},
             BodyVariant.BLOCKWISE: {
                 "Min 0": "one block holds the whole text",
-                "Sub 0": "as in parallel",
+                "Sub 0": "as in the batched variant",
                 "Min 1": "the band of a block reaches farther than it has to",
             },
         },

@@ -188,7 +188,7 @@ BODIES = BodyDescription(
             BodyVariant.BLOCKWISE: {
                 "Min 0": "one block holds the whole text",
                 "Min 1": "spans are wider, and the places that this adds are masked",
-                "Add 3": "as in parallel, where the text is longer than the radius",
+                "Add 3": "as in the batched variant, where the text is longer than the radius",
             },
         },
     ),

@@ -144,7 +144,7 @@ DESCRIPTION = Description(
         replace(layer, buckets=(*layer.buckets, 2)),
         replace(layer, by_row=1 - layer.by_row),
     ],
-    # TensorRT's TopK takes 3840 numbers: in parallel, a count sorts.
+    # TensorRT's TopK takes 3840 numbers: the batched variant counts instead.
     counts=lambda layer, variant: {"TopK": variant is BodyVariant.BLOCKWISE, "ScatterElements": 1} | scans(variant, 2),
     names={
         NODES[0]: "LSHAttention_chunk8_before1_after0_of8_rounds2_buckets4",

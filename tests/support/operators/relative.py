@@ -200,7 +200,7 @@ BODIES = BodyDescription(
             },
             BodyVariant.BLOCKWISE: {
                 "Min 0": "one block holds the whole text",
-                "Sub 0": "as in parallel",
+                "Sub 0": "as in the batched variant",
                 "Sub 4": "likewise",
             },
         },

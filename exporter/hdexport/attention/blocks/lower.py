@@ -1,4 +1,4 @@
-"""Block-sparse attention: a sequential body on a CPU, groups of blocks in OpenVINO.
+"""Block-sparse attention: a blockwise body on a CPU, groups of blocks in OpenVINO.
 
 In ONNX Runtime on a CPU, the blocks are computed one after another, or all keys at once where every query sees every
 key.
@@ -29,7 +29,7 @@ _STATES = 3
 
 
 class _BlocksLowering(Lowering, OpenVinoLowering):
-    """Sequential bodies, or all keys at once where every query sees every key; groups of blocks in OpenVINO."""
+    """Blockwise bodies, or all keys at once where every query sees every key; groups of blocks in OpenVINO."""
 
     operator = "BlockSparseAttention"
     fused: ClassVar = {OPENVINO_LOWERING: ("float32",)}

@@ -1,4 +1,4 @@
-"""Sliding-window attention: a sequential body on a CPU, blocks against spans in OpenVINO.
+"""Sliding-window attention: a blockwise body on a CPU, blocks against spans in OpenVINO.
 
 In ONNX Runtime on a CPU, the blocks are computed one after another, or all keys at once where a window covers the text.
 A text without padding, no longer than a window's reach on its shorter side and the query itself, is attended to densely
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class _WindowLowering(Lowering, OpenVinoLowering):
-    """Sequential bodies, or all keys at once where a window covers the text; blocks against spans in OpenVINO."""
+    """Blockwise bodies, or all keys at once where a window covers the text; blocks against spans in OpenVINO."""
 
     operator = "SlidingWindowAttention"
     fused: ClassVar = {OPENVINO_LOWERING: ("float32",)}
