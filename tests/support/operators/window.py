@@ -115,7 +115,7 @@ DESCRIPTION = Description(
             ({"dilation": [0]}, r"\[0\] does not fit 2 heads"),
             ({"dilation": []}, r"\[\] does not fit 2 heads"),
             ({"dilation": [1, 2, 3]}, r"\[1, 2, 3\] does not fit 2 heads"),
-            ({"global_bound": 3}, "4 global tokens; the bound is 3"),
+            ({"global_bound": 3}, "4 global tokens; global_bound is 3"),
         )
     ],
     # With 40 globals in 33 tokens, a text is shorter than its bound; with 97, it is not.
