@@ -112,14 +112,14 @@ class HostStates:
 
     def _run_rows(self, rows: Any, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         """Run some rows, whose lengths may differ; the others' results are 0."""
-        given = {name: array[rows] for name, array in (*inputs.items(), *self._read.items())}
-        found = self._runner.run(given, list(dict.fromkeys((*outputs, *self._fed_from.values()))))
+        selected = {name: array[rows] for name, array in (*inputs.items(), *self._read.items())}
+        computed = self._runner.run(selected, list(dict.fromkeys((*outputs, *self._fed_from.values()))))
         for name, output in self._fed_from.items():
-            self._read[name][rows] = found[output]
+            self._read[name][rows] = computed[output]
         results = {}
         for name in outputs:
-            results[name] = np.zeros((len(inputs[self._runner.mask]), *found[name].shape[1:]), np.float32)
-            results[name][rows] = found[name]
+            results[name] = np.zeros((len(inputs[self._runner.mask]), *computed[name].shape[1:]), np.float32)
+            results[name][rows] = computed[name]
         return results
 
 

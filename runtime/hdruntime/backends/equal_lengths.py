@@ -62,10 +62,10 @@ class EqualLengthRunner(BundleRunner):
         self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
         """Run a batch as given, on carried states that are arrays."""
-        found = self._run_as_given({**inputs, **carried}, list(dict.fromkeys((*outputs, *left))))
+        results = self._run_as_given({**inputs, **carried}, list(dict.fromkeys((*outputs, *left))))
         for name, array in left.items():
-            array[...] = found[name]
-        return {name: found[name] for name in outputs}
+            array[...] = results[name]
+        return {name: results[name] for name in outputs}
 
     def _part(self, name: str, array: AnyArray, rows: npt.NDArray[np.intp], length: int | None) -> AnyArray:
         return np.ascontiguousarray(array[rows, :length] if self._has_tokens_axis[name] else array[rows])

@@ -98,8 +98,8 @@ def _unknown_key(values: object, known: object, name: str) -> str | None:
             pairs.append((where, value, known[key]))
     elif isinstance(values, list) and isinstance(known, list | tuple):
         pairs = [(f"{name}[{index}]", *both) for index, both in enumerate(zip(values, known, strict=True))]
-    found = (_unknown_key(value, other, where) for where, value, other in pairs)
-    return next((place for place in found if place is not None), None)
+    unknown = (_unknown_key(value, other, where) for where, value, other in pairs)
+    return next((place for place in unknown if place is not None), None)
 
 
 def json_from_dataclass(value: Any) -> str:
@@ -115,20 +115,20 @@ def json_from_dataclass(value: Any) -> str:
 
 def _mismatch(message: str, data: Any, kind: type, name: str) -> JsonMismatchError:
     """The error for a message of msgspec: "Expected `int`, got `str` - at `$.files[...].size_bytes`"."""
-    said, _, path = message.partition(" - at `$")
+    problem, _, path = message.partition(" - at `$")
     keys, value = _followed(data, path.rstrip("`"), message, kind)
     where = name + "".join(f".{key}" if key.isidentifier() else f"[{key}]" for key in keys)
-    if missing := re.fullmatch("Object missing required field `(.*)`", said):
+    if missing := re.fullmatch("Object missing required field `(.*)`", problem):
         return JsonMismatchError(f"{where}.{missing[1]} is missing")
     shown = json.dumps(value)
     shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 3] + "..."
-    if said.startswith("Invalid enum value"):
+    if problem.startswith("Invalid enum value"):
         choices = ", ".join(map(repr, _choices(inspect.type_info(kind), keys)))
         return UnknownChoiceError(f"{where} should be one of {choices}, not {shown}")
-    if said.startswith("Expected "):
-        expected = said.removeprefix("Expected ").partition(", got ")[0]
+    if problem.startswith("Expected "):
+        expected = problem.removeprefix("Expected ").partition(", got ")[0]
         return JsonMismatchError(f"{where} should be {expected}, not {shown}")
-    return JsonMismatchError(f"{where} is {shown}: {said}")
+    return JsonMismatchError(f"{where} is {shown}: {problem}")
 
 
 def _followed(data: Any, path: str, message: str, kind: type) -> tuple[list[str], Any]:

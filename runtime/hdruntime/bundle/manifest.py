@@ -480,8 +480,8 @@ class Manifest:
     @property
     def kernel_architectures(self) -> tuple[str, ...]:
         """The GPU architectures that the bundle's kernels were compiled for, e.g. ``("sm86", "sm120")``."""
-        found = {int(number) for name in self.files for number in _ARCHITECTURE_OF_KERNEL.findall(name)}
-        return tuple(f"sm{number}" for number in sorted(found))
+        numbers = {int(number) for name in self.files for number in _ARCHITECTURE_OF_KERNEL.findall(name)}
+        return tuple(f"sm{number}" for number in sorted(numbers))
 
     @property
     def recurrent_states(self) -> tuple[InputSpec, ...]:

@@ -189,8 +189,8 @@ def _problems_of_input(spec: InputSpec, outputs: Iterable[TensorSpec]) -> Iterat
         return
     output = next((output for output in outputs if output.name == spec.fed_from), None)
     if output is None or output.shape != spec.shape:
-        found = "there is none" if output is None else f"that is {_described(output)}"
-        yield f" is {_described(spec)}, fed from the output {spec.fed_from}, but {found}"
+        actual = "there is none" if output is None else f"that is {_described(output)}"
+        yield f" is {_described(spec)}, fed from the output {spec.fed_from}, but {actual}"
 
 
 def _output_problems(manifest: Manifest) -> Iterator[str]:

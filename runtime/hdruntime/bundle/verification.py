@@ -75,9 +75,9 @@ class Tolerance:
         """The limits of two outputs together, the wider one where both have a limit."""
         limits: dict[str, float] = {}
         for item in fields(self):
-            given = [limit for limit in (getattr(self, item.name), getattr(other, item.name)) if limit is not None]
-            if given:
-                limits[item.name] = min(given) if item.name == "cosine" else max(given)
+            present = [limit for limit in (getattr(self, item.name), getattr(other, item.name)) if limit is not None]
+            if present:
+                limits[item.name] = min(present) if item.name == "cosine" else max(present)
         return Tolerance(**limits)  # type: ignore[arg-type]
 
     def __str__(self) -> str:

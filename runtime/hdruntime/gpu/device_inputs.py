@@ -30,7 +30,7 @@ class DeviceInput(NamedTuple):
 
 @contextlib.contextmanager
 def device_inputs(
-    given: Mapping[str, object], specs: Mapping[str, TensorSpec], device: Device, stream: Any
+    inputs: Mapping[str, object], specs: Mapping[str, TensorSpec], device: Device, stream: Any
 ) -> Iterator[dict[str, DeviceInput]]:
     """Read arrays by DLPack, or else by ``__cuda_array_interface__``; a stream waits for the work that computes them.
 
@@ -39,16 +39,16 @@ def device_inputs(
     Raises:
         InputError: an array is missing, elsewhere, or of another type, shape or order.
     """
-    if set(given) != set(specs):
-        raise InputError(f"The inputs are {sorted(given)}; this bundle needs all of {', '.join(specs)}.")
+    if set(inputs) != set(specs):
+        raise InputError(f"The inputs are {sorted(inputs)}; this bundle needs all of {', '.join(specs)}.")
     with contextlib.ExitStack() as stack:
-        found = {name: _read(spec, given[name], device, stream, stack) for name, spec in specs.items()}
-        shapes = {name: array.shape for name, array in found.items() if specs[name].has_tokens_axis}
-        if len(set(shapes.values())) != 1 or len({array.shape[0] for array in found.values()}) != 1:
-            shapes = {name: array.shape for name, array in found.items()}
+        arrays = {name: _read(spec, inputs[name], device, stream, stack) for name, spec in specs.items()}
+        shapes = {name: array.shape for name, array in arrays.items() if specs[name].has_tokens_axis}
+        if len(set(shapes.values())) != 1 or len({array.shape[0] for array in arrays.values()}) != 1:
+            shapes = {name: array.shape for name, array in arrays.items()}
             raise InputError(f"The inputs have the shapes {shapes}; they must be equal.")
         try:
-            yield found
+            yield arrays
         except BaseException:
             # Producers may free their memory from here on.
             with contextlib.suppress(BackendError):

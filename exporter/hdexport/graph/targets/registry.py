@@ -20,13 +20,13 @@ AUTO, ONNX = "auto", "onnx"
 @functools.cache
 def targets() -> tuple[Target, ...]:
     """Every target, by name."""
-    found = [
+    entries = [
         target
         for module in pkgutil.iter_modules(hdexport.graph.targets.__path__)
         if module.ispkg
         for target in importlib.import_module(f"hdexport.graph.targets.{module.name}.target").TARGETS
     ]
-    return tuple(sorted(found, key=lambda target: target.name))
+    return tuple(sorted(entries, key=lambda target: target.name))
 
 
 def target_names() -> list[str]:
@@ -44,17 +44,17 @@ def chosen_targets(names: Sequence[str]) -> tuple[Target, ...]:
 
     A target that is named is built or the build fails; ``auto`` takes those that are possible here.
     """
-    found: dict[str, Target] = {}
+    chosen: dict[str, Target] = {}
     by_name = {target.name: target for target in targets() if target.name != ONNX}
     for name in names:
         if name == AUTO:
-            found |= {each: target for each, target in by_name.items() if each not in found and target.is_possible()}
+            chosen |= {each: target for each, target in by_name.items() if each not in chosen and target.is_possible()}
         elif name in by_name:
-            found[name] = by_name[name]
+            chosen[name] = by_name[name]
     for name in names:
         if name in by_name:
             by_name[name].require()
-    return tuple(found.values())
+    return tuple(chosen.values())
 
 
 def graph_targets(chosen: Sequence[Target]) -> tuple[str, ...]:

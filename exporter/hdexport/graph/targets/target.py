@@ -82,9 +82,9 @@ class Target:
     @property
     def entry(self) -> BackendEntry:
         """The runtime's side of the backend."""
-        found = backend_named(self.backend)
-        assert found is not None
-        return found
+        entry = backend_named(self.backend)
+        assert entry is not None
+        return entry
 
     def require(self) -> None:
         """Refuse a target that was named and cannot be built on this machine, or not verified."""

@@ -90,19 +90,19 @@ class OnnxRuntimeRunner(EqualLengthRunner):
         with self._open_session(inputs) as session:
             binding = session.io_binding()
             # Referred to until the run has ended: values share the memory of arrays.
-            given = {name: _value(array) for name, array in (*inputs.items(), *carried.items())}
+            input_values = {name: _value(array) for name, array in (*inputs.items(), *carried.items())}
             written = {name: _value(array) for name, array in left.items()}
-            for name, value in given.items():
+            for name, value in input_values.items():
                 binding.bind_ortvalue_input(name, value)
-            answers = [name for name in outputs if name not in left]
-            for name in answers:
+            unbound = [name for name in outputs if name not in left]
+            for name in unbound:
                 binding.bind_output(name)
             for name, value in written.items():
                 binding.bind_ortvalue_output(name, value)
             session.run_with_iobinding(binding)
-            found = dict(zip(answers, (value.numpy() for value in binding.get_outputs()), strict=False))
+            results = dict(zip(unbound, (value.numpy() for value in binding.get_outputs()), strict=False))
             # The next call overwrites these.
-            return found | {name: left[name].copy() for name in outputs if name in left}
+            return results | {name: left[name].copy() for name in outputs if name in left}
 
     def close(self) -> None:
         """Free memory as soon as no other thread runs a batch; see :class:`hdruntime.backends.Runner`."""

@@ -85,9 +85,9 @@ class SessionModel:
         return ShapeChoice(0, Shape(batch, tokens, memory))
 
     def layouts(self, choice: ShapeChoice, outputs: Sequence[str]) -> tuple[Layout, Layout]:
-        """Only the outputs that are asked for."""
-        asked = {name: self.outputs[name] for name in outputs}
-        return layout_of(self.inputs, choice.shape), layout_of(asked, choice.shape)
+        """Only the requested outputs."""
+        requested = {name: self.outputs[name] for name in outputs}
+        return layout_of(self.inputs, choice.shape), layout_of(requested, choice.shape)
 
     def compute(self, slot: Slot, choice: ShapeChoice, inputs: Layout, outputs: Mapping[str, int]) -> None:
         """See `DeviceModel.compute`; only the outputs with addresses are written."""
@@ -188,21 +188,22 @@ def _preload_libraries() -> None:
     """Load CUDA and cuDNN from their Python packages, where ``pip install 'onnxruntime-gpu[cuda,cudnn]'`` put them."""
     import onnxruntime
 
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         onnxruntime.preload_dlls()
-    if said.getvalue():
-        logger.info("loading CUDA for ONNX Runtime: %s", said.getvalue().strip())
+    if printed.getvalue():
+        logger.info("loading CUDA for ONNX Runtime: %s", printed.getvalue().strip())
 
 
 def _check_provider(session: Any) -> None:
     """Refuse a session that fell back to the CPU, as ONNX Runtime's sessions do where CUDA does not load."""
-    found = session.get_providers()
-    if found[0] != CUDA_PROVIDER:
+    providers = session.get_providers()
+    if providers[0] != CUDA_PROVIDER:
         import onnxruntime
 
         raise BackendUnavailableError(
-            f"ONNX Runtime {onnxruntime.__version__} could not start its CUDA provider and would run on {found[0]}: "
-            "CUDA or cuDNN is missing, or of another version; the line above from ONNX Runtime says which.",
-            hint="Install those it was built for with: pip install 'onnxruntime-gpu[cuda,cudnn]'",
+            f"ONNX Runtime {onnxruntime.__version__} could not start its CUDA provider and would run on "
+            f"{providers[0]}: CUDA or cuDNN is missing, or of another version; the line above from ONNX Runtime says "
+            "which.",
+            hint="Install the versions that ONNX Runtime was built for with: pip install 'onnxruntime-gpu[cuda,cudnn]'",
         )

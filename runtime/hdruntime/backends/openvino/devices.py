@@ -40,10 +40,10 @@ def new_core() -> Any:
 def chosen_device(core: Any, name: str | None) -> OpenVinoDevice:
     """The device that OpenVINO lists by a name; ``GPU`` is its first GPU where it lists several, None the CPU."""
     name = name or CPU
-    found = core.available_devices
-    if name not in (*found, *(listed.partition(".")[0] for listed in found)):
+    available = core.available_devices
+    if name not in (*available, *(listed.partition(".")[0] for listed in available)):
         raise BackendUnavailableError(
-            f"OpenVINO finds no device {name!r} here; it has {', '.join(found)}.",
+            f"OpenVINO finds no device {name!r} here; it has {', '.join(available)}.",
             hint="Name one of these, or leave the device out for the CPU. GPUs and NPUs need their drivers.",
         )
     return OpenVinoDevice(

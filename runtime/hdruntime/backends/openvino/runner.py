@@ -89,18 +89,18 @@ class OpenVinoRunner(EqualLengthRunner):
     ) -> None:
         super().__init__(bundle)
         core = new_core()
-        found = chosen_device(core, device)
-        self.precision = chosen_precision(found, precision, bundle.manifest)
-        has_bfloat16 = found.has_bfloat16 and not needs_float32(bundle.manifest)
-        options = _options(found.name, self.precision, threads, has_bfloat16=has_bfloat16)
+        chosen = chosen_device(core, device)
+        self.precision = chosen_precision(chosen, precision, bundle.manifest)
+        has_bfloat16 = chosen.has_bfloat16 and not needs_float32(bundle.manifest)
+        options = _options(chosen.name, self.precision, threads, has_bfloat16=has_bfloat16)
         lowerings = (OPENVINO_LOWERING,), (OPENVINO_UNPADDED_LOWERING, OPENVINO_LOWERING)
         padded, unpadded = (
             chosen_graph(bundle, names, where="OpenVINO", precision=self.precision) for names in lowerings
         )
-        self._padded = _Model(core, bundle, padded, found.name, options)
-        self._unpadded = self._padded if unpadded == padded else _Model(core, bundle, unpadded, found.name, options)
+        self._padded = _Model(core, bundle, padded, chosen.name, options)
+        self._unpadded = self._padded if unpadded == padded else _Model(core, bundle, unpadded, chosen.name, options)
         self._unpadded.compile()
-        where = f"{found.name} ({found.model})" + (f", {chosen_threads(threads)[1]}" if found.name == CPU else "")
+        where = f"{chosen.name} ({chosen.model})" + (f", {chosen_threads(threads)[1]}" if chosen.name == CPU else "")
         logger.info("openvino runs %s in %s on %s", unpadded.file, self.precision, where)
 
     def close(self) -> None:
@@ -163,18 +163,18 @@ class _Model:
         except (RuntimeError, MemoryError) as error:  # OpenVINO's exceptions are RuntimeErrors
             if _is_out_of_memory(error):
                 raise OutOfMemoryError(
-                    f"OpenVINO got no memory for {path}: {_said(error)}", hint="Free memory."
+                    f"OpenVINO got no memory for {path}: {_message_of(error)}", hint="Free memory."
                 ) from error
-            remedy = "Try a newer one: pip install -U openvino; or another backend."
+            hint = "Try a newer one: pip install -U openvino; or another backend."
             if "outside the base directory" in str(error):
                 copying = shlex.join(["cp", "-rL", str(self._bundle.path), "BUNDLE"])
-                remedy = (
+                hint = (
                     "It reads no weights behind a link, as in the cache of the Hugging Face Hub. Load files: "
                     f"hf download ORGANISATION/NAME --local-dir BUNDLE, or {copying}"
                 )
             version = metadata.version("openvino")
             raise BackendError(
-                f"OpenVINO {version} cannot load {path} on {self._device}: {_said(error)}", hint=remedy
+                f"OpenVINO {version} cannot load {path} on {self._device}: {_message_of(error)}", hint=hint
             ) from error
 
     def run(self, inputs: Inputs, outputs: Sequence[str], *, shape: tuple[int, int]) -> Outputs:
@@ -258,28 +258,28 @@ def _options(device: str, precision: Precision, threads: int | None, *, has_bflo
 def _run_error(error: Exception, batch: int, tokens: int) -> BackendError:
     """Our error for a failed run of a batch."""
     if _is_out_of_memory(error):
-        return out_of_memory("OpenVINO", _said(error), batch, tokens)
-    return failed("OpenVINO", _said(error), batch, tokens)
+        return out_of_memory("OpenVINO", _message_of(error), batch, tokens)
+    return failed("OpenVINO", _message_of(error), batch, tokens)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """OpenVINO's message, without the lines of its own source that it names."""
     lines = [line.strip().removeprefix("Caught exception: ") for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith("Exception from ")]
-    return " ".join(said) or type(error).__name__
+    kept = [line for line in lines if line and not line.startswith("Exception from ")]
+    return " ".join(kept) or type(error).__name__
 
 
 def _interface(ports: Sequence[Any]) -> Found:
-    found: dict[str, tuple[str, list[int | None]]] = {}
+    specs: dict[str, tuple[str, list[int | None]]] = {}
     for port in ports:
         name = port.element_type.get_type_name()
         axes = [axis.get_length() if axis.is_static else None for axis in port.partial_shape]
-        found[port.any_name] = (_NUMPY_NAME.get(name, name), axes)
-    return found
+        specs[port.any_name] = (_NUMPY_NAME.get(name, name), axes)
+    return specs
 
 
 def release_mapped_files(paths: Iterable[Path]) -> int:

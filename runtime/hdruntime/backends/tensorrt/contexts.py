@@ -79,10 +79,10 @@ class ExecutionContext:
     def _check_outputs(self, choice: ShapeChoice, layout: Layout) -> None:
         # TensorRT writes outputs of its own shapes, whatever memory they get.
         for name, place in layout.places.items():
-            found = tuple(self._context.get_tensor_shape(name))
-            if found != place.shape:
+            shape = tuple(self._context.get_tensor_shape(name))
+            if shape != place.shape:
                 raise BackendError(
-                    f"The engine's output {name} has shape {list(found)} for a batch of {_named(choice)}; by the "
+                    f"The engine's output {name} has shape {list(shape)} for a batch of {_named(choice)}; by the "
                     f"manifest it is {list(place.shape)}.",
                     hint="Rebuild the bundle.",
                 )

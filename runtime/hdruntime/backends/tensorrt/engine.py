@@ -213,22 +213,22 @@ def _tensors(
     bundle: Bundle, engine: Any, mode: Any, specs: Sequence[TensorSpec]
 ) -> dict[str, tuple[TensorSpec, np.dtype]]:
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    found = {name: engine.get_tensor_dtype(name).name for name in names if engine.get_tensor_mode(name) == mode}
-    if set(found) != {spec.name for spec in specs} or any(found[spec.name] not in _TYPES[spec.dtype] for spec in specs):
+    types = {name: engine.get_tensor_dtype(name).name for name in names if engine.get_tensor_mode(name) == mode}
+    if set(types) != {spec.name for spec in specs} or any(types[spec.name] not in _TYPES[spec.dtype] for spec in specs):
         wanted = ", ".join(f"{spec.name} of {' or '.join(_TYPES[spec.dtype])}" for spec in specs)
-        raise _differs(bundle, f"tensors {found}", wanted)
-    return {spec.name: (spec, _DTYPES[found[spec.name]]) for spec in specs}
+        raise _differs(bundle, f"tensors {types}", wanted)
+    return {spec.name: (spec, _DTYPES[types[spec.name]]) for spec in specs}
 
 
 def _check_profiles(bundle: Bundle, file: EngineFile, engine: Any) -> None:
     for spec in bundle.manifest.inputs:
         name, wanted = spec.name, [_shapes(spec, profile) for profile in file.profiles]
-        found = [
+        shapes = [
             tuple(tuple(shape) for shape in engine.get_tensor_profile_shape(name, index))
             for index in range(engine.num_optimization_profiles)
         ]
-        if found != wanted:
-            raise _differs(bundle, f"the profiles {found} of {name}", str(wanted))
+        if shapes != wanted:
+            raise _differs(bundle, f"the profiles {shapes} of {name}", str(wanted))
 
 
 def _shapes(spec: TensorSpec, profile: ProfileShape) -> tuple[tuple[int, ...], ...]:

@@ -35,8 +35,8 @@ class RuntimeCacheFile:
         key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:_KEY_DIGITS]
         name = f"{engine.stem}-{key}{RUNTIME_CACHE_SUFFIX}"
         # The XDG Base Directory Specification ignores relative paths.
-        given = os.environ.get("XDG_CACHE_HOME", "")
-        self._user_folder = (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "hdexport"
+        cache_home = os.environ.get("XDG_CACHE_HOME", "")
+        self._user_folder = (Path(cache_home) if os.path.isabs(cache_home) else Path.home() / ".cache") / "hdexport"
         self.paths = (engine.with_name(name), self._user_folder / name)
         """Possible paths of the file; :meth:`write` takes the first writable one."""
 

@@ -22,12 +22,12 @@ def sampled(model: Any, output: str, vocab_size: int) -> bool:
         node = node.input_value(0).get_node()
     if node.get_type_name() != "MatMul" or node.output(0).get_partial_shape()[2] != vocab_size:
         return False
-    given = node.input_value(0)
+    hidden_states = node.input_value(0)
     tokens = opset.parameter([-1], np.int64, name=SAMPLED_TOKENS)
     tokens.output(0).set_names({SAMPLED_TOKENS})
-    gather = opset.gather(given, tokens, opset.constant(1))
+    gather = opset.gather(hidden_states, tokens, opset.constant(1))
     node.input(0).replace_source_output(gather.output(0))
-    named = opset.convert(given, "f32")
+    named = opset.convert(hidden_states, "f32")
     named.output(0).set_names({HEAD_INPUT})
     model.add_parameters([tokens])
     model.add_results([opset.result(named)])

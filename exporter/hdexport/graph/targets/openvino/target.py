@@ -61,16 +61,16 @@ class OpenVinoTarget(Target):
 
     def precisions(self, graph: GraphFile) -> tuple[Precision, ...]:
         """A float graph computes in bfloat16, too."""
-        found = super().precisions(graph)
-        return (Precision.FLOAT32, Precision.BFLOAT16) if found == (Precision.FLOAT32,) else found
+        precisions = super().precisions(graph)
+        return (Precision.FLOAT32, Precision.BFLOAT16) if precisions == (Precision.FLOAT32,) else precisions
 
     def verification_skip(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> Skip | None:
         """OpenVINO is not installed, or the CPU lacks the precision."""
         from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
 
-        found = super().verification_skip(graph, precision, manifest)
-        if found is not None:
-            return found
+        skip = super().verification_skip(graph, precision, manifest)
+        if skip is not None:
+            return skip
         try:
             chosen_precision(chosen_device(new_core(), None), precision, manifest)
         except BackendUnavailableError:
@@ -105,8 +105,8 @@ class OpenVinoTarget(Target):
             request.start_async({name: array for name, array in feeds.items() if name in names})
             request.wait()
             # The results are in memory of the request.
-            found = {value: np.array(request.get_tensor(value).data) for value in chosen.outputs}
-            return {name: array for value, array in found.items() for name in value.get_names()}
+            results = {value: np.array(request.get_tensor(value).data) for value in chosen.outputs}
+            return {name: array for value, array in results.items() for name in value.get_names()}
 
         return run
 
