@@ -208,7 +208,7 @@ class BatchSession:
             global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
                 is transformers': for question answering the tokens before the first separator, for
                 text-classification the first real token of a row, else none. Marks on padding are ignored.
-            carried states: of a recurrent model, by name, each float32 of the manifest's shape: the output that the
+            recurrent states: of a recurrent model, by name, each float32 of the manifest's shape: the output that the
                 manifest names, from the previous call for the same rows. Axes ``memory`` have one size. The default is
                 the start of a text, with room for as many tokens as the other states have, else for the most.
                 :meth:`stream` feeds them.
@@ -232,7 +232,7 @@ class BatchSession:
         """Run a document of any number of tokens in segments, each of which sees what the model carries from those
         before.
 
-        The document is tokenised as a whole: special tokens are at its two ends only. The carried states stay in the
+        The document is tokenised as a whole: special tokens are at its two ends only. The recurrent states stay in the
         backend's memory.
 
         ::
@@ -244,7 +244,7 @@ class BatchSession:
         Args:
             document: a text, an encoding (``session.tokenize(texts, overflow="recur")``), or ids with special tokens.
             segment: tokens of a segment; None: 512, or the session's `max_len` if that is less.
-            outputs: names of the requested outputs, default all but the carried states.
+            outputs: names of the requested outputs, default all but the recurrent states.
 
         Returns:
             an iterator over the segments, which computes each when it is asked for.
@@ -304,7 +304,7 @@ class BatchSession:
 
         Args:
             outputs: names of the requested outputs, default all.
-            inputs: every input of the manifest, of its shape, contiguous int64 or int32, or float32 for a carried
+            inputs: every input of the manifest, of its shape, contiguous int64 or int32, or float32 for a recurrent
                 state, with ``__dlpack__`` or ``__cuda_array_interface__`` (PyTorch's and CuPy's arrays have both). They
                 have been read on return.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CarriedStates", "DeviceRunner", "Runner"]
+__all__ = ["DeviceRunner", "RecurrentStates", "Runner"]
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -16,22 +16,24 @@ if TYPE_CHECKING:
     from hdruntime.gpu.device_arrays import DeviceArray
 
 
-class CarriedStates(Protocol):
-    """What calls leave for the next ones, of some rows, kept where the runner computes; states of tokens have their
-    full size. For one thread at a time; freed with the last reference."""
+class RecurrentStates(Protocol):
+    """The recurrent states of rows, in the memory of the runner's device; a state of tokens has its full size.
+
+    For one thread at a time. The states are freed with the last reference.
+    """
 
     def run(self, inputs: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, FloatArray]:
-        """Run one segment of each row, and keep what it leaves. A failed run ends the use of these states.
+        """Run one segment of each row and replace the states. After a failed run, the states cannot be used.
 
-        `inputs` are all of the manifest but the carried states, checked; a row without real tokens is not computed, or
-        its results have no meaning. Otherwise as :meth:`Runner.start`.
+        `inputs` are the manifest's inputs except recurrent states, checked. A row without real tokens is not computed,
+        or its results have no meaning. Otherwise as :meth:`Runner.start`.
         """
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
-        """Tokens computed for segments with this mask, int64 [batch, tokens], including all padding."""
+        """Number of tokens computed for segments with this mask, int64 [batch, tokens], including padding."""
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Set these rows' states to the manifest's defaults, for another document."""
+        """Set the states of rows to the manifest's defaults, for a new document."""
 
 
 class Runner(Protocol):
@@ -75,8 +77,8 @@ class Runner(Protocol):
             OutOfMemoryError: memory is too small for this batch; a smaller one may fit. Likewise.
         """
 
-    def open_states(self, rows: int) -> CarriedStates:
-        """The carried states of batches of so many rows, which begin with the manifest's defaults."""
+    def open_states(self, rows: int) -> RecurrentStates:
+        """The recurrent states of this many rows, with the manifest's defaults."""
 
     def close(self) -> None:
         """Free memory; later starts, and requests for results, raise BackendError. May be repeated."""

@@ -49,12 +49,14 @@ class BundleRunner(abc.ABC):
 
     @abc.abstractmethod
     def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
+        self, inputs: Inputs, outputs: Sequence[str], states: Mapping[str, Any], next_states: Mapping[str, Any]
     ) -> Outputs:
-        """Run a batch as given, on carried states that stay where the runner computes.
+        """Run a batch as given, on recurrent states in the memory of the runner's device.
 
-        `inputs` are without them; `carried` has the value of each by the input's name, of the runner's own type; `left`
-        has, by the name of an output, the value that it is written to.
+        Args:
+            inputs: inputs other than recurrent states.
+            states: name of an input -> value of the state, of the runner's type.
+            next_states: name of an output -> value that the output is written to.
         """
 
 
@@ -79,8 +81,10 @@ def out_of_memory(library: str, message: object, batch: int, tokens: int) -> Out
 
 
 class HostStates:
-    """The carried states of some rows as arrays; see `hdruntime.backends.CarriedStates`. A run reads one array of each
-    state and writes another, and the two are swapped."""
+    """The recurrent states of rows as arrays; see `hdruntime.backends.RecurrentStates`.
+
+    A run reads one array of each state and writes another, and the two are swapped.
+    """
 
     def __init__(self, runner: BundleRunner, rows: int) -> None:
         self._runner, manifest = runner, runner.manifest
@@ -92,26 +96,26 @@ class HostStates:
         self._fed_from = {spec.name: str(spec.fed_from) for spec in manifest.recurrent_states}
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run one segment of each row; see `hdruntime.backends.CarriedStates.run`."""
+        """Run one segment of each row; see `hdruntime.backends.RecurrentStates.run`."""
         mask = inputs[self._runner.mask]
         if not mask.all():
             return self._run_rows(np.flatnonzero(mask.any(axis=1)), inputs, outputs)
-        left = {self._fed_from[name]: array for name, array in self._written.items()}
-        results = self._runner.run_bound(inputs, outputs, self._read, left)
+        next_states = {self._fed_from[name]: array for name, array in self._written.items()}
+        results = self._runner.run_bound(inputs, outputs, self._read, next_states)
         self._read, self._written = self._written, self._read
         return results
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
-        """Without rows of padding alone; see `hdruntime.backends.CarriedStates.computed_tokens`."""
+        """Tokens of the rows that have real tokens; see `hdruntime.backends.RecurrentStates.computed_tokens`."""
         return self._runner.computed_tokens(attention_mask[attention_mask.any(axis=1)])
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Forget what rows carry; see `hdruntime.backends.CarriedStates.reset`."""
+        """Reset the states of rows; see `hdruntime.backends.RecurrentStates.reset`."""
         for name, start in self._starts.items():
             self._read[name][list(rows)] = start
 
     def _run_rows(self, rows: Any, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run some rows, whose lengths may differ; the others' results are 0."""
+        """Run some rows, whose lengths may differ; the results of the other rows are 0."""
         selected = {name: array[rows] for name, array in (*inputs.items(), *self._read.items())}
         computed = self._runner.run(selected, list(dict.fromkeys((*outputs, *self._fed_from.values()))))
         for name, output in self._fed_from.items():
@@ -124,7 +128,7 @@ class HostStates:
 
 
 def has_graph(bundle: Bundle, lowering: str, *, precision: Precision = Precision.AUTO) -> bool:
-    """Whether a bundle has a graph of that lowering that computes in a precision, as of `chosen_graph`."""
+    """Whether a bundle has a graph of the lowering for the precision; see `chosen_graph`."""
     return any(graph.lowering == lowering for graph in _of_precision(bundle, precision))
 
 

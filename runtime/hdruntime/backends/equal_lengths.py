@@ -59,11 +59,11 @@ class EqualLengthRunner(BundleRunner):
         return HostStates(self, rows)
 
     def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
+        self, inputs: Inputs, outputs: Sequence[str], states: Mapping[str, Any], next_states: Mapping[str, Any]
     ) -> Outputs:
-        """Run a batch as given, on carried states that are arrays."""
-        results = self._run_as_given({**inputs, **carried}, list(dict.fromkeys((*outputs, *left))))
-        for name, array in left.items():
+        """Run a batch as given, on recurrent states that are arrays."""
+        results = self._run_as_given({**inputs, **states}, list(dict.fromkeys((*outputs, *next_states))))
+        for name, array in next_states.items():
             array[...] = results[name]
         return {name: results[name] for name in outputs}
 

@@ -13,7 +13,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.gpu.batches import Batches
-from hdruntime.gpu.carried import Carried
+from hdruntime.gpu.device_states import DeviceStates
 from hdruntime.gpu.cuda import Device, open_device
 from hdruntime.gpu.device_arrays import DeviceArray
 from hdruntime.gpu.device_inputs import device_inputs, size_of_memory
@@ -60,7 +60,7 @@ class GpuRunner(Generic[Model]):
         tokenizer, self._mask = manifest.tokenizer, manifest.mask
         fill = {manifest.ids: tokenizer.pad_token_id} if tokenizer else {}
         self._batches = Batches(self._device, self._model, pipeline, mask=self._mask, fill=fill)
-        self._carried = [spec.name for spec in manifest.recurrent_states if spec.has_memory_axis]
+        self._memory_caches = [spec.name for spec in manifest.recurrent_states if spec.has_memory_axis]
 
     def engine_bytes(self) -> int | None:
         """Not reported; see :class:`hdruntime.backends.DeviceRunner`."""
@@ -74,14 +74,14 @@ class GpuRunner(Generic[Model]):
     def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
         """Begin a batch; see :class:`hdruntime.backends.Runner`. One that the model does not accept is an
         InputError."""
-        memory = next((inputs[name].shape[1] for name in self._carried), 0)
+        memory = next((inputs[name].shape[1] for name in self._memory_caches), 0)
         return self._start(inputs, outputs, memory=memory)
 
     def open_states(self, rows: int) -> GpuStates:
         """States on the GPU; see :class:`hdruntime.backends.Runner`."""
         with self._slot() as (pipeline, _):
-            carried = Carried(self._device, self._manifest, pipeline.computing, rows=rows)
-        return GpuStates(self, carried)
+            states = DeviceStates(self._device, self._manifest, pipeline.computing, rows=rows)
+        return GpuStates(self, states)
 
     def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
         """Begin a batch that is in GPU memory, and leave its results there; see `Session.run_on_device`."""
@@ -114,12 +114,12 @@ class GpuRunner(Generic[Model]):
                 logger.warning("some GPU memory could not be freed: %s", error)
 
     def _start(
-        self, inputs: Inputs, outputs: Sequence[str], *, memory: int, carried: Carried | None = None
+        self, inputs: Inputs, outputs: Sequence[str], *, memory: int, states: DeviceStates | None = None
     ) -> Callable[[], Outputs]:
         choice = self._model.choose(*inputs[self._mask].shape, memory=memory)
         with self._slot() as (pipeline, slot):
             collect = self._with_memory(
-                pipeline, lambda: self._batches.start(slot, choice, inputs, list(outputs), carried=carried)
+                pipeline, lambda: self._batches.start(slot, choice, inputs, list(outputs), states=states)
             )
             slot.pending = pending = PendingBatch(collect)
         return lambda: self._results(pending)
@@ -161,23 +161,23 @@ class GpuRunner(Generic[Model]):
 
 
 class GpuStates:
-    """The carried states of some rows on a GPU; see `hdruntime.backends.CarriedStates`."""
+    """The recurrent states of some rows on a GPU; see `hdruntime.backends.RecurrentStates`."""
 
-    def __init__(self, runner: GpuRunner[Any], carried: Carried) -> None:
-        self._runner, self._carried = runner, carried
+    def __init__(self, runner: GpuRunner[Any], states: DeviceStates) -> None:
+        self._runner, self._states = runner, states
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run one segment of each row; see `hdruntime.backends.CarriedStates.run`."""
-        return self._runner._start(inputs, outputs, memory=self._carried.tokens, carried=self._carried)()
+        """Run one segment of each row; see `hdruntime.backends.RecurrentStates.run`."""
+        return self._runner._start(inputs, outputs, memory=self._states.tokens, states=self._states)()
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
-        """See `hdruntime.backends.CarriedStates.computed_tokens`."""
+        """See `hdruntime.backends.RecurrentStates.computed_tokens`."""
         return self._runner.computed_tokens(attention_mask)
 
     def reset(self, rows: Sequence[int]) -> None:
-        """Forget what rows remember; see `hdruntime.backends.CarriedStates.reset`."""
+        """Reset the states of rows; see `hdruntime.backends.RecurrentStates.reset`."""
         with self._runner._slot():
-            self._carried.reset(rows)
+            self._states.reset(rows)
 
 
 def closed_error() -> BackendError:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.arrays import Inputs, Outputs
-from hdruntime.gpu.carried import Carried
+from hdruntime.gpu.device_states import DeviceStates
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.device_arrays import DeviceArray
 from hdruntime.gpu.device_inputs import DeviceInput, copy_to_device, values_of
@@ -44,7 +44,7 @@ class Batches:
         inputs: Inputs,
         outputs: list[str],
         *,
-        carried: Carried | None = None,
+        states: DeviceStates | None = None,
     ) -> Callable[[], Outputs]:
         """Begin a batch in a free slot, and return a function that waits for the results and copies them out of the
         slot.
@@ -52,28 +52,28 @@ class Batches:
         Args:
             choice: the shape to pad the batch to.
             inputs: of the types and shapes of the manifest.
-            carried: states on the GPU that the batch reads and replaces; None if they are among the inputs.
+            states: states on the GPU that the batch reads and replaces; None if they are among the inputs.
 
         Raises:
             BackendError: the model or the driver refuses; some of the work may already be enqueued.
             OutOfMemoryError: the GPU has too little memory; likewise.
         """
-        left = () if carried is None else carried.fed_from.values()
-        layouts = self._model.layouts(choice, list(dict.fromkeys((*outputs, *left))))
+        next_states = () if states is None else states.fed_from.values()
+        layouts = self._model.layouts(choice, list(dict.fromkeys((*outputs, *next_states))))
         slot.ensure(*layouts)
-        self._stage(slot, layouts[0], inputs, but=() if carried is None else carried.fed_from)
+        self._stage(slot, layouts[0], inputs, but=() if states is None else states.fed_from)
         call, pipeline = self._device.call, self._pipeline
         size = layouts[0].size
-        if carried is not None:
-            size = min(layouts[0].places[name].offset for name in carried.fed_from)
+        if states is not None:
+            size = min(layouts[0].places[name].offset for name in states.fed_from)
         call("cuMemcpyHtoDAsync", slot.inputs.address, slot.staged_inputs.address, size, pipeline.copying_in)
         call("cuEventRecord", slot.copied_in, pipeline.copying_in)
         call("cuStreamWaitEvent", pipeline.computing, slot.copied_in, 0)
-        if carried is not None:
-            carried.read(slot.inputs.addresses(layouts[0]), layouts[0])
+        if states is not None:
+            states.read(slot.inputs.addresses(layouts[0]), layouts[0])
         computed = self._compute(slot, choice, layouts[0], slot.outputs.addresses(layouts[1]))
-        if carried is not None:
-            carried.replace(slot.outputs.addresses(layouts[1]))
+        if states is not None:
+            states.replace(slot.outputs.addresses(layouts[1]))
         call("cuStreamWaitEvent", pipeline.copying_out, slot.computed, 0)
         for name in outputs:
             place = layouts[1].places[name]

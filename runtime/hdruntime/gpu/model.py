@@ -60,5 +60,5 @@ class DeviceModel(Protocol):
 
 
 def staged_order(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Inputs with the carried states last, so that those before them are one copy to the GPU."""
+    """Inputs with the recurrent states last, so that those before them are one copy to the GPU."""
     return sorted(specs, key=lambda spec: getattr(spec, "role", None) is Role.RECURRENT_STATE)

@@ -17,7 +17,7 @@ from itertools import chain
 import numpy as np
 
 from hdruntime.arrays import Inputs, IntArray, Outputs
-from hdruntime.backends import CarriedStates, Runner
+from hdruntime.backends import RecurrentStates, Runner
 from hdruntime.backends.forking import keep_for_ever, tell_of_forks
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import BackendError, HdexportError, NonFiniteOutputError, OutOfMemoryError
@@ -161,12 +161,12 @@ class Scheduler:
         )
         return _joined(list(parts), mask)
 
-    def run_on(self, carried: CarriedStates, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
+    def run_on(self, states: RecurrentStates, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
         """Run one segment of each row on the states that the runner carries; the inputs are without them."""
         _ = self.runner  # raises if it is closed
         mask = self.mask_of(inputs)
-        results = carried.run(inputs, outputs)
-        return self._finished(list(range(len(mask))), mask, results, carried.computed_tokens(mask))
+        results = states.run(inputs, outputs)
+        return self._finished(list(range(len(mask))), mask, results, states.computed_tokens(mask))
 
     def mask_of(self, inputs: Inputs) -> IntArray:
         """int64 [batch, tokens], 1 for real tokens."""

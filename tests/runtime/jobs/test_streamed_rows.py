@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime.backends import CarriedStates
+from hdruntime.backends import RecurrentStates
 from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
@@ -107,7 +107,7 @@ def test_a_text_is_scored_across_its_segments(tmp_path: Path) -> None:
 class FailingMemories:
     """Memories whose runs fail if a test says so."""
 
-    def __init__(self, carried: CarriedStates, fails: Callable[[np.ndarray], BackendError | None]) -> None:
+    def __init__(self, carried: RecurrentStates, fails: Callable[[np.ndarray], BackendError | None]) -> None:
         self._carried, self._fails = carried, fails
         self.reset, self.computed_tokens = carried.reset, carried.computed_tokens
 

@@ -84,17 +84,17 @@ class OnnxRuntimeRunner(EqualLengthRunner):
             return dict(zip(outputs, arrays, strict=False))  # without names, a session gives all
 
     def run_bound(
-        self, inputs: Inputs, outputs: Sequence[str], carried: Mapping[str, Any], left: Mapping[str, Any]
+        self, inputs: Inputs, outputs: Sequence[str], states: Mapping[str, Any], next_states: Mapping[str, Any]
     ) -> Outputs:
-        """Run a batch as given, on carried states that are arrays, which ONNX Runtime reads and writes in place."""
+        """Run a batch as given, on recurrent states that are arrays, which ONNX Runtime reads and writes in place."""
         with self._open_session(inputs) as session:
             binding = session.io_binding()
             # Referred to until the run has ended: values share the memory of arrays.
-            input_values = {name: _value(array) for name, array in (*inputs.items(), *carried.items())}
-            written = {name: _value(array) for name, array in left.items()}
+            input_values = {name: _value(array) for name, array in (*inputs.items(), *states.items())}
+            written = {name: _value(array) for name, array in next_states.items()}
             for name, value in input_values.items():
                 binding.bind_ortvalue_input(name, value)
-            unbound = [name for name in outputs if name not in left]
+            unbound = [name for name in outputs if name not in next_states]
             for name in unbound:
                 binding.bind_output(name)
             for name, value in written.items():
@@ -102,7 +102,7 @@ class OnnxRuntimeRunner(EqualLengthRunner):
             session.run_with_iobinding(binding)
             results = dict(zip(unbound, (value.numpy() for value in binding.get_outputs()), strict=False))
             # The next call overwrites these.
-            return results | {name: left[name].copy() for name in outputs if name in left}
+            return results | {name: next_states[name].copy() for name in outputs if name in next_states}
 
     def close(self) -> None:
         """Free memory as soon as no other thread runs a batch; see :class:`hdruntime.backends.Runner`."""

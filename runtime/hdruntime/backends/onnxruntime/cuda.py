@@ -23,7 +23,7 @@ from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
-from hdruntime.gpu.carried import Carried
+from hdruntime.gpu.device_states import DeviceStates
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.driver import gpus
 from hdruntime.gpu.layout import Layout, Shape, ShapeChoice, layout_of
@@ -154,13 +154,13 @@ class OnnxRuntimeCudaRunner(GpuRunner[SessionModel]):
         return sys.maxsize
 
     def _start(
-        self, inputs: Inputs, outputs: Sequence[str], *, memory: int, carried: Carried | None = None
+        self, inputs: Inputs, outputs: Sequence[str], *, memory: int, states: DeviceStates | None = None
     ) -> Callable[[], Outputs]:
         # In a thread: a run waits for what nodes on the CPU need, and callers prepare the next batch meanwhile.
         try:
-            started = self._thread.submit(super()._start, inputs, outputs, memory=memory, carried=carried)
+            started = self._thread.submit(super()._start, inputs, outputs, memory=memory, states=states)
         except RuntimeError:  # Python ends, and its threads take no more work
-            return super()._start(inputs, outputs, memory=memory, carried=carried)
+            return super()._start(inputs, outputs, memory=memory, states=states)
         return lambda: started.result()()
 
 

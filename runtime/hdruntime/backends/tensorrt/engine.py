@@ -59,7 +59,7 @@ class LoadedEngine:
         trt: the variant's module.
         config: runtime configuration of execution contexts.
         cache: TensorRT-RTX's runtime cache, else None.
-        inputs: name -> axes, and the type in the engine; carried states last.
+        inputs: name -> axes, and the type in the engine; recurrent states last.
         outputs: name -> axes, and the type: float32.
         keep: TensorRT's objects that must outlive the engine.
         kernels: the bundle's folder of our plugins' kernels.

@@ -1,4 +1,4 @@
-"""Memories that stay on the GPU from one batch to the next."""
+"""Recurrent states that stay on the GPU from one batch to the next."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ITEM_BYTES = 4
 """Of float32."""
 
 _ZERO, _ONE = 0, int(np.float32(1).view(np.uint32))
-"""Bits of the numbers that carried states begin with."""
+"""Bits of the numbers that recurrent states begin with."""
 
 
-class Carried:
-    """The carried states of some rows in GPU memory, at addresses that stay the same.
+class DeviceStates:
+    """The recurrent states of some rows in GPU memory, at addresses that stay the same.
 
     A batch copies them into its own inputs and its outputs back, on the stream that computes: CUDA graphs of its shape
     keep their addresses, and states of any number of documents share them. The GPU's context must be current in every
@@ -64,7 +64,7 @@ class Carried:
                 self._device.call("cuMemsetD8Async", inputs[name] + size, 0, whole - size, self._stream)
 
     def replace(self, outputs: Mapping[str, int]) -> None:
-        """Copy what a batch leaves, at the addresses of its outputs, into the states."""
+        """Copy the next states, at the addresses of a batch's outputs, into the states."""
         for name, array in self._arrays.items():
             address = outputs[self.fed_from[name]]
             self._device.call("cuMemcpyDtoDAsync", array.address, address, _size(array), self._stream)
