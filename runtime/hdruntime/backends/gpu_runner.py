@@ -13,10 +13,10 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.gpu.batches import Batches
-from hdruntime.gpu.device_states import DeviceStates
 from hdruntime.gpu.cuda import Device, open_device
 from hdruntime.gpu.device_arrays import DeviceArray
 from hdruntime.gpu.device_inputs import device_inputs, size_of_memory
+from hdruntime.gpu.device_states import DeviceStates
 from hdruntime.gpu.model import DeviceModel
 from hdruntime.gpu.slots import PendingBatch, Pipeline, Slot
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.arrays import Inputs, Outputs
-from hdruntime.gpu.device_states import DeviceStates
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.device_arrays import DeviceArray
 from hdruntime.gpu.device_inputs import DeviceInput, copy_to_device, values_of
+from hdruntime.gpu.device_states import DeviceStates
 from hdruntime.gpu.layout import Layout, ShapeChoice, layout_of, padding_ranges
 from hdruntime.gpu.model import DeviceModel
 from hdruntime.gpu.slots import Pipeline, Slot

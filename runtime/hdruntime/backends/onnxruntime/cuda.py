@@ -23,8 +23,8 @@ from hdruntime.bundle.manifest import Backend, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
-from hdruntime.gpu.device_states import DeviceStates
 from hdruntime.gpu.cuda import Device
+from hdruntime.gpu.device_states import DeviceStates
 from hdruntime.gpu.driver import gpus
 from hdruntime.gpu.layout import Layout, Shape, ShapeChoice, layout_of
 from hdruntime.gpu.model import Tensors, staged_order
