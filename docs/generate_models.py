@@ -28,55 +28,54 @@ _OWN_WINDOWS = ("window", "local_global")
 _HEAD = """\
 # Model families
 
-Written by `python docs/generate_models.py` from `benchmarks/results/families.jsonl`, which
+Look up whether hdexport supports a model type, what it can change (positions, attention, tuning), and how fast the bundle is beside PyTorch.
+
+```sh
+hdexport families    # the types with a family
+```
+
+| column | meaning |
+|---|---|
+| verified | `hdexport verify` in float32 passes for a random model of base shape, compared with transformers (no published weights) |
+| fp16 | likewise in float16, by cosine |
+| windows | *yes*: `--attention` can replace the attention (these are called BERT-like models); *its own*: the model has windows |
+| engine | a TensorRT-RTX engine builds |
+| N tokens | latency of one text: bundle in ONNX Runtime / model of transformers in PyTorch (scaled_dot_product_attention if available), float32, CPU. Below 1 the bundle is faster. `-`: not measured |
+
+Tests repeat the float32 and float16 comparisons on tiny models at all lengths around the family's boundaries, with every kind of padding. This page is written by
+`python docs/generate_models.py` from `benchmarks/results/families.jsonl`, which
 `python -m benchmarks.cpu.families --output benchmarks/results/families.jsonl` fills; change these instead.
-
-Each family is checked as a random model of base shape against Hugging Face's own code (no published weights):
-`hdexport verify` in float32, in float16 by cosine, and a TensorRT-RTX engine that builds. Tests repeat the first two at
-every length around the family's boundaries, with every kind of padding, on tiny models. *Windows* says whether
-`--attention` exchanges the family's attention for windows, blocks, hashes or random features (the pages call those
-families "BERT-like models"), or whether the family has windows of its own.
-
-The last columns are the latency of the bundle in ONNX Runtime over that of the library's model in PyTorch (by
-scaled_dot_product_attention where the model has it), of one text on a CPU, in float32: below 1 the bundle is faster.
-A dash: not measured yet.
 """
 
 _ANY = """\
 ## Any other type
 
-A family (`hdexport families` lists them) says what hdexport *changes*: positions, attention, what tuning trains. A
-model type without one is built all the same, as its own code computes: an encoder, a decoder (with causal attention,
-or both sides where `is_causal` is false), the encoder of a model with a decoder, and with `--trust-remote-code` a
-class of the checkpoint's own.
+hdexport builds any other model type of transformers from its own code: encoders, decoders (with causal attention, or bidirectional if `is_causal` is
+false), the encoder of encoder-decoder models, and with `--trust-remote-code` a class in the checkpoint. A family adds what hdexport can *change*: positions,
+attention, tuning.
 
-* **Attention** that is provably dense, or causal, becomes hdexport's operator, with memory linear in tokens: nothing
-  but padding and the order of tokens goes into the mask, and the module's own function computes, of random numbers,
-  what the operator does. Windows, caps of scores, sinks and biases are traced as they are, in standard operators, and
+* **Attention** that is provably dense or causal becomes hdexport's operator, with memory linear in tokens. Provably: the mask depends only on padding and token
+  order, and the module computes what the operator computes on random inputs. Windows, soft caps, sinks and biases are exported as standard operators, and
   `hdexport inspect` says that their memory grows with the square of the tokens.
-* **Facts** are found in the model: tasks, the rows of a table of positions, token types, the padding's row. Before the
-  trace the model's own code is run: an answer that depends on padding, on the batch or on the call is rejected, and so
-  is a model that needs more than ids and a mask.
-* **Proof**: the full grid of `hdexport verify` (every length, batches of 1 and 3, padding on both sides) and texts,
-  with every build. Where the code compares the number of tokens with something (`if tokens % 16:`), PyTorch's trace
-  says so, and the lengths at which the outcome is another are in the grid, of every bundle. `--verify none` needs
-  `--unverified`, which the manifest keeps.
-* **As with a family**: each task whose head transformers has, on every backend; `--fp16`, `--bf16` and `--int8`; jobs,
-  the server, `verify`, `rebuild`, `bench` and `package`. [Numbers](numbers.md#any-model-type) of published layouts
-  beside sentence-transformers.
-* **Not for these types**: `--attention`, `--attention-scale`, positions past a table's rows, `extend` and `tune`. They
-  need a family (`CONTRIBUTING.md`).
+* **Properties** are inferred from the model: tasks, rows of a position table, token types, the padding row. Before tracing, the model's code is run: a model whose
+  output depends on padding, on the batch or on the call is rejected, and so is a model that needs more inputs than ids and a mask.
+* **Verification**: every build compares all cases of `hdexport verify` (every length, batches of 1 and 3, padding on both sides) and texts. If the code compares
+  the number of tokens with something (`if tokens % 16:`), PyTorch's trace reports it, and the lengths around that boundary are compared too. `--verify none`
+  needs `--unverified`, which the manifest records.
+* **Supported as for a family**: every task whose head transformers has, every backend; `--fp16`, `--bf16` and `--int8`; jobs, the server, `verify`, `rebuild`,
+  `bench` and `package`. [Numbers](numbers.md#any-model-type) of published layouts beside sentence-transformers.
+* **Not supported**: `--attention`, `--attention-scale`, positions beyond a table's rows, `extend` and `tune`. They need a family (`CONTRIBUTING.md`).
 """
 
 
 _TRIED = """\
 ### Types that were tried
 
-Each type of text model in transformers {version} that no family has, tiny, with random weights: built and proved with
-texts of up to 200 tokens, from ids alone (`python -m benchmarks.cpu.any_types`). A test tries the encoders each night.
+Each text model type of transformers {version} without a family: a tiny model with random weights was built and verified for
+up to 200 tokens, from ids (`python -m benchmarks.cpu.any_types`). A nightly test builds the encoders.
 Encoders are the types in `MODEL_FOR_MASKED_LM_MAPPING` and `MODEL_FOR_TEXT_ENCODING_MAPPING`; decoders are those with a
 head for sequences, which embedders and rerankers are made of; generators are the library's other decoders; others have
-heads for texts alone. A reason that begins with an error's name is the library's own, of a configuration so small.
+heads for texts alone. A reason that begins with an error name is an error of transformers for such a small configuration.
 """
 
 _KINDS = {"encoder": "encoders", "decoder": "decoders", "generator": "generators", "other": "others"}
@@ -126,9 +125,12 @@ def tried_types(record: Path) -> list[str]:
         share = (families + len(built)) / max(1, len(of_kind))
         own = [name for name, row in built.items() if set(row["attention"]) == {"dense"}]
         lines += [f"Of {len(of_kind)} {words}{known}: {share:.0%}.", ""]
-        lines += [f"* By hdexport's dense attention: {', '.join(own) or 'none'}."]
-        lines += [f"* As their code computes: {', '.join(name for name in built if name not in own) or 'none'}.", ""]
-    lines += ["| refused | why |", "|---|---|"]
+        lines += [f"* With hdexport's dense attention: {', '.join(own) or 'none'}."]
+        lines += [
+            f"* With attention from their code: {', '.join(name for name in built if name not in own) or 'none'}.",
+            "",
+        ]
+    lines += ["| rejected | reason |", "|---|---|"]
     return [*lines, *(f"| {name} | {_reason(row['outcome'])} |" for name, row in sorted(refused.items())), ""]
 
 

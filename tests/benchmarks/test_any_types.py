@@ -49,8 +49,8 @@ def test_the_page_counts_what_was_built_and_says_why_the_others_were_not(tmp_pat
     record.write_text("".join(json.dumps(row) + "\n" for row in rows))
     written = "\n".join(GENERATOR["tried_types"](record)).splitlines()
     assert "Of 4 encoders, 1 have a family and 2 more are built: 75%." in written
-    assert "* By hdexport's dense attention: bart." in written
-    assert "* As their code computes: xlm." in written
+    assert "* With hdexport's dense attention: bart." in written
+    assert "* With attention from their code: xlm." in written
     assert "Of 1 decoders, 0 are built: 0%." in written
     assert "| yoso | a text / differs |" in written
     assert max(len(line) for line in written if line.startswith("| rwkv")) < 200
