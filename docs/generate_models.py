@@ -23,59 +23,68 @@ RECORD, TYPES = _RESULTS / "families.jsonl", _RESULTS / "any_types.jsonl"
 
 _LENGTHS = (512, 4096)
 _OWN_WINDOWS = ("window", "local_global")
-"""Kinds of attention that are windows already."""
+"""Attention types that are windows already."""
 
 _HEAD = """\
 # Model families
 
-Look up whether hdexport supports a model type, what it can change (positions, attention, tuning), and how fast the bundle is beside PyTorch.
+Look up whether hdexport supports a model type, what it can change (positions, attention, tuning), and how fast the
+bundle is beside PyTorch.
 
 ```sh
 hdexport families    # the types with a family
 ```
 
-| column | meaning |
-|---|---|
-| verified | `hdexport verify` in float32 passes for a random model of base shape, compared with transformers (no published weights) |
-| fp16 | likewise in float16, by cosine |
-| windows | *yes*: `--attention` can replace the attention (these are called BERT-like models); *its own*: the model has windows |
-| engine | a TensorRT-RTX engine builds |
-| N tokens | latency of one text: bundle in ONNX Runtime / model of transformers in PyTorch (scaled_dot_product_attention if available), float32, CPU. Below 1 the bundle is faster. `-`: not measured |
+* verified: `hdexport verify` in float32 passes for a random model of base shape, compared with transformers (no
+  published weights).
+* fp16: likewise in float16, by cosine.
+* windows: *yes*, `--attention` can replace the attention (these are called BERT-like models); *its own*, the model
+  has windows.
+* engine: a TensorRT-RTX engine builds.
+* N tokens: latency of one text, the bundle in ONNX Runtime divided by the model of transformers in PyTorch
+  (scaled_dot_product_attention if available), float32, CPU. Below 1 the bundle is faster. A dash: not measured.
 
-Tests repeat the float32 and float16 comparisons on tiny models at all lengths around the family's boundaries, with every kind of padding. This page is written by
-`python docs/generate_models.py` from `benchmarks/results/families.jsonl`, which
-`python -m benchmarks.cpu.families --output benchmarks/results/families.jsonl` fills; change these instead.
+Tests repeat the float32 and float16 comparisons on tiny models at all lengths around the family's boundaries, with
+every kind of padding. This page is written by `python docs/generate_models.py` from
+`benchmarks/results/families.jsonl`, which `python -m benchmarks.cpu.families --output
+benchmarks/results/families.jsonl` fills; change these instead.
 """
 
 _ANY = """\
 ## Any other type
 
-hdexport builds any other model type of transformers from its own code: encoders, decoders (with causal attention, or bidirectional if `is_causal` is
-false), the encoder of encoder-decoder models, and with `--trust-remote-code` a class in the checkpoint. A family adds what hdexport can *change*: positions,
-attention, tuning.
+hdexport builds any other model type of transformers from its own code: encoders, decoders (with causal attention, or
+bidirectional if `is_causal` is false), the encoder of encoder-decoder models, and with `--trust-remote-code` a class
+in the checkpoint. A family adds what hdexport can *change*: positions, attention, tuning.
 
-* **Attention** that is provably dense or causal becomes hdexport's operator, with memory linear in tokens. Provably: the mask depends only on padding and token
-  order, and the module computes what the operator computes on random inputs. Windows, soft caps, sinks and biases are exported as standard operators, and
-  `hdexport inspect` says that their memory grows with the square of the tokens.
-* **Properties** are inferred from the model: tasks, rows of a position table, token types, the padding row. Before tracing, the model's code is run: a model whose
-  output depends on padding, on the batch or on the call is rejected, and so is a model that needs more inputs than ids and a mask.
-* **Verification**: every build compares all cases of `hdexport verify` (every length, batches of 1 and 3, padding on both sides) and texts. If the code compares
-  the number of tokens with something (`if tokens % 16:`), PyTorch's trace reports it, and the lengths around that boundary are compared too. `--verify none`
-  needs `--unverified`, which the manifest records.
-* **Supported as for a family**: every task whose head transformers has, every backend; `--fp16`, `--bf16` and `--int8`; jobs, the server, `verify`, `rebuild`,
-  `bench` and `package`. [Numbers](numbers.md#any-model-type) of published layouts beside sentence-transformers.
-* **Not supported**: `--attention`, `--attention-scale`, positions beyond a table's rows, `extend` and `tune`. They need a family (`CONTRIBUTING.md`).
+* **Attention** that is provably dense or causal becomes hdexport's operator, with memory linear in tokens. Provably:
+  the mask depends only on padding and token order, and the module computes what the operator computes on random
+  inputs. Windows, soft caps, sinks and biases are exported as standard operators, and `hdexport inspect` says that
+  their memory grows with the square of the tokens.
+* **Properties** are inferred from the model: tasks, rows of a position table, token types, the padding row. Before
+  tracing, the model's code is run: a model whose output depends on padding, on the batch or on the call is rejected,
+  and so is a model that needs more inputs than ids and a mask.
+* **Verification**: every build compares all cases of `hdexport verify` (every length, batches of 1 and 3, padding on
+  both sides) and texts. If the code compares the number of tokens with something (`if tokens % 16:`), PyTorch's trace
+  reports it, and the lengths around that boundary are compared too. `--verify none` needs `--unverified`, which the
+  manifest records.
+* **Supported as for a family**: every task whose head transformers has, every backend; `--fp16`, `--bf16` and
+  `--int8`; jobs, the server, `verify`, `rebuild`, `bench` and `package`. [Numbers](numbers.md#any-model-type) of
+  published layouts beside sentence-transformers.
+* **Not supported**: `--attention`, `--attention-scale`, positions beyond a table's rows, `extend` and `tune`. They
+  need a family (`CONTRIBUTING.md`).
 """
 
 
 _TRIED = """\
 ### Types that were tried
 
-Each text model type of transformers {version} without a family: a tiny model with random weights was built and verified for
-up to 200 tokens, from ids (`python -m benchmarks.cpu.any_types`). A nightly test builds the encoders.
-Encoders are the types in `MODEL_FOR_MASKED_LM_MAPPING` and `MODEL_FOR_TEXT_ENCODING_MAPPING`; decoders are those with a
-head for sequences, which embedders and rerankers are made of; generators are the library's other decoders; others have
-heads for texts alone. A reason that begins with an error name is an error of transformers for such a small configuration.
+Each text model type of transformers {version} without a family: a tiny model with random weights was built and
+verified for up to 200 tokens, from ids (`python -m benchmarks.cpu.any_types`). A nightly test builds the encoders.
+Encoders are the types in `MODEL_FOR_MASKED_LM_MAPPING` and `MODEL_FOR_TEXT_ENCODING_MAPPING`; decoders are those with
+a head for sequences, which embedders and rerankers are made of; generators are the library's other decoders; others
+have heads for texts alone. A reason that begins with an error name is an error of transformers for such a small
+configuration.
 """
 
 _KINDS = {"encoder": "encoders", "decoder": "decoders", "generator": "generators", "other": "others"}

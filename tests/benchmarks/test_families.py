@@ -51,7 +51,7 @@ def test_a_page_says_what_a_record_says(tmp_path: Path) -> None:
     assert "* bert, engine: ExportError: too large" in written
     assert "* esm, measured: out of memory" in written
     assert "Measured on: A CPU, 2026-11-23, layers: 2." in written
-    assert sum(line.startswith("| ") and line.count("|") == 8 for line in written) == 1 + len(SUPPORTED_MODEL_TYPES)
+    assert sum(line.startswith("| ") for line in written) == 1 + len(SUPPORTED_MODEL_TYPES)
 
 
 def test_what_failed_is_measured_again(tmp_path: Path) -> None:
