@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,8 @@ from hdruntime.bundle.manifest import Task
 from hdruntime.errors import Message, Setting
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from hdexport.checkpoint import Checkpoint
 
 _READ_HERE = frozenset({
@@ -72,6 +73,12 @@ _OF_OLD_CODE = frozenset({
 })  # fmt: skip
 """Keys of heads and programs that are gone, which transformers passes over."""
 
+_OF_ROPE = frozenset({
+    *("rope_scaling", "rope_theta", "rope_local_base_freq", "global_rope_theta", "local_rope_theta"),
+    *("original_max_position_embeddings", "partial_rotary_factor"),
+})  # fmt: skip
+"""Keys of earlier versions of transformers for ``rope_parameters``, which still reads them."""
+
 _WITHOUT_EFFECT = re.compile(r"summary_.*|.*dropout.*|.*_pdrop")
 """Keys of heads that no task here has, and of parts that only training uses."""
 
@@ -97,6 +104,10 @@ _OF_TOKENIZERS = frozenset({
     *("special_tokens_map_file", "split_by_punct", "strip_accents", "stride", "tokenize_chinese_chars"),
     *("tokenizer_class", "tokenizer_file", "tokenizer_type", "transformers_version", "trim_offsets", "truncation"),
     *("truncation_strategy", "use_default_system_prompt", "use_fast", "vocab_type", "wordpieces_prefix"),
+    # PreTrainedTokenizerBase and its subclasses take these among their keyword arguments.
+    *("add_bos_token", "add_eos_token", "added_tokens_decoder", "add_prefix_space", "chat_template"),
+    *("extra_special_tokens", "fix_mistral_regex", "model_max_length", "model_specific_special_tokens"),
+    *("response_schema", "split_special_tokens", "truncation_side", "unk_id", "vocab_file"),
     *("task", "sep_token_extra", "additional_special_tokens", "lowercase", "vocab_size", "padding_side"),
 })  # fmt: skip
 """Keys of ``tokenizer_config.json`` that transformers passes over, or that matter to padding and decoding alone."""
@@ -166,13 +177,13 @@ def _of_keys(checkpoint: Checkpoint, task: Task) -> Iterator[str]:
     path, readers = checkpoint.path, f"{type(checkpoint.settings()).__name__} of transformers"
     line = functools.partial(_line, checkpoint=checkpoint)
     config = read_object(path / "config.json")
-    yield from line(path / "config.json", config, _unread_of_config(config, checkpoint, task), readers)
+    yield from line(path / "config.json", config, _unread_of_config(config, checkpoint), readers)
     if checkpoint.tokenizer is not None:
         values = read_object(path / TOKENIZER_CONFIG, missing_ok=True)
         kind = type(checkpoint.tokenizer)
         # Each key with this suffix is a special token.
-        candidates = [key for key in values if key not in _OF_TOKENIZERS and not key.endswith("_token")]
-        unread = _not_in_source(candidates, kind.__mro__, _QUOTED)
+        known = _OF_TOKENIZERS | _tokenizer_keys(checkpoint.tokenizer)
+        unread = [key for key in values if key not in known and not key.endswith("_token")]
         yield from line(path / TOKENIZER_CONFIG, values, unread, f"{kind.__name__} of transformers")
     if not (path / "modules.json").is_file():
         return
@@ -213,47 +224,36 @@ def _line(
         )
 
 
-def _unread_of_config(config: Mapping[str, Any], checkpoint: Checkpoint, task: Task) -> list[str]:
+def _unread_of_config(config: Mapping[str, Any], checkpoint: Checkpoint) -> list[str]:
     from transformers import GenerationConfig
-    from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 
-    settings = checkpoint.settings()
-    known = {field.name for field in dataclasses.fields(settings)} | {*settings.attribute_map}
+    known = _config_keys(type(checkpoint.settings()))
+    if "rope_parameters" in known:
+        known |= _OF_ROPE
     known |= _READ_HERE | _OF_TRAINING | _OF_RUNNING | _OF_OLD_CODE | checkpoint.family.known_config_keys
     # Before version 5, config.json had settings of generation, which encoders do not do.
     known |= {*GenerationConfig().to_dict()}
-    unread = [key for key in config if key not in known and not _WITHOUT_EFFECT.fullmatch(key)]
-    kinds = [kind for kind in type(settings).__mro__ if _is_of_models(kind)]
-    if "rope_parameters" in known:
-        kinds.append(RotaryEmbeddingConfigMixin)
-    unread = _not_in_source(unread, kinds, _QUOTED)
-    return _not_in_source(unread, filter(_is_of_models, _class(checkpoint, task).__mro__), _OF_CONFIG)
+    return [key for key in config if key not in known and not _WITHOUT_EFFECT.fullmatch(key)]
 
 
-def _is_of_models(kind: type) -> bool:
-    """Whether a class belongs to one model type; the base classes of transformers know keys of many types."""
-    return kind.__module__.startswith(("transformers.models.", "transformers_modules.", "hdexport."))
+def _config_keys(kind: type[PreTrainedConfig]) -> set[str]:
+    """The keys that a configuration class declares, computes or takes."""
+    names = {field.name for field in dataclasses.fields(kind)} | {*kind.attribute_map}
+    for base in kind.__mro__:
+        # The base classes of transformers have keys of many model types.
+        if base.__module__.startswith(("transformers.models.", "transformers_modules.", "hdexport.")):
+            names |= {*vars(base), *inspect.signature(base).parameters}
+    try:
+        return names | {*vars(kind())}
+    except Exception:
+        # Classes of a checkpoint's code may have no default.
+        return names
 
 
-_QUOTED = r"""(?:["']{key}["']|self\.{key}\b)"""
-"""How a class reads a key of its own settings."""
-
-_OF_CONFIG = r"""(?:config\.{key}\b|config,\s*["']{key}["'])"""
-"""How a model reads a key of its configuration."""
-
-
-def _not_in_source(keys: list[str], kinds: Iterable[type], pattern: str) -> list[str]:
-    """The keys that the modules of classes do not mention in that pattern."""
-    if not keys:
-        return []
-    modules = {
-        kind.__module__
-        for kind in kinds
-        if kind.__module__.startswith(("transformers.", "transformers_modules.", "hdexport."))
-    }
-    sources = [inspect.getsource(sys.modules[module]) for module in modules]
-    patterns = {key: re.compile(pattern.replace("{key}", re.escape(key))) for key in keys}
-    return [key for key in keys if not any(patterns[key].search(source) for source in sources)]
+def _tokenizer_keys(tokenizer: Any) -> set[str]:
+    """The keys that a tokenizer's class takes or sets."""
+    bases = [base for base in type(tokenizer).__mro__ if base is not object]
+    return {*vars(tokenizer)}.union(*(inspect.signature(base).parameters for base in bases))
 
 
 def _class(checkpoint: Checkpoint, task: Task) -> Any:

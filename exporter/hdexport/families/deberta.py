@@ -204,6 +204,19 @@ def _of_config(config: Mapping[str, Any]) -> Family:
 
 
 _POSITIONS = Family(
+    # DebertaV2Model reads these, which DebertaV2Config does not declare.
+    known_config_keys=frozenset(
+        {
+            *(
+                "attention_head_size",
+                "conv_act",
+                "conv_kernel_size",
+                "norm_rel_ebd",
+                "position_buckets",
+                "share_att_key",
+            ),
+        }
+    ),
     of_config=_of_config,
     adapt=_adapt,
     classifies_first=False,

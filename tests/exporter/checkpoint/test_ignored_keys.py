@@ -114,7 +114,7 @@ def settings_alone(tmp_path: Path):
         values = {"vocab_size": 300000, "pad_token_id": 1, "position_biased_input": False, "relative_attention": True}
         AutoConfig.for_model(model_type, **values).save_pretrained(tmp_path)
         checkpoint = find_checkpoint(tmp_path)
-        return _unread_of_config(config, checkpoint, Task.FEATURE_EXTRACTION)
+        return _unread_of_config(config, checkpoint)
 
     return unread
 
