@@ -235,7 +235,7 @@ def test_workers_that_die_over_and_over_end_the_job_with_the_reason(
         os.kill(os.getpid(), signal.SIGKILL)
 
     # Each worker takes a second to start.
-    monkeypatch.setattr(pool_module, "_MOST_DEATHS", deaths)
+    monkeypatch.setattr(pool_module, "_MAX_DEATHS", deaths)
     monkeypatch.setattr(pool_module, "JobWorker", type("JobWorker", (JobWorker,), {doing: die}))
     with (
         pytest.raises(BackendError, match=f"{message}(.|\n)*batch_tokens"),
@@ -258,7 +258,7 @@ def test_another_bundle_at_the_same_path_is_refused(cluster: Any, bundle_path: P
 
 def test_an_address_is_refused_where_the_process_is_connected(cluster: Any, bundle_path: Path, job: Job) -> None:
     with (
-        pytest.raises(InputError, match="connected to Ray already"),
+        pytest.raises(InputError, match="already connected to Ray"),
         RayPool(bundle_path, job, address="10.0.0.1:6379"),
     ):
         pass
@@ -331,7 +331,7 @@ NO_MAPPER: list[tuple[dict[str, Any], object, str]] = [
     ({}, {"text": ["read"]}, 'given a dict; it needs Arrow tables.(.|\n)*batch_format="pyarrow"'),
     ({}, pa.table({"body": ["read"]}), "no column 'text'; its columns are body"),
     ({}, pa.table({"text": ["read"], "tokens": [1]}), "already has columns 'tokens', which are names of results"),
-    ({"backend": "tensorrt"}, None, "Ray gave this worker none(.|\n)*num_gpus=1"),
+    ({"backend": "tensorrt"}, None, "Ray assigned none to this worker(.|\n)*num_gpus=1"),
     (
         {"bundle": "/no/such"},
         None,
@@ -399,7 +399,7 @@ def test_the_examples_of_the_documentation_run_and_leave_the_cluster(
         assert "\n100 of 300 rows failed" in f"\n{done.stderr}"
         assert done.stdout.startswith("300 rows, 100 failed, ")
         assert done.stdout.splitlines()[1:] == [
-            "Backend: onnxruntime in float32. Ray gave the workers no GPU. The bundle has no graph for OpenVINO."
+            "Backend: onnxruntime in float32. Ray assigned no GPU to the workers. The bundle has no graph for OpenVINO."
         ]
         assert pq.read_table(tmp_path / "vectors.parquet").equals(expected)
         (tmp_path / "vectors.parquet").unlink()

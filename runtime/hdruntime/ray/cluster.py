@@ -20,12 +20,16 @@ _AUTO = "auto"
 _LOCAL = "local"
 """Ray's name for a cluster of this machine, started for one program."""
 
-_KNOCK_SECONDS = 10
+_CONNECT_SECONDS = 10
 
 
-class Places(NamedTuple):
-    """How many workers of one session fit on a cluster, and how many CPU cores, which are its threads, and GPUs each
-    takes.
+class WorkerPlacement(NamedTuple):
+    """Placement of workers on a cluster.
+
+    Attributes:
+        workers: number of workers.
+        cpus: CPU cores, and threads, of a worker.
+        gpus: GPUs of a worker.
     """
 
     workers: int
@@ -35,18 +39,19 @@ class Places(NamedTuple):
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """The module ``ray``, connected to a cluster; processes that this started end with the block, and nothing else.
+    """Connect the module ``ray`` to a cluster; at the end of the block the processes that it started end.
 
-    The address is ``auto`` for the cluster that this machine is a node of, or ``host:port`` of its head; None or "" for
-    one of this machine alone, started for the block. Where the process is connected already, that cluster is used, and
-    no other may be named.
+    Args:
+        address: ``auto`` for the cluster of this machine, ``host:port`` of a cluster's head, or None or "" for a
+            cluster of this machine only, which is started for the block. A process that is connected to a cluster
+            accepts no address.
     """
     # Before Ray is imported, and only if the user has not set it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = require("ray")
     if ray.is_initialized():
         if address:
-            raise InputError("This process is connected to Ray already.", hint=f"Leave out the address {address}.")
+            raise InputError("This process is already connected to Ray.", hint=f"Leave out the address {address}.")
         yield ray
         return
     with _quiet(ray):
@@ -57,27 +62,29 @@ def connected(address: str | None) -> Iterator[Any]:
             ray.shutdown()
 
 
-def places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str, threads: int | None) -> Places:
-    """How a cluster, whose living nodes have these ``CPU`` and ``GPU``, is divided into workers of so many threads.
+def worker_placement(
+    nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str, threads: int | None
+) -> WorkerPlacement:
+    """Divide the living nodes of a cluster into workers.
 
-    A worker of an engine takes a GPU; any other takes ``threads`` cores, by default one: where there are rows
-    for all of them, many workers of one thread get more done than one worker of many. With the backend ``auto`` GPUs
-    are taken if the bundle has an engine.
+    A worker on a GPU takes one GPU. Other workers take ``threads`` cores, by default one, because many workers of one
+    thread have a higher throughput than one worker of many threads. The backend ``auto`` uses GPUs if the bundle has an
+    engine.
     """
     cpus = threads or 1
     with_gpu = sum(int(min(node.get("GPU", 0), node.get("CPU", 0) // cpus)) for node in nodes)
     wants_gpu = bool(bundle.manifest.engines) and with_gpu > 0 if backend == _AUTO else needs_gpu(backend)
     workers = with_gpu if wants_gpu else sum(int(node.get("CPU", 0) // cpus) for node in nodes)
     if workers:
-        return Places(workers=workers, cpus=cpus, gpus=int(wants_gpu))
+        return WorkerPlacement(workers=workers, cpus=cpus, gpus=int(wants_gpu))
     if wants_gpu and not any(node.get("GPU", 0) for node in nodes):
         raise BackendUnavailableError(
             f"The backend {backend} needs a GPU, and the Ray cluster has none.",
             hint=("Use ", Setting("backend", "onnxruntime"), ", or add nodes with GPUs: ray start --address HOST:PORT"),
         )
-    most = int(max((node.get("CPU", 0) for node in nodes), default=0))
+    max_cpus = int(max((node.get("CPU", 0) for node in nodes), default=0))
     raise InputError(
-        f"A worker of {cpus} threads needs a node with {cpus} cores; the largest node of the Ray cluster has {most}.",
+        f"A worker of {cpus} threads needs a node with {cpus} cores; the largest node of the cluster has {max_cpus}.",
         hint=("Reduce ", Setting("threads"), "."),
     )
 
@@ -85,7 +92,7 @@ def places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str
 def _connect(ray: Any, address: str) -> None:
     local = {"include_dashboard": False} if address == _LOCAL else {}
     try:
-        _knock(os.environ.get("RAY_ADDRESS", "") if address == _AUTO else address)
+        _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == _AUTO else address)
         with _own_signal_handler():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -95,34 +102,34 @@ def _connect(ray: Any, address: str) -> None:
             ) from error
         raise BackendUnavailableError(
             f"There is no Ray cluster to join at {address}: {error}",
-            hint="Start one: ray start --head; or leave the address out for a cluster of this machine alone.",
+            hint="Start one: ray start --head. Or leave out the address for a cluster of this machine only.",
         ) from error
 
 
 @contextlib.contextmanager
 def _own_signal_handler() -> Iterator[None]:
-    """Restore the handler of SIGTERM, which Ray replaces: the program decides what the signal means."""
+    """Restore the handler of SIGTERM, which Ray replaces."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        # In other threads neither Ray nor we may set it.
+        # Only the main thread may set a handler.
         if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 
-def _knock(address: str) -> None:
-    """Raise OSError within seconds if no cluster answers; Ray (2.60) tries for more than ten minutes."""
+def _check_reachable(address: str) -> None:
+    """Raise OSError within seconds if no cluster responds; Ray 2.60 retries for more than ten minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
 
 
 @contextlib.contextmanager
 def _quiet(ray: Any) -> Iterator[None]:
-    """Keep Ray's threads from printing on stdout, where a command's results are; we log what matters.
+    """Keep Ray's threads from printing to stdout, which has a command's results.
 
-    ``log_to_driver=False`` is not enough: a worker's death is printed all the same. Ray's own debugger sets this flag.
+    ``log_to_driver=False`` is not enough: the death of a worker is printed anyway. Ray's debugger sets this flag, too.
     """
     worker = ray._private.worker
     before = worker._worker_logs_enabled

@@ -47,18 +47,18 @@ class BundleMapper:
     GPU of ``num_gpus``, else the whole cores of ``num_cpus``, at least one.
 
     Args:
-        bundle: its directory, at that path on every node: on a shared file system, or copied there.
+        bundle: path of the bundle on every node, on a shared file system or a copy.
         text_column: column of the text.
         text_pair_column: column of the second text, for tasks on pairs; for question answering, the context.
         input_ids_column: column of lists of token ids, instead of a text.
-        backend: as :func:`hdruntime.load` takes it; ``auto`` uses a GPU only if ``num_gpus`` is given.
-        threads: CPU threads of an actor; None for the cores that Ray gave it.
-        precision: as :func:`hdruntime.load` takes it.
-        options: how rows are run, for example ``RowOptions(overflow=Overflow.TRUNCATE)``.
+        backend: see :func:`hdruntime.load`; ``auto`` uses a GPU only with ``num_gpus``.
+        threads: CPU threads of an actor; None for the cores that Ray assigned.
+        precision: see :func:`hdruntime.load`.
+        options: options of the rows, for example ``RowOptions(overflow=Overflow.TRUNCATE)``.
 
     Raises:
-        BundleError: a node has no bundle at that path, or a damaged one.
-        BackendError: the backend cannot run there, or needs a GPU that Ray did not give.
+        BundleError: a node has no bundle at the path, or a damaged one.
+        BackendError: the backend cannot run on a node, or needs a GPU that Ray did not assign.
         InputError: an option does not fit the bundle's task.
     """
 
@@ -123,11 +123,11 @@ class BundleMapper:
         return batch
 
     def _check_names(self, batch: pa.Table) -> None:
-        found = ", ".join(batch.column_names)
+        names = ", ".join(batch.column_names)
         for name in self._columns.content:
             if name not in batch.column_names:
                 raise InputError(
-                    f"The dataset has no column {name!r}; its columns are {found}.",
+                    f"The dataset has no column {name!r}; its columns are {names}.",
                     hint='Name the texts\' column: fn_constructor_kwargs={"text_column": ...}',
                 )
         taken = [field.name for field in self._fields if field.name in batch.column_names]

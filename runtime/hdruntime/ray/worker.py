@@ -1,4 +1,4 @@
-"""The processes of a Ray cluster: a session on the GPU or CPUs that Ray assigned, and the worker of a job."""
+"""Processes of a Ray cluster: a session on the assigned GPU or CPUs, and the worker of a job."""
 
 from __future__ import annotations
 
@@ -30,20 +30,26 @@ def session_in_worker(
     precision: Precision | str = Precision.AUTO,
     identity: str | None = None,
 ) -> tuple[Session, Bundle, str]:
-    """Load a bundle in a Ray process, on the cores and the GPU that Ray assigned to it.
+    """Load a bundle in a Ray process, on the cores and the GPU that Ray assigned to the process.
 
-    Ray shows a process its own GPUs only, by ``CUDA_VISIBLE_DEVICES``, so the first one is the process's. The backend
-    ``auto`` leaves GPUs alone unless Ray gave the process one; threads are by default the cores that Ray gave it. A
-    bundle at that path on this node with another identity than the expected one is refused.
+    Ray sets ``CUDA_VISIBLE_DEVICES``, so that the first GPU is the assigned one. The backend ``auto`` uses a GPU only
+    if Ray assigned one.
 
-    Returns the session, its bundle, and the reason for the choice of the backend.
+    Args:
+        path: path of the bundle.
+        backend, precision: see :func:`hdruntime.load`.
+        threads: CPU threads; None for the assigned cores.
+        identity: expected identity of the bundle; None accepts any.
+
+    Returns:
+        the session, its bundle, and the reason for the choice of the backend.
     """
     ray = require("ray")
-    given = ray.get_runtime_context().get_assigned_resources()
-    if not given.get("GPU") and needs_gpu(backend):
+    resources = ray.get_runtime_context().get_assigned_resources()
+    if not resources.get("GPU") and needs_gpu(backend):
         raise BackendUnavailableError(
-            f"The backend {backend} needs a GPU, and Ray gave this worker none.",
-            hint="Ask for one: map_batches(..., num_gpus=1)",
+            f"The backend {backend} needs a GPU, and Ray assigned none to this worker.",
+            hint="Request one: map_batches(..., num_gpus=1)",
         )
     try:
         bundle = open_bundle(path)
@@ -59,16 +65,16 @@ def session_in_worker(
             "that runs the job.",
             hint="Copy the bundle there again, or put it on a shared file system.",
         )
-    threads = threads or max(1, int(given.get("CPU", 1)))
-    if backend != _AUTO or given.get("GPU"):
+    threads = threads or max(1, int(resources.get("CPU", 1)))
+    if backend != _AUTO or resources.get("GPU"):
         session = load(bundle, backend, threads=threads, precision=precision)
         return session, bundle, session.backend_reason
     session = load(bundle, threads=threads, precision=precision, device="cpu")
-    return session, bundle, f"Ray gave the workers no GPU. {session.backend_reason}"
+    return session, bundle, f"Ray assigned no GPU to the workers. {session.backend_reason}"
 
 
 class Loaded(NamedTuple):
-    """The answer of a worker that is ready."""
+    """The report of a worker that is ready."""
 
     node: str
     backend: Backend
@@ -81,11 +87,11 @@ class JobWorker:
     """An actor that runs shards of a job on its node."""
 
     def load(self, path: Path, options: JobOptions, *, backend: str, threads: int, identity: str) -> Loaded:
-        """Load the bundle; not in the constructor, whose errors Ray would not pass on unchanged."""
+        """Load the bundle; not in the constructor, whose errors Ray wraps."""
         session, bundle, reason = session_in_worker(
             path, backend=backend, threads=threads, precision=options.precision, identity=identity
         )
-        # Made here: a task's functions cannot be pickled.
+        # A task cannot be pickled.
         task = task_of_bundle(bundle, options, tokenized=options.columns.input_ids is not None)
         self._pool = LocalPool(session, task, options=options)
         return Loaded(
