@@ -21,7 +21,7 @@ _AUTO = "auto"
 _INT8 = "int8"
 
 _OF_LIBRARIES = (".safetensors", ".bin")
-"""Endings of weights that only sentence-transformers reads."""
+"""Suffixes of weights that only sentence-transformers reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,9 @@ def _downloaded(name: HubName, patterns: list[str]) -> Path:
         return Path(hub.snapshot_download(name.name, revision=name.revision, allow_patterns=patterns))
     except Exception as error:
         # The client raises its own, httpx' and the operating system's errors alike.
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise BundleNotFoundError(
             f"The bundle {name}, which is no directory here, could not be downloaded from the Hugging Face Hub: "
-            f"{said:.300}",
+            f"{message:.300}",
             hint="Check the name, the revision and the connection (HF_HUB_OFFLINE=0), or name a directory.",
         ) from error

@@ -146,9 +146,9 @@ class Session(BatchSession):
             segment=segment,
             batch_tokens=batch_tokens,
         )
-        found = [Text(text=text) for text in checked_texts(texts, name="texts")]
-        vectors = np.empty((len(found), task.dimensions), dtype=np.float32)
-        answers_of(self, task, found, encode_options, prompt=self._prompt(prompt_name, prompt), into=vectors)
+        inputs = _texts(texts)
+        vectors = np.empty((len(inputs), task.dimensions), dtype=np.float32)
+        answers_of(self, task, inputs, encode_options, prompt=self._prompt(prompt_name, prompt), into=vectors)
         return vectors
 
     def embed_sparse(
@@ -182,9 +182,8 @@ class Session(BatchSession):
         self._check_task(SparseVectors, method="embed_sparse")
         task = SparseVectors(self.manifest, max_active_dims)
         encode_options = EncodeOptions.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
-        found = [Text(text=text) for text in checked_texts(texts, name="texts")]
         vectors: list[SparseVector] = answers_of(
-            self, task, found, encode_options, prompt=self._prompt(prompt_name, prompt)
+            self, task, _texts(texts), encode_options, prompt=self._prompt(prompt_name, prompt)
         )
         return vectors
 
@@ -247,12 +246,12 @@ class Session(BatchSession):
             spans = list(several(chunks, name="chunks", of="chunks of each text", example="[[(0, 9)]]"))
         if len(spans) != len(whole):
             raise InputError(f"There are {len(whole)} texts, but chunks of {len(spans)}; give chunks of each.")
-        found = [Text(text=text, spans=each) for text, each in zip(whole, spans, strict=True)]
+        inputs = [Text(text=text, spans=text_spans) for text, text_spans in zip(whole, spans, strict=True)]
         stride = overlap_of(overlap, self.max_seq_length)
         encode_options = EncodeOptions.of(overflow=Overflow.SPLIT, stride=stride, batch_tokens=batch_tokens)
         task = ChunkEmbeddings(self.manifest, rule)
         answers: list[TextChunks] = answers_of(
-            self, task, found, encode_options, prompt=self._prompt(prompt_name, prompt)
+            self, task, inputs, encode_options, prompt=self._prompt(prompt_name, prompt)
         )
         return answers[0] if isinstance(texts, str) else answers
 
@@ -290,7 +289,7 @@ class Session(BatchSession):
         aggregation = checked_choice(Aggregation, aggregation, option="aggregation")
         task = Entities(self.manifest, self.tokenizer.whole, aggregation)
         encode_options = EncodeOptions.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
-        return answers_of(self, task, [Text(text=text) for text in checked_texts(texts, name="texts")], encode_options)
+        return answers_of(self, task, _texts(texts), encode_options)
 
     def answers(
         self,
@@ -386,8 +385,8 @@ class Session(BatchSession):
         prompt = self._prompt(prompt_name, prompt)
 
         def scores_of(pairs: list[tuple[str, str]]) -> FloatArray:
-            found = [Text(text=first, text_pair=second) for first, second in pairs]
-            return task.scores(answers_of(self, task, found, encode_options, prompt=prompt, name="documents"))
+            inputs = [Text(text=first, text_pair=second) for first, second in pairs]
+            return task.scores(answers_of(self, task, inputs, encode_options, prompt=prompt, name="documents"))
 
         return ranked_documents(
             query,
@@ -413,3 +412,7 @@ class Session(BatchSession):
                     ".",
                 ),
             )
+
+
+def _texts(texts: Iterable[str]) -> list[Text]:
+    return [Text(text=text) for text in checked_texts(texts, name="texts")]

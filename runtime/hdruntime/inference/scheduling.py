@@ -212,14 +212,14 @@ class Scheduler:
 
 
 def non_finite_rows(outputs: Outputs) -> dict[str, list[int]]:
-    """Output name -> indices of the batch's rows that hold NaN or infinity, for outputs with such rows."""
-    found = {}
+    """Output name -> indices of rows with NaN or infinity, for outputs with such rows."""
+    non_finite = {}
     for name, values in outputs.items():
-        # Some rows at a time: the booleans of all would need memory, and those of some stay in the cache.
+        # In blocks of rows, whose booleans fit into the cache.
         step = max(1, _CHECKED_VALUES // max(1, math.prod(values.shape[1:])))
         if not all(np.isfinite(values[first : first + step]).all() for first in range(0, len(values), step)):
-            found[name] = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1)).tolist()
-    return found
+            non_finite[name] = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1)).tolist()
+    return non_finite
 
 
 @dataclass(frozen=True)

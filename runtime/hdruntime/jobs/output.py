@@ -54,7 +54,7 @@ from hdruntime.jobs.shards import Part
 from hdruntime.jobs.sources import filesystem_of, special_kind
 from hdruntime.jobs.vectors import Ranges
 from hdruntime.jobs.writers import ResultEncoding, ResultFormat, ResultRows, is_part
-from hdruntime.text.ranges import RANGES_ENDING, RANGES_KEY, write_ranges
+from hdruntime.text.ranges import RANGES_KEY, RANGES_SUFFIX, write_ranges
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class LocalOutput:
     def ranges_path(self) -> Path | None:
         """The file for the calibration ranges of an output that has no metadata; None for any other output."""
         output = self.path.resolve()
-        return None if self.format.has_metadata else output.with_name(output.name + RANGES_ENDING)
+        return None if self.format.has_metadata else output.with_name(output.name + RANGES_SUFFIX)
 
     def check_ranges(self, *, force: bool) -> None:
         """Refuse to replace ranges that another job left beside an output that is gone."""
@@ -336,7 +336,7 @@ class StoredOutput(LocalOutput):
                 else:
                     self._filesystem.makedirs(str(PurePosixPath(self._key).parent), exist_ok=True)
                     if self.ranges_path is not None and self.ranges_path.exists():
-                        self._filesystem.put_file(str(self.ranges_path), self._key + RANGES_ENDING)
+                        self._filesystem.put_file(str(self.ranges_path), self._key + RANGES_SUFFIX)
                     self._filesystem.put_file(str(self.path), self._key)
             self._forget()
         with contextlib.suppress(OSError):

@@ -230,10 +230,12 @@ def _trimmed(text: str, start: int, end: int, before: int) -> tuple[int, int]:
 
 
 def _checked_spans(spans: Spans | None, text: str) -> IntArray:
-    """int64 [spans, 2]; a span that is no pair of whole numbers within the text is refused."""
+    """int64 [spans, 2]; rejects spans that are not pairs of integers within the text."""
     if not isinstance(spans, Sequence | np.ndarray):
-        raise InputError(f"chunks is of type {type(spans).__name__}; give (start, end) of each chunk, in characters.")
-    found = np.empty((len(spans), 2), np.int64)
+        raise InputError(
+            f"chunks is of type {type(spans).__name__}; it must have (start, end) of each chunk, in characters."
+        )
+    checked = np.empty((len(spans), 2), np.int64)
     for number, span in enumerate(spans):
         try:
             start, end = map(operator.index, span)
@@ -246,8 +248,8 @@ def _checked_spans(spans: Spans | None, text: str) -> IntArray:
                 f"Chunk {number} is [{start}, {end}]; the text has {len(text)} characters.",
                 hint=f"Give 0 <= start < end <= {len(text)}, the end exclusive; characters are counted, not bytes.",
             )
-        found[number] = start, end
-    return found
+        checked[number] = start, end
+    return checked
 
 
 def _pooling_error(reason: str, hint: Message = _BUILD_FOR_TOKENS) -> InputError:

@@ -1,10 +1,10 @@
-"""Entities: the parts of a text whose tokens have a label, in the text's characters."""
+"""Entities of a text, from the labels of its tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,19 +16,19 @@ OUTSIDE_LABEL = "O"
 """The label of tokens outside of entities, in the IOB schemes; such tokens are not listed."""
 
 
-class Aggregation(str, Enum):
-    """How tokens are grouped to entities; names as transformers' aggregation strategies."""
+class Aggregation(StrEnum):
+    """Grouping of tokens into entities: transformers' aggregation strategies."""
 
     NONE = "none"
     """Every token is an entity."""
     SIMPLE = "simple"
-    """Adjacent tokens of one kind; ``B-`` begins a new entity."""
+    """Adjacent tokens of one entity type; ``B-`` starts a new entity."""
     FIRST = "first"
-    """Adjacent words of one kind; a word has the label of its first token."""
+    """Adjacent words of one entity type; a word has the label of its first token."""
     MAX = "max"
-    """Adjacent words of one kind; a word has the label of its token with the highest score."""
+    """Adjacent words of one entity type; a word has the label of its token with the highest score."""
     AVERAGE = "average"
-    """Adjacent words of one kind; a word has the label with the highest mean score of its tokens."""
+    """Adjacent words of one entity type; a word has the label with the highest mean score of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def entities(
         labels: [labels], names; ``B-PER`` begins a PER, ``I-PER`` continues it.
         text, encoding: the text and its tokens.
         aggregation: how tokens are grouped.
-        tokenizer: a ``tokenizers.Tokenizer``, which tells words apart.
+        tokenizer: ``tokenizers.Tokenizer`` that separates words.
     """
     scores = softmax(logits)
     words: list[list[int]] = []
@@ -73,36 +73,42 @@ def entities(
             words[-1].append(token)
         else:
             words.append([token])
-    found: list[_Labelled] = []
+    spans: list[_LabeledSpan] = []
     for word in words:
-        of_word = _scores_of_word(scores[word], aggregation)
-        best = int(np.argmax(of_word))
+        word_scores = _scores_of_word(scores[word], aggregation)
+        best = int(np.argmax(word_scores))
         start, end = encoding.offsets[word[0]][0], encoding.offsets[word[-1]][1]
-        found.append(_Labelled(start, end, labels[best], [of_word[best]]))
+        spans.append(_LabeledSpan(start, end, labels[best], [word_scores[best]]))
     if aggregation is not Aggregation.NONE:
-        found = _groups(found)
+        spans = _grouped(spans)
     return [
-        Entity(part.start, part.end, text[part.start : part.end], part.label, shortest(np.mean(part.scores)))
-        for part in found
-        if part.label != OUTSIDE_LABEL
+        Entity(span.start, span.end, text[span.start : span.end], span.label, shortest(np.mean(span.scores)))
+        for span in spans
+        if span.label != OUTSIDE_LABEL
     ]
 
 
 def _continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool]:
-    """[tokens], whether each continues the previous word, as in transformers' pipeline: where the tokenizer marks
-    continuations (``##ing``) these count, otherwise a space before the token does."""
+    """[tokens], whether each token continues the previous word, as in transformers' pipeline.
+
+    A token continues a word if it has the prefix of subwords (``##ing``), or, without such a prefix in the tokenizer,
+    if no space precedes it.
+    """
     unknown = _unknown_token(tokenizer.model)
-    marks = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
-    found = []
+    has_subword_prefix = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
+    continues = []
     for token_id, (start, end) in zip(encoding.input_ids, encoding.offsets, strict=True):
         token = tokenizer.id_to_token(token_id)
-        spelt_otherwise = len(token) != end - start if marks else start > 0 and " " not in text[start - 1 : start + 1]
-        found.append(spelt_otherwise and token_id != unknown)
-    return found
+        if has_subword_prefix:
+            is_subword = len(token) != end - start
+        else:
+            is_subword = start > 0 and " " not in text[start - 1 : start + 1]
+        continues.append(is_subword and token_id != unknown)
+    return continues
 
 
 def _unknown_token(model: Any) -> int | None:
-    """The id of a tokenizer's unknown token, found by a character that no vocabulary has; None without one."""
+    """The id of the unknown token, from a character outside of every vocabulary; None without such a token."""
     try:
         tokens = model.tokenize("\U0010ffff")  # never a character
     except Exception:  # of a model without such a token; tokenizers raises nothing more specific
@@ -117,22 +123,22 @@ def _scores_of_word(scores: np.ndarray, aggregation: Aggregation) -> np.ndarray:
     return np.asarray(scores[scores.max(axis=1).argmax() if aggregation is Aggregation.MAX else 0])
 
 
-class _Labelled(NamedTuple):
+class _LabeledSpan(NamedTuple):
     start: int
     end: int
     label: str
     scores: list[np.float32]
 
 
-def _groups(found: Sequence[_Labelled]) -> list[_Labelled]:
-    """Neighbours of one kind as one; labels lose their ``B-`` and ``I-``."""
-    groups: list[_Labelled] = []
-    kind: str | None = None
-    for part in found:
-        begins, last_kind = part.label.startswith("B-"), kind
-        kind = part.label[2:] if part.label.startswith(("B-", "I-")) else part.label
-        if groups and kind == last_kind and not begins:
-            groups[-1] = groups[-1]._replace(end=part.end, scores=groups[-1].scores + part.scores)
+def _grouped(spans: Sequence[_LabeledSpan]) -> list[_LabeledSpan]:
+    """Merge adjacent spans of one entity type; labels lose the prefixes ``B-`` and ``I-``."""
+    groups: list[_LabeledSpan] = []
+    entity_type: str | None = None
+    for span in spans:
+        is_first, previous_type = span.label.startswith("B-"), entity_type
+        entity_type = span.label[2:] if span.label.startswith(("B-", "I-")) else span.label
+        if groups and entity_type == previous_type and not is_first:
+            groups[-1] = groups[-1]._replace(end=span.end, scores=groups[-1].scores + span.scores)
         else:
-            groups.append(part._replace(label=part.label.split("-", 1)[-1]))
+            groups.append(span._replace(label=span.label.split("-", 1)[-1]))
     return groups

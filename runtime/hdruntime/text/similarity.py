@@ -17,10 +17,10 @@ from hdruntime.text.embeddings import normalized
 _SCORE_OF_NOTHING = -1e9
 """MaxSim with a document that has no vector; sentence-transformers' value."""
 
-_MOST_PRODUCTS = 2**24
+_MAX_PRODUCTS = 2**24
 """Products of vectors that are made at a time, 64 MB."""
 
-_MOST_QUERY_VECTORS = 2**12
+_MAX_QUERY_VECTORS = 2**12
 """Most vectors of several queries together, and of several documents."""
 
 
@@ -59,40 +59,40 @@ def maxsim(queries: object, documents: object, *, mean: bool = False) -> Any:
         float32 [n, m]; a tensor on the same device if an input is a tensor. A query without vectors has 0, and a
         document without vectors -1e9.
     """
-    asked, read = _texts_of_vectors(queries, "queries"), _texts_of_vectors(documents, "documents")
-    _check_dimensions([*asked, *read])
-    scores = np.empty((len(asked), len(read)), np.float32)
-    for some in _chunks(asked, _MOST_QUERY_VECTORS):
-        for others in _chunks(read, sum(len(asked[index]) for index in some)):
-            of_chunk = _largest_products([asked[index] for index in some], [read[index] for index in others])
-            scores[np.ix_(some, others)] = of_chunk
-    return _like(queries, documents, _per_vector(scores.T, asked).T if mean else scores)
+    query_arrays, document_arrays = _token_embeddings(queries, "queries"), _token_embeddings(documents, "documents")
+    _check_dimensions([*query_arrays, *document_arrays])
+    scores = np.empty((len(query_arrays), len(document_arrays)), np.float32)
+    for rows in _blocks(query_arrays, _MAX_QUERY_VECTORS):
+        block = [query_arrays[index] for index in rows]
+        for columns in _blocks(document_arrays, sum(map(len, block))):
+            scores[np.ix_(rows, columns)] = _maxsim(block, [document_arrays[index] for index in columns])
+    return _like(queries, documents, _per_vector(scores.T, query_arrays).T if mean else scores)
 
 
 def maxsim_of_pairs(queries: object, documents: object, *, mean: bool = False) -> Any:
-    """MaxSim of each query with the document at the same place, as :func:`maxsim`: float32 [n]."""
-    asked, read = _texts_of_vectors(queries, "queries"), _texts_of_vectors(documents, "documents")
-    if len(asked) != len(read):
-        raise InputError(f"There are {len(asked)} queries but {len(read)} documents; give one for each.")
-    _check_dimensions([*asked, *read])
-    scores = np.array(
-        [_largest_products([one], [other])[0, 0] for one, other in zip(asked, read, strict=True)], np.float32
-    )
-    return _like(queries, documents, _per_vector(scores, asked) if mean else scores)
+    """MaxSim of each query with the document of the same index, see :func:`maxsim`: float32 [n]."""
+    query_arrays, document_arrays = _token_embeddings(queries, "queries"), _token_embeddings(documents, "documents")
+    if len(query_arrays) != len(document_arrays):
+        raise InputError(
+            f"There are {len(query_arrays)} queries but {len(document_arrays)} documents; pass one document per query."
+        )
+    _check_dimensions([*query_arrays, *document_arrays])
+    pairs = zip(query_arrays, document_arrays, strict=True)
+    scores = np.array([_maxsim([query], [document])[0, 0] for query, document in pairs], np.float32)
+    return _like(queries, documents, _per_vector(scores, query_arrays) if mean else scores)
 
 
-def _largest_products(queries: Sequence[FloatArray], documents: Sequence[FloatArray]) -> FloatArray:
+def _maxsim(queries: Sequence[FloatArray], documents: Sequence[FloatArray]) -> FloatArray:
     """float32 [queries, documents]."""
     scores = np.full((len(queries), len(documents)), _SCORE_OF_NOTHING, np.float32)
-    asked, read = ([index for index, each in enumerate(texts) if len(each)] for texts in (queries, documents))
-    scores[np.ix_([index for index, each in enumerate(queries) if not len(each)], read)] = 0
-    if not asked or not read:
+    rows, columns = ([index for index, array in enumerate(arrays) if len(array)] for arrays in (queries, documents))
+    scores[np.ix_([index for index, query in enumerate(queries) if not len(query)], columns)] = 0
+    if not rows or not columns:
         return scores
-    products = (
-        np.concatenate([queries[index] for index in asked]) @ np.concatenate([documents[index] for index in read]).T
-    )
-    largest = np.maximum.reduceat(products, _starts([documents[index] for index in read]), axis=1)
-    scores[np.ix_(asked, read)] = np.add.reduceat(largest, _starts([queries[index] for index in asked]), axis=0)
+    queries, documents = [queries[index] for index in rows], [documents[index] for index in columns]
+    products = np.concatenate(queries) @ np.concatenate(documents).T
+    largest = np.maximum.reduceat(products, _starts(documents), axis=1)
+    scores[np.ix_(rows, columns)] = np.add.reduceat(largest, _starts(queries), axis=0)
     return scores
 
 
@@ -106,21 +106,21 @@ def _per_vector(scores: FloatArray, queries: Sequence[FloatArray]) -> FloatArray
     return np.divide(scores, counts, dtype=np.float32)
 
 
-def _chunks(texts: Sequence[FloatArray], products_of_vector: int) -> Iterator[list[int]]:
-    """Indices of texts, as many at a time as have few enough products of vectors."""
-    chunk: list[int] = []
+def _blocks(texts: Sequence[FloatArray], products_per_vector: int) -> Iterator[list[int]]:
+    """Indices of texts in blocks, which limit the number of dot products."""
+    block: list[int] = []
     vectors = 0
-    for index, each in enumerate(texts):
-        if chunk and (vectors + len(each)) * max(1, products_of_vector) > _MOST_PRODUCTS:
-            yield chunk
-            chunk, vectors = [], 0
-        chunk.append(index)
-        vectors += len(each)
-    if chunk:
-        yield chunk
+    for index, text in enumerate(texts):
+        if block and (vectors + len(text)) * max(1, products_per_vector) > _MAX_PRODUCTS:
+            yield block
+            block, vectors = [], 0
+        block.append(index)
+        vectors += len(text)
+    if block:
+        yield block
 
 
-def _texts_of_vectors(value: Any, name: str) -> list[FloatArray]:
+def _token_embeddings(value: Any, name: str) -> list[FloatArray]:
     """[texts], each float32 [tokens, dimensions]."""
     if isinstance(value, Sequence):
         texts = [_array(each) for each in value]
@@ -139,10 +139,10 @@ _SHAPES = "each text's vectors must be [tokens, dimensions], as MultiVectorEncod
 
 
 def _check_dimensions(texts: Sequence[FloatArray]) -> None:
-    found = sorted({text.shape[1] for text in texts if len(text)})
-    if len(found) > 1:
+    dimensions = sorted({text.shape[1] for text in texts if len(text)})
+    if len(dimensions) > 1:
         raise InputError(
-            f"Vectors have {' and '.join(map(str, found))} dimensions; MaxSim compares vectors of one length.",
+            f"Vectors have {' and '.join(map(str, dimensions))} dimensions; MaxSim needs vectors of equal dimensions.",
             hint="Encode all texts with one model and with the same truncate_dim.",
         )
 
