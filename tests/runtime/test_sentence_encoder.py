@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_refused(encoder: SentenceEncoder) -> None:
 @pytest.mark.parametrize(
     ("bundle", "options", "message"),
     [
-        ({"task": "text-classification"}, {}, "gives no embeddings"),
+        ({"task": "text-classification"}, {}, "has no embeddings"),
         (
             {},
             {"pooling": "median"},

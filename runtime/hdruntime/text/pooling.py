@@ -36,8 +36,8 @@ def embedding_output(manifest: Manifest) -> TensorSpec:
     for name in (SENTENCE_EMBEDDING, "last_hidden_state"):
         if name in outputs:
             return outputs[name]
-    advice = format_of(manifest.task).instead_of_embeddings
-    raise InputError(f"This bundle's task is {manifest.task}, which gives no embeddings.", hint=advice)
+    hint = format_of(manifest.task).instead_of_embeddings
+    raise InputError(f"The bundle's task is {manifest.task}, which has no embeddings.", hint=hint)
 
 
 def embedding_size(manifest: Manifest) -> int:

@@ -127,7 +127,7 @@ def refusal(*bundles: Path, texts: list[NamedText] = TEXTS) -> str:
 def test_bundles_without_vectors_and_of_other_models_are_refused(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle")
     classes = make_bundle(tmp_path / "classes", task="text-classification")
-    assert "task is text-classification, which gives no embeddings" in refusal(classes)
+    assert "task is text-classification, which has no embeddings" in refusal(classes)
     bare = make_bundle(tmp_path / "bare", tokenizer=False)
     assert "has no tokenizer" in refusal(bare)
     other = hdruntime.open_bundle(make_bundle(tmp_path / "other"))
