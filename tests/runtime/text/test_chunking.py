@@ -207,7 +207,7 @@ CHUNKS_THAT_DO_NOT_FIT = [
     ([(0, 4, 5)], r"^Chunk 0 is \(0, 4, 5\); it must be a pair of whole numbers: \[start, end\], in characters\.$"),
     ([(0, 4.0)], r"^Chunk 0 is \(0, 4\.0\); it must be a pair"),
     ([0, 4], r"^Chunk 0 is 0; it must be a pair"),
-    (None, r"^chunks is of type NoneType; give \(start, end\) of each chunk"),
+    (None, r"^chunks is of type NoneType; it must have \(start, end\) of each chunk"),
     ([(4, 5)], r"^The chunk \[4, 5\] has no token: ' '\.\nLeave it out\.$"),
     ("words", r"^There is no rule 'words' for chunks\.\nUse 'tokens:256' \(any number\), 'sentences', or"),
     ("tokens:0", r"^'tokens:0' has no valid number of tokens per chunk\.\nWrite, for example, tokens:256\.$"),
