@@ -176,7 +176,7 @@ def test_attention_that_gives_unseen_tokens_nothing_is_refused(saved: Callable[[
     )
     with pytest.raises(ModelError, match=r"attend: false\), which attention 'blocks' of this bert does not compute"):
         build(dataclasses.replace(options, attention=attention_from_spec("bigbird:block=8")))
-    with pytest.raises(InputError, match=r"max_len=15 is too short: the model expands every query to 16 tokens\.\nUse max_len=16"):
+    with pytest.raises(InputError, match=r"max_len=15 is too short: .* every query to 16 tokens\.\nUse max_len=16"):
         build(dataclasses.replace(options, max_len=15))
     assert not (tmp_path / "bundle").exists()
 
