@@ -403,7 +403,7 @@ SLOW = " " * 2**12
 class Inference:
     """A `TextInference` whose texts are numbers of tokens, and which waits to be let go."""
 
-    most_tokens = 1
+    max_tokens = 1
     """Nothing follows from a text's characters."""
 
     def __init__(self) -> None:
@@ -434,7 +434,7 @@ def in_queue(story: Callable[[TextQueue, Inference, Callable[..., Any]], Any], *
     """Run a coroutine with a queue, and with a function that asks: (client, number of tokens...)."""
 
     async def told() -> None:
-        queue = TextQueue(**{"batch_tokens": 100, "most_tokens": 1000, "max_wait_s": 0.0} | options)
+        queue = TextQueue(**{"batch_tokens": 100, "max_tokens": 1000, "max_wait_s": 0.0} | options)
         running = asyncio.create_task(queue.run())
 
         def ask(client: str, *tokens: int) -> asyncio.Task[Any]:
@@ -471,7 +471,7 @@ def test_clients_take_turns_and_lengths_share_no_batch_with_others() -> None:
         inference.go.set()
         await asyncio.gather(first, *asked)
 
-    batches = in_queue(story, batch_tokens=1000, most_tokens=10_000).batches
+    batches = in_queue(story, batch_tokens=1000, max_tokens=10_000).batches
     assert batches[0] == [500]
     # The client whose turn it is first, the other clients' texts of about that length with its own, and 1000 tokens
     # are enough.
@@ -635,7 +635,7 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bun
                     time.sleep(0.3)
                     process.send_signal(signal.SIGTERM)
                     assert answer.result().status_code == 200
-            assert b"body has not come" in half.answer().body
+            assert b"body has not arrived" in half.answer().body
             # Far below the 30 seconds that requests have: only a guard.
             process.wait(20)
             said = process.stderr.read()

@@ -107,7 +107,7 @@ def test_a_body_is_no_head(served: Served) -> None:
 def test_a_head_that_comes_byte_by_byte_has_the_time_of_an_idle_connection_and_the_log_says_so_once(
     bundle: Path, parser: str, starts: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connections._say_once.cache_clear()
+    connections._warn_once.cache_clear()
     ended = threading.Event()
     with command(bundle, "--keep-alive", "0.3", parser=parser) as (client, _):
         for _ in range(2):
@@ -172,7 +172,7 @@ def _health(client: httpx2.Client) -> int:
 def test_requests_beyond_the_connections_get_503_and_health_is_answered(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "most_connections", lambda: 3)
+    monkeypatch.setattr(connections, "max_connections", lambda: 3)
     half = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"
     with command(bundle) as (client, server), contextlib.ExitStack() as opened:
         busy = [opened.enter_context(Connection(client)) for _ in range(3)]

@@ -176,7 +176,7 @@ def test_a_body_that_never_comes_does_not_hold_the_servers_end(new_bundle: Calla
         for connection in half[:2]:
             answer = connection.answer()
             assert answer.status == 503
-            assert "the request's body has not come" in json.loads(answer.body)["error"]["message"]
+            assert "the request's body has not arrived" in json.loads(answer.body)["error"]["message"]
             assert connection.is_closed()
         assert half[2].is_closed()
 

@@ -39,7 +39,7 @@ class Session:
     `batches` are the times at which batches began, with the tokens of each text and its client.
     """
 
-    most_tokens = 4096
+    max_tokens = 4096
 
     def __init__(self) -> None:
         self.batches: list[tuple[float, list[tuple[str, int]]]] = []
@@ -74,7 +74,7 @@ def in_queue(story: Callable[[TextQueue, Session, Ask], Awaitable[Any]], **optio
 
     async def told() -> Any:
         queue = TextQueue(
-            **{"batch_tokens": 1000, "most_tokens": 10**6, "max_wait_s": 0.0} | options,
+            **{"batch_tokens": 1000, "max_tokens": 10**6, "max_wait_s": 0.0} | options,
             clock=asyncio.get_running_loop().time,
         )
         running = asyncio.create_task(queue.run())
@@ -165,7 +165,7 @@ def test_a_client_gets_no_more_for_many_requests_or_for_longer_texts() -> None:
                 done[client] += tokens
         return done
 
-    done = in_queue(story, most_tokens=10**9)
+    done = in_queue(story, max_tokens=10**9)
     shares = [done[client] / sum(done.values()) for client in ("many", "one", "long")]
     assert min(shares) > 0.3, shares
 
@@ -296,7 +296,7 @@ def test_a_clients_backlog_leaves_room_and_time_to_others() -> None:
 
     in_queue(story)
     # The same where the tokens that wait are the limit.
-    in_queue(story, most_tokens=12000)
+    in_queue(story, max_tokens=12000)
 
 
 def test_a_single_request_that_fits_is_accepted_and_short_texts_of_others_make_it_not_late() -> None:
@@ -331,7 +331,7 @@ def test_before_the_first_batch_a_client_waits_with_more_than_two_batches_and_is
 
     async def story() -> int:
         loop = asyncio.get_running_loop()
-        queue = TextQueue(batch_tokens=100, most_tokens=10**6, max_wait_s=0.0, clock=loop.time)
+        queue = TextQueue(batch_tokens=100, max_tokens=10**6, max_wait_s=0.0, clock=loop.time)
         running = asyncio.create_task(queue.run())
         texts = [Text(text="ab" * 50, text_pair="client")] * 3
         asked = [

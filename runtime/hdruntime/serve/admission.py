@@ -10,36 +10,38 @@ from collections.abc import Callable, Collection, Iterable
 from hdruntime.errors import HdexportError, InputError, Message, Setting
 from hdruntime.serve.fair_queue import AcceptedRequest, length_class
 
-_FILLED, _LATE = 0.6, 0.8
-"""Requests are accepted as long as all of them can be answered within 0.6 of the time that the new one has. A request
-that needs 0.8 of the time that it has left, with those before it, ends the turns: the oldest goes first. The difference
-is for turns of clients that come later, and the rest for a machine that gets slower."""
+_MAX_LOAD = 0.6
+"""A request is accepted if all accepted requests can be answered within this share of the new request's time."""
 
-LEFT = 0.2
-"""A client leaves to others a fifth of the time and of the tokens that it takes itself."""
+_LATE = 0.8
+"""A request that needs this share of its remaining time, including the requests before it, ends the turns: the oldest
+request runs first. The difference to `_MAX_LOAD` is for turns of later clients, and the rest for a machine that becomes
+slower."""
+
+RESERVED_SHARE = 0.2
+"""Share of a client's time and tokens that the client must leave to others."""
 
 _TOO_LATE = 1.5
-"""A request that needs so many times the time that it has left does not go first, as it would be late all the same."""
+"""A request that needs this multiple of its remaining time does not run first, since it would be late anyway."""
 
-_LITTLE = 0.01
-"""A client without other requests gets one that needs so little of the time that it has, whatever waits of others."""
+_SMALL_REQUEST = 0.01
+"""A client without other requests may always send a request that needs this share of its time."""
 
-_KEPT = 0.9
-_KEPT_OF_LAST = 0.5
-"""Weight of the batches before against one more batch, in the measured rate: the slower one of two, of about ten and of
-two batches, counts."""
+_DECAY = 0.9
+_FAST_DECAY = 0.5
+"""Weights of earlier batches in two moving averages of the rate, over ten and two batches; the slower rate counts."""
 
 _TOKENS_PER_CHARACTER = 0.5
-"""Before the first text: twice the tokens of English, and half of those of Chinese."""
+"""Estimate before the first text: twice the tokens of English, and half the tokens of Chinese."""
 
 _SPECIAL_TOKENS = 2
 
 
 class OverloadedError(HdexportError):
-    """A request is refused since the server could not answer it in time, or has no room for it.
+    """The server cannot answer the request in time beside the accepted requests, or its queue is full.
 
     Attributes:
-        retry_after: seconds until it has, as far as is known.
+        retry_after: estimated seconds until the server accepts the request.
     """
 
     def __init__(self, *problem: str | Setting, retry_after: int = 1, hint: Message = "") -> None:
@@ -48,7 +50,7 @@ class OverloadedError(HdexportError):
 
 
 class RequestTooLargeError(InputError):
-    """A request is refused since the server could not answer it in time if it had no other."""
+    """The server could not answer the request in time even if it had no other request."""
 
 
 def work_of(tokens: Iterable[int]) -> Counter[int]:
@@ -72,8 +74,8 @@ class Rate:
 
     def add(self, length: int, *, tokens: int, seconds: float) -> None:
         """Count a batch of texts of a length class."""
-        self.longest_batch, slowest = max(seconds, _KEPT * self.longest_batch), 0.0
-        for kept in (_KEPT, _KEPT_OF_LAST):
+        self.longest_batch, slowest = max(seconds, _DECAY * self.longest_batch), 0.0
+        for kept in (_DECAY, _FAST_DECAY):
             before = self._sums.get((length, kept), (0.0, 0.0))
             self._sums[length, kept] = sums = kept * before[0] + seconds, kept * before[1] + tokens
             slowest = max(slowest, sums[0] / max(1.0, sums[1]))
@@ -115,21 +117,21 @@ class Admission:
         self._work: Counter[int] = Counter()
         self._read = (0.0, 0.0)
 
-    def estimated(self, sizes: Iterable[int], *, most: float) -> list[int]:
-        """The tokens of texts that were not tokenized, of so many characters.
+    def estimated(self, sizes: Iterable[int], *, max_tokens: float) -> list[int]:
+        """The estimated tokens of texts that were not tokenized.
 
         Args:
             sizes: characters of each text.
-            most: tokens to which a text is truncated.
+            max_tokens: tokens to which a text is truncated.
         """
         characters, tokens = self._read
         ratio = tokens / characters if characters else _TOKENS_PER_CHARACTER
-        return [math.ceil(min(most, _SPECIAL_TOKENS + size * ratio)) for size in sizes]
+        return [math.ceil(min(max_tokens, _SPECIAL_TOKENS + size * ratio)) for size in sizes]
 
     def note_tokenized(self, *, characters: int, tokens: int) -> None:
         """Remember how many tokens texts have."""
         before = self._read
-        self._read = _KEPT * before[0] + characters, _KEPT * before[1] + tokens
+        self._read = _DECAY * before[0] + characters, _DECAY * before[1] + tokens
 
     def waits_for_rate(self, client: str, work: Counter[int]) -> bool:
         """Whether a request has to wait for the first batch, which tells how long others take."""
@@ -146,9 +148,10 @@ class Admission:
         """
         seconds = self.rate.seconds(work)
         if seconds > within_s and self.rate.knows(work):
+            longer = Setting("timeout", command="serve")
             raise RequestTooLargeError(
-                f"The texts would take about {seconds:.0f} seconds, and an answer has to be there within "
-                f"{within_s:.0f}. Send fewer texts in a request, or start the server with a longer --timeout."
+                f"The texts would take about {seconds:.0f} seconds; a request must be answered within {within_s:.0f}.",
+                hint=("Send fewer texts in a request, or start the server with a longer ", longer, "."),
             )
         if self._requests:
             self._check_others(client, work, within_s=within_s)
@@ -161,7 +164,7 @@ class Admission:
     def overloaded(self, reason: str, again_s: float = math.inf) -> OverloadedError:
         """The error of a request that is refused, to be sent again after so many seconds, or when nothing waits."""
         seconds = max(1, math.ceil(min(self.rate.seconds(self._work), again_s)))
-        return OverloadedError(f"{reason} Send the request again after {seconds} seconds.", retry_after=seconds)
+        return OverloadedError(reason, hint=f"Send the request again after {seconds} seconds.", retry_after=seconds)
 
     def add(self, request: AcceptedRequest, work: Counter[int]) -> None:
         """Add work to an accepted request."""
@@ -212,14 +215,14 @@ class Admission:
 
     def _check_others(self, client: str, work: Counter[int], *, within_s: float) -> None:
         waits, seconds = self.rate.seconds(self._work), self.rate.seconds(work)
-        again = waits + seconds - _FILLED * within_s
+        again = waits + seconds - _MAX_LOAD * within_s
         own = self._clients.get(client)
-        if own is None and seconds <= _LITTLE * within_s:
+        if own is None and seconds <= _SMALL_REQUEST * within_s:
             # In turns with the others, it is answered long before them.
             others = (min(seconds, self.rate.seconds(work)) for work in self._clients.values())
-            again = seconds + sum(others) - _FILLED * within_s
+            again = seconds + sum(others) - _MAX_LOAD * within_s
         elif own is not None:
-            again += LEFT * (self.rate.seconds(own) + seconds)
+            again += RESERVED_SHARE * (self.rate.seconds(own) + seconds)
         if again > 0:
             raise self.overloaded(
                 f"The server is busy for {waits:.0f} seconds and answers within {within_s:.0f}, which leaves no time "

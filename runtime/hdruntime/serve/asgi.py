@@ -29,6 +29,7 @@ from hdruntime.errors import (
 from hdruntime.optional import require
 from hdruntime.serve.admission import OverloadedError, RequestTooLargeError
 from hdruntime.serve.fair_queue import client_of
+from hdruntime.serve.health import SessionHealth
 from hdruntime.serve.interface import Answers, Route, ServedModel
 from hdruntime.serve.interfaces import interfaces, served_task
 from hdruntime.serve.metrics import Metrics
@@ -39,7 +40,7 @@ from hdruntime.serve.request_keys import request_key
 from hdruntime.serve.running import RunningRequests, seconds_left
 from hdruntime.session import Session
 from hdruntime.tasks.encode_options import EncodeOptions
-from hdruntime.tasks.task import Pairs, Text, TextTask
+from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.prompts import chosen_prompt, prompts_of
@@ -57,17 +58,17 @@ _OPEN = ("/health", "/ready")
 """Routes that need no key."""
 
 _KEPT_TOKENIZERS = 8
-"""Tokenizers with limits of requests; one with a limit on whole texts is a copy of several megabytes."""
+"""Maximum tokenizers with the limits of requests; such a tokenizer is a copy of several megabytes."""
 
-_GONE = 499
-"""The status of a request whose client is gone, for the metrics; nobody reads the answer."""
+_CLIENT_CLOSED_REQUEST = 499
+"""The status of a request whose client has disconnected, for the metrics, as nginx has it."""
 
 
 _TRUNCATED = "X-Truncated-Inputs"
-"""The header of an answer with the numbers of the inputs that were truncated."""
+"""The header of a response with the numbers of the inputs that were truncated."""
 
 _RANGES_CHARACTERS = 1000
-"""Length of that header, about: proxies take 4 to 8 KB of headers in all."""
+"""Length after which the header counts the rest of the numbers: proxies accept 4 to 8 KB of headers in all."""
 
 _BODY_SECONDS = 2.0
 """How long a server that is stopped waits for the rest of a request's body."""
@@ -88,14 +89,14 @@ def application(
 ) -> Any:
     """The ASGI application; the session stays open when the application ends.
 
-    A process serves with a session that it loaded itself: an application that is made before a fork, as by gunicorn's
-    ``--preload``, refuses to start in the fork, and where it runs no lifespan it answers 503.
+    A process serves with a session that the process itself has loaded. An application that was made before a fork, as
+    by gunicorn's ``preload``, refuses to start after the fork; without a lifespan it answers 503.
 
     Args:
         bundle: the bundle of the session.
         session: that runs all texts.
         options: options of the server. The address, and what concerns connections, is the HTTP server's.
-        is_stopping: whether the HTTP server takes no more requests; bodies that have not come are then refused.
+        is_stopping: whether the HTTP server accepts no more requests; bodies that have not arrived are then refused.
 
     Raises:
         MissingDependencyError: the extra ``serve`` is not installed.
@@ -125,7 +126,7 @@ def application(
     errors: dict[Any, Any] = {404: server.unknown, 405: server.unknown}
     middleware = []
     if options.cors_origin:
-        # A preflight has no key: it is answered before the key is asked for. Clients send headers of their own.
+        # A preflight request has no key: CORS answers it before the key is checked. Clients send custom headers.
         cors = Middleware(
             CORSMiddleware,
             allow_origins=options.cors_origin,
@@ -139,7 +140,7 @@ def application(
         return served
 
     async def under_root_path(scope: Any, receive: Any, send: Any) -> None:
-        # Not uvicorn's own root path, which takes it for granted that the proxy has cut it off.
+        # Not uvicorn's root_path, which assumes that the proxy has removed the prefix.
         scope["root_path"] = scope.get("root_path", "") + options.root_path
         if scope.get("path") == scope["root_path"]:
             scope["path"] += "/"
@@ -149,8 +150,7 @@ def application(
 
 
 class _Endpoint:
-    """A handler as an ASGI application, which Starlette calls without a handling of exceptions: the handler has its
-    own."""
+    """A handler as an ASGI application, so that Starlette does not handle exceptions: the handler does."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -170,7 +170,7 @@ class _Server:
         self._is_stopping, self._stopping_since = is_stopping, math.inf
         self._task = served_task(bundle)
         self._inferences: dict[tuple[TextTask, Overflow, str], TextInference] = {}
-        self._running: asyncio.Task[None] | None = None
+        self._queue_task: asyncio.Task[None] | None = None
         self._requests = RunningRequests(options.timeout, self._reason_to_stop)
         max_queue_tokens = options.queue_tokens()
         self._has_ended = False
@@ -183,40 +183,38 @@ class _Server:
             tokenizer=self.tokenizer,
         )
         self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(self.tokenizer.limited)
-        self._probing: asyncio.Task[None] | None = None
-        # Whether a text ran since the last failure, and why the last one failed.
-        self._has_worked, self._broken = False, ""
+        self._health = SessionHealth(session, self._task)
         self.queue = TextQueue(
             batch_tokens=session.batch_tokens,
-            most_tokens=max_queue_tokens,
+            max_tokens=max_queue_tokens,
             max_wait_s=options.max_wait_ms / 1000,
             on_batch=lambda texts, tokens: self.metrics.batch(texts, tokens),
         )
         self.metrics = Metrics(lambda: self.queue.tokens, lambda: session.padding)
 
     def start(self) -> None:
-        """Run a text, on which readiness waits; a BackendError where no request could be answered in this process."""
-        fault = self._fault()
-        if fault:
+        """Run a text, for which readiness waits; a BackendError if this process can answer no request."""
+        reason = self._unavailable_reason()
+        if reason:
             raise BackendError(
-                f"{fault}", hint="Load the bundle in each process that serves; leave out gunicorn --preload."
+                reason, hint="Load the bundle in each process that serves; leave out gunicorn --preload."
             )
-        self._probe()
+        self._health.probe()
 
     def close(self) -> None:
         """End the queue."""
         self._has_ended = True
-        if self._running is not None:
-            self._running.cancel()
+        if self._queue_task is not None:
+            self._queue_task.cancel()
         self._requests.close()
         self.queue.close()
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Method, path and handler of the routes for the bundle's task."""
         of_server: list[tuple[str, str, Handler]] = [
-            ("GET", "/health", self._health),
-            ("GET", "/ready", self._ready),
-            ("GET", "/metrics", self._metrics),
+            ("GET", "/health", self._get_health),
+            ("GET", "/ready", self._get_ready),
+            ("GET", "/metrics", self._get_metrics),
         ]
         of_interfaces = [
             ("GET" if route.body is None else "POST", route.path, self._handler(route))
@@ -241,7 +239,7 @@ class _Server:
         """The route's response, counted, or its error as OpenAI writes it."""
 
         async def checked(request: Request) -> Response:
-            began, status = time.monotonic(), _GONE
+            began, status = time.monotonic(), _CLIENT_CLOSED_REQUEST
             try:
                 self._check_key(request, path)
                 response = await self._requests.answered(request, handler)
@@ -256,23 +254,23 @@ class _Server:
                 return self._error(status, error.message(request_key), retry_after=retry_after)
             except NonFiniteOutputError as error:
                 # The texts or the device cause it: the server tries whether other texts get answers.
-                status, self._has_worked = 422, False
+                status = 422
                 logger.error("%s: %s", path, error)
-                self._probe()
+                self._health.doubt()
                 return self._error(status, write(error.problem, request_key))
             except asyncio.CancelledError:
                 status = 503
-                return self._error(status, "The server ends before it has the answer.", retry_after=1)
+                return self._error(status, "The server stops before the request is answered.", retry_after=1)
             except TimeoutError:
                 status = 503
                 return self._error(status, f"No answer within {self._options.timeout:g} seconds.", retry_after=1)
             except (KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
             except BaseException:  # tokenizers' panics are no Exception
-                # The client gets no detail, and the log no text of a client's.
-                status, self._has_worked = 500, False
+                # The client gets no detail, and the log no text of a client.
+                status = 500
                 logger.error("%s failed", path, exc_info=True)
-                self._probe()
+                self._health.doubt()
                 return self._error(status, "The server failed; its log has the reason.")
             finally:
                 self.metrics.request(path, status, time.monotonic() - began)
@@ -280,70 +278,46 @@ class _Server:
         return checked
 
     async def unknown(self, request: Request, error: Any) -> Response:
-        """The answer to an unknown path, and to a method that a path does not take."""
+        """The response to an unknown path, and to a method that a path does not have."""
         root = self._options.root_path
         paths = ", ".join(f"{method} {root}{path}" for method, path, _ in self.routes())
         return self._error(error.status_code, f"There is no such route for the bundle's task; there are {paths}.")
 
-    async def _health(self, request: Request) -> Response:
-        """Whether this process can answer at all; where it cannot, a restart helps."""
-        self._check_fault()
-        if self._broken:
-            # Asked again, for it may work by now.
-            self._probe()
-            raise _RequestError(503, self._broken)
+    async def _get_health(self, request: Request) -> Response:
+        """Whether this process can answer; if not, a restart may help."""
+        self._check_available()
+        if self._health.failure:
+            # Run again, since it may work by now.
+            self._health.probe()
+            raise _RequestError(503, self._health.failure)
         return self._json({"status": "ok"})
 
-    async def _ready(self, request: Request) -> Response:
+    async def _get_ready(self, request: Request) -> Response:
         """Whether a text was answered since the start, and since the last failure."""
-        self._check_fault()
-        if not self._has_worked:
-            # The text runs on if this client goes, for the next one that asks.
-            await asyncio.wait([self._probe()])
-            if not self._has_worked:
-                raise _RequestError(503, self._broken or "A text is being tried.")
+        self._check_available()
+        if not self._health.has_worked:
+            # The text runs on if this client disconnects, for the next client that asks.
+            await asyncio.wait([self._health.probe()])
+            if not self._health.has_worked:
+                raise _RequestError(503, self._health.failure or "A text of one token is running.")
         return self._json({"status": "ok"})
 
-    def _check_fault(self) -> None:
-        fault = self._fault()
-        if fault:
-            raise _RequestError(503, fault)
+    def _check_available(self) -> None:
+        reason = self._unavailable_reason()
+        if reason:
+            raise _RequestError(503, reason)
 
-    def _fault(self) -> str:
-        """Why this process can answer nothing; empty if it can."""
+    def _unavailable_reason(self) -> str:
+        """Why this process can answer no request; empty if it can."""
         try:
             _ = self._session.batch_tokens
         except BackendError as error:
             return write(error.problem, request_key)
-        if self._has_ended or (self._running is not None and self._running.done()):
+        if self._has_ended or (self._queue_task is not None and self._queue_task.done()):
             return "The queue of texts has ended; start the server again."
         return ""
 
-    def _probe(self) -> asyncio.Task[None]:
-        """Run a text of one token beside the queue, which may be long; one such text at a time."""
-        if self._probing is None or self._probing.done():
-            self._probing = asyncio.create_task(self._probed())
-        return self._probing
-
-    async def _probed(self) -> None:
-        try:
-            await asyncio.to_thread(self._run_a_text)
-        except Exception:
-            logger.error("a text of one token failed", exc_info=True)
-            self._has_worked, self._broken = False, "A text of one token fails; the server's log has the reason."
-        else:
-            self._has_worked, self._broken = True, ""
-
-    def _run_a_text(self) -> None:
-        sample = self._session.tokenizer.sample
-        text = Text(text=sample, text_pair=sample if self._task.pairs is Pairs.REQUIRED else None)
-        inference = TextInference(self._session, self._task, EncodeOptions.of(overflow=Overflow.TRUNCATE))
-        (item,) = inference.encode([text])
-        inference.run([item])
-        if isinstance(item.error, BackendError):
-            raise item.error
-
-    async def _metrics(self, request: Request) -> Response:
+    async def _get_metrics(self, request: Request) -> Response:
         from starlette.responses import Response
 
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
@@ -362,7 +336,7 @@ class _Server:
     ) -> Answers:
         """See `ServeRequest.answers`."""
         self.check_number(len(texts))
-        self._check_fault()
+        self._check_available()
         overflow = body.overflow if overflow is None else overflow
         has_prompt = (task or self._task).prompts and texts[0].input_ids is None
         prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None) if has_prompt else ""
@@ -371,10 +345,10 @@ class _Server:
             is_pair = texts[0].text_pair is not None
             tokenizer = self._request_tokenizer(body, overflow, max_tokens_each, is_pair=is_pair)
         inference = self._inference(task or self._task, overflow, stride, prompt, tokenizer)
-        # Begun here: an application in which this one is mounted runs no lifespan of it.
-        if self._running is None:
-            self._running = asyncio.create_task(self.queue.run())
-            self._running.add_done_callback(_log_fault)
+        # Started here: an application in which this application is mounted does not run its lifespan.
+        if self._queue_task is None:
+            self._queue_task = asyncio.create_task(self.queue.run())
+            self._queue_task.add_done_callback(_log_failure)
         client = request.request.client
         items = await self.queue.answer(
             inference,
@@ -422,17 +396,21 @@ class _Server:
             raise too_many_texts(texts, self._options.max_texts)
 
     async def _reason_to_stop(self, request: Request) -> Exception | None:
-        """The error of a request that nobody waits for, or that this process cannot answer any more."""
-        if fault := self._fault():
-            return _RequestError(503, fault)
+        """The error of a request whose client has disconnected, or that this process can no longer answer."""
+        if reason := self._unavailable_reason():
+            return _RequestError(503, reason)
         is_read = request.scope.get("hdexport.read")
         if is_read:
-            return _RequestError(_GONE, "The client is gone.") if await request.is_disconnected() else None
+            return (
+                _RequestError(_CLIENT_CLOSED_REQUEST, "The client has disconnected.")
+                if await request.is_disconnected()
+                else None
+            )
         # Others than False have no body.
         if is_read is False and self._is_stopping():
             self._stopping_since = min(self._stopping_since, time.monotonic())
             if time.monotonic() - self._stopping_since >= _BODY_SECONDS:
-                return _RequestError(503, "The server ends, and the request's body has not come.", retry_after=1)
+                return _RequestError(503, "The server stops, and the request's body has not arrived.", retry_after=1)
         return None
 
     async def _body(self, request: Request, kind: type[Content]) -> Content:
@@ -441,7 +419,7 @@ class _Server:
         while has_more:
             message = await request.receive()
             if message["type"] == "http.disconnect":
-                raise _RequestError(_GONE, "The client is gone.")
+                raise _disconnected()
             content += message.get("body", b"")
             if len(content) > self._options.max_body_bytes:
                 raise _RequestError(413, f"The body has more than {self._options.max_body_bytes} bytes.")
@@ -461,8 +439,8 @@ class _Server:
     def _check_key(self, request: Request, path: str) -> None:
         if self._options.api_key is None or path in _OPEN:
             return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(given.encode(), self._options.api_key.encode())
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(key.encode(), self._options.api_key.encode())
         if scheme.lower() != "bearer" or not is_right:
             raise _RequestError(401, "The API key is missing or wrong: send Authorization: Bearer KEY.")
 
@@ -486,6 +464,10 @@ class _ServeRequest:
         self.tokenizer, self.check_number = server.tokenizer, server.check_number
         self.request, self.truncated = request, set[int]()
         self.answers = functools.partial(server.answers, self)
+
+
+def _disconnected() -> _RequestError:
+    return _RequestError(_CLIENT_CLOSED_REQUEST, "The client has disconnected.")
 
 
 def _raise_errors(items: Sequence[TextItem], overflow: Overflow) -> None:
@@ -514,7 +496,7 @@ def _too_long_hint(item: TextItem, overflow: Overflow) -> Message:
 
 
 def _ranges(numbers: Collection[int]) -> str:
-    """Ascending numbers and ranges of them: ``0,3-5``; of very many ranges the rest is counted: ``0,2,4,+97``."""
+    """Ascending numbers and ranges: ``0,3-5``; after very many ranges, the number of further numbers: ``0,2,4,+97``."""
     shown: list[str] = []
     ordered, left, size = sorted(numbers), len(numbers), 0
     for _, group in itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
@@ -526,7 +508,7 @@ def _ranges(numbers: Collection[int]) -> str:
     return ",".join(shown)
 
 
-def _log_fault(queue: asyncio.Task[None]) -> None:
-    """Say why the queue of texts has ended, if it was not asked to."""
+def _log_failure(queue: asyncio.Task[None]) -> None:
+    """Log why the queue of texts has ended, unless it was cancelled."""
     if not queue.cancelled() and (fault := queue.exception()) is not None:
         logger.error("the queue of texts has ended", exc_info=fault)

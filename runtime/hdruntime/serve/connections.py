@@ -1,4 +1,4 @@
-"""Connections of a server: as many as there are files for, none of which takes for ever to say what it asks."""
+"""Connections of a server: a limit on their number, and a time within which the head of a request must arrive."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 HEAD_BYTES = 2**16
-"""Bytes of a request's line and headers, at most: common proxies allow 8 to 64 KiB."""
+"""Maximum bytes of a request's line and headers: common proxies allow 8 to 64 KiB."""
 
 _FREE_FILES = 16
-"""Files that are left to others than connections: those that a program opens for a moment, and those of
-`_MORE_CONNECTIONS`."""
+"""Open files that are reserved for others than connections: files that are open for a moment, and the files of
+`_EXTRA_CONNECTIONS`."""
 
-_MORE_CONNECTIONS = 8
-"""Connections beyond the limit, where all others are answered: they learn whether the server is healthy."""
+_EXTRA_CONNECTIONS = 8
+"""Connections beyond the limit, which are answered on the routes of health alone."""
 
 _OPEN = ("/health", "/ready")
-"""Routes that have an answer all the same."""
+"""Routes that are answered beyond the limit."""
 
 _idle: weakref.WeakKeyDictionary[Any, dict[LimitedConnection, None]] = weakref.WeakKeyDictionary()
-"""Of each server, the connections on which no request is answered; those of the longest time first."""
+"""Server -> its idle connections, the longest idle first."""
 
 
 class LimitedConnection(asyncio.Protocol):
-    """A base of a class that is one of uvicorn's protocols, too, which have `transport`, `connections` and `cycle`.
+    """A mixin of uvicorn's protocols, which have `transport`, `connections` and `cycle`.
 
-    A connection without a request is closed where its next head is not there in time, and where a new connection needs
-    its file, the one that idles longest first.
+    An idle connection is closed if the head of its next request does not arrive in time, or if a new connection needs
+    its file; then the longest idle connection is closed first.
     """
 
     transport: Any
@@ -47,8 +47,8 @@ class LimitedConnection(asyncio.Protocol):
     server_state: Any
     _head_timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.app = self._answered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -57,15 +57,15 @@ class LimitedConnection(asyncio.Protocol):
         idle = self._idle()
         idle[self] = None
         self._start_head_timer()
-        most = most_connections()
-        if len(self.connections) > most:
-            _say_once(
-                f"{most} connections are open, as many as the limit on open files has room for. Connections that idle "
+        limit = max_connections()
+        if len(self.connections) > limit:
+            _warn_once(
+                f"{limit} connections are open, as many as the limit on open files has room for. Connections that idle "
                 "longest are closed for new ones, and requests beyond get 503. For more connections, raise the limit "
                 "(ulimit -n, LimitNOFILE of systemd)."
             )
             longest = next(iter(idle))
-            if longest is not self or len(self.connections) > most + _MORE_CONNECTIONS:
+            if longest is not self or len(self.connections) > limit + _EXTRA_CONNECTIONS:
                 # Not again for the next connection: this one is counted until its file is closed.
                 idle.pop(longest)
                 longest.transport.close()
@@ -103,7 +103,7 @@ class LimitedConnection(asyncio.Protocol):
 
     async def _answered(self, scope: Any, receive: Any, send: Any) -> None:
         """The application's answer; where connections are too many, health alone has one."""
-        if len(self.connections) <= most_connections() or scope["path"].endswith(_OPEN):
+        if len(self.connections) <= max_connections() or scope["path"].endswith(_OPEN):
             await self.config.loaded_app(scope, receive, send)
             return
         error = {"message": "The server has no room for more connections.", "type": "server_error"}
@@ -131,15 +131,15 @@ class LimitedConnection(asyncio.Protocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         if not self._has_request() and not self.transport.is_closing():
-            _say_once(
+            _warn_once(
                 f"A connection was closed on which no whole request came within {self.config.timeout_keep_alive:g} "
-                "seconds (--keep-alive); more of them are closed without a word."
+                "seconds (keep_alive); further ones are closed without a warning."
             )
             self.transport.close()
 
 
 class ListeningSocket(socket.socket):
-    """A socket whose clients are turned away where no file is left for their connections.
+    """A socket that disconnects clients when no file is left for their connections.
 
     asyncio's loop otherwise logs an error for each of its attempts to accept a connection, as many as the backlog, and
     accepts none for a second. uvloop's does the same as this class.
@@ -147,13 +147,13 @@ class ListeningSocket(socket.socket):
 
     _spare: int | None = None
 
-    def listen(self, *given: int) -> None:
+    def listen(self, *args: int) -> None:
         """Listen, with a file to spare."""
         if self._spare is None and sys.platform != "win32":
             self._spare = os.open(os.devnull, os.O_RDONLY)
         # Counted before connections have taken files.
-        most_connections()
-        super().listen(*given)
+        max_connections()
+        super().listen(*args)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """A connection."""
@@ -162,8 +162,8 @@ class ListeningSocket(socket.socket):
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or self._spare is None:
                 raise
-        _say_once(
-            "No more files can be opened: clients are turned away until one is closed. Raise the limit on open files "
+        _warn_once(
+            "No more files can be opened: clients are disconnected until one is closed. Raise the limit on open files "
             "(ulimit -n, LimitNOFILE of systemd)."
         )
         os.close(self._spare)
@@ -184,7 +184,7 @@ class ListeningSocket(socket.socket):
 
 
 @functools.cache
-def most_connections() -> int:
+def max_connections() -> int:
     """Connections for which there are files, counted before the first one comes, or when it does."""
     try:
         import resource
@@ -197,5 +197,5 @@ def most_connections() -> int:
 
 
 @functools.cache
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     logger.warning(message)

@@ -60,8 +60,8 @@ class H11WithoutUpgrade(LimitedConnection, H11Protocol):
     # Of empty lines since the last request.
     _empty_bytes = 0
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.conn = self._read = _Connection(h11.SERVER, HEAD_BYTES)
 
     def data_received(self, data: bytes) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from hdruntime.inference.batching import grouped
-from hdruntime.serve.admission import LEFT, Admission, work_of
+from hdruntime.serve.admission import RESERVED_SHARE, Admission, work_of
 from hdruntime.serve.fair_queue import AcceptedRequest, BatchClass, Entry, EntryGroup, FairQueue, length_class
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import EncodedChunk, TextInference, TextItem, chunks_of
@@ -70,12 +70,12 @@ class TextQueue:
         self,
         *,
         batch_tokens: int,
-        most_tokens: int,
+        max_tokens: int,
         max_wait_s: float,
         on_batch: Callable[[int, int], None] = lambda texts, tokens: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._batch_tokens, self._most_tokens, self._max_wait_s = batch_tokens, most_tokens, max_wait_s
+        self._batch_tokens, self._max_tokens, self._max_wait_s = batch_tokens, max_tokens, max_wait_s
         self._on_batch, self._clock = on_batch, clock
         self._waiting, self._admission = FairQueue(), Admission(first_tokens=_FIRST_BATCHES * batch_tokens, clock=clock)
         # The class whose batch is filled now; None while the queue waits for a text.
@@ -108,7 +108,7 @@ class TextQueue:
         """
         sizes = [text.characters for text in texts]
         deadline = self._clock() + within_s
-        estimated = self._admission.estimated(sizes, most=inference.most_tokens)
+        estimated = self._admission.estimated(sizes, max_tokens=inference.max_tokens)
         while self._admission.waits_for_rate(client, work_of(estimated)):
             self._has_run.clear()
             await self._has_run.wait()
@@ -128,8 +128,8 @@ class TextQueue:
                 tokens = sum(len(chunk.encoding) for chunk in chunks)
                 self._admission.note_tokenized(characters=sum(sizes[window]), tokens=tokens)
                 # As with the time, see `Admission`.
-                left = LEFT * self._waiting.tokens_of_client(client)
-                is_full = bool(self.tokens) and self.tokens + tokens + left > self._most_tokens
+                left = RESERVED_SHARE * self._waiting.tokens_of_client(client)
+                is_full = bool(self.tokens) and self.tokens + tokens + left > self._max_tokens
                 if is_full and not groups:
                     raise self._admission.overloaded("Too many tokens wait for an answer.")
                 if is_full:

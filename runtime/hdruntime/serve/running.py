@@ -1,4 +1,4 @@
-"""Requests that are being answered, and the end of those whose client is gone or whose time is over."""
+"""Requests that are being answered; they end if the client disconnects or the timeout has passed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 _LOOK_SECONDS = 0.5
-"""How long a request may run on whose client is gone."""
+"""Seconds between two checks whether clients have disconnected."""
 
 
 _ENDS = "hdexport.ends"

@@ -143,8 +143,8 @@ class TextInference:
         self._known_good: Encoding | None = None
 
     @property
-    def most_tokens(self) -> float:
-        """Most tokens of a text with its chunks; infinity where texts are split."""
+    def max_tokens(self) -> float:
+        """Maximum tokens of a text with all its chunks; infinity if texts are split."""
         return math.inf if self._encode_options.overflow is Overflow.SPLIT else self.max_seq_length
 
     @property
