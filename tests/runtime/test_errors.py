@@ -10,7 +10,7 @@ from hdexport.cli.flags import flag
 from hdruntime import errors
 from hdruntime.errors import HdexportError, InputError, Setting, joined
 from hdruntime.serve.admission import OverloadedError
-from hdruntime.serve.request_keys import request_key
+from hdruntime.serve.request_keys import request_key, request_message
 from hdruntime.text.checks import RejectedTextsError
 
 
@@ -87,3 +87,14 @@ def test_that_the_error_of_a_text_names_what_the_caller_can_set():
     assert "--" not in str(caught.value)
     assert "(--overflow truncate)" in caught.value.message(flag)
     assert "--max-len 7" in caught.value.message(flag)
+
+
+def test_that_a_client_gets_no_hint_at_what_neither_it_nor_the_operator_can_set():
+    for setting, written in (
+        (Setting("overflow", "truncate"), 'Use "truncate": "end".'),
+        (Setting("timeout", command="serve"), "Use --timeout."),
+        (Setting("max_seq_length", "bundle"), "Use --max-seq-length bundle."),
+        (Setting("prompt"), None),
+    ):
+        error = InputError("A problem.", hint=("Use ", setting, "."))
+        assert request_message(error) == "\n".join(filter(None, ("A problem.", written)))

@@ -91,7 +91,7 @@ def test_texts_and_pairs_become_the_classes_scores(server: httpx2.Client, classi
     [
         ({"truncate": "begin"}, "truncate is 'begin'; it is error, end or split"),
         ({"overflow": "split"}, "There is no parameter 'overflow'; there are truncate, prompt_name"),
-        ({"prompt_name": "none"}, "prompt_name is 'none'"),
+        ({"prompt_name": "none"}, """"prompt_name" is 'none'"""),
     ],
 )
 def test_a_parameter_that_means_nothing_is_refused(

@@ -36,7 +36,7 @@ from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import TextQueue
 from hdruntime.serve.request_body import LARGE_BYTES, Content, RequestBody, read_body, read_large_body, too_many_texts
-from hdruntime.serve.request_keys import request_key
+from hdruntime.serve.request_keys import request_key, request_message
 from hdruntime.serve.running import RunningRequests, seconds_left
 from hdruntime.session import Session
 from hdruntime.tasks.encode_options import EncodeOptions
@@ -251,7 +251,7 @@ class _Server:
             except (OverloadedError, InputError) as error:
                 status = next(code for kind, code in _STATUS_OF_ERROR.items() if isinstance(error, kind))
                 retry_after = error.retry_after if isinstance(error, OverloadedError) else None
-                return self._error(status, error.message(request_key), retry_after=retry_after)
+                return self._error(status, request_message(error), retry_after=retry_after)
             except NonFiniteOutputError as error:
                 # The texts or the device cause it: the server tries whether other texts get answers.
                 status = 422

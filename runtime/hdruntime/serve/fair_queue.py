@@ -156,8 +156,8 @@ class FairQueue:
 
     def tokens_of_client(self, client: str) -> int:
         """Tokens of a client that wait."""
-        found = self._clients.get(client)
-        return 0 if found is None else found.tokens
+        entry = self._clients.get(client)
+        return 0 if entry is None else entry.tokens
 
     def add(self, entry: Entry) -> None:
         """Let a chunk wait, behind the others of its request."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from enum import Enum
 
-from hdruntime.errors import Setting
+from hdruntime.errors import HdexportError, Setting, joined, write
 from hdruntime.text.encoding import Overflow
 
 _TRUNCATE: Mapping[object, str] = {Overflow.TRUNCATE: "end", Overflow.SPLIT: "split", Overflow.ERROR: "error"}
@@ -28,3 +28,10 @@ def request_key(setting: Setting) -> str:
     if value is ...:
         return key
     return f"{key}: {json.dumps(_TRUNCATE.get(value, value) if setting.name == 'overflow' else value)}"
+
+
+def request_message(error: HdexportError) -> str:
+    """The message of an error to a client, without a hint at parameters that neither requests nor the operator have."""
+    settings = [part for part in joined(error.hint) if isinstance(part, Setting)]
+    is_known = all(each.command or each.name in (*_LOAD_PARAMETERS, *_KEYS, *_KEYS.values()) for each in settings)
+    return error.message(request_key) if is_known else write(error.problem, request_key)

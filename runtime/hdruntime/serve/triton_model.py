@@ -15,7 +15,7 @@ from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import HdexportError, InputError, write
 from hdruntime.serve.interfaces import served_task
 from hdruntime.serve.request_body import OVERFLOWS
-from hdruntime.serve.request_keys import request_key
+from hdruntime.serve.request_keys import request_key, request_message
 from hdruntime.session import load
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.encode_options import EncodeOptions
@@ -89,12 +89,12 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the bundle beside the model's file; `args` are Triton's."""
         bundle = open_bundle(Path(args["model_repository"]) / args["model_version"] / BUNDLE_FOLDER)
-        given = json.loads(args["model_config"]).get("parameters", {})
-        backend = given.get("backend", {}).get("string_value", "auto")
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        backend = parameters.get("backend", {}).get("string_value", "auto")
         has_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if has_gpu else "cpu"
         self._tensor, self._task = tensors_of(bundle), served_task(bundle)
-        length = given.get("max_seq_length", {}).get("string_value")
+        length = parameters.get("max_seq_length", {}).get("string_value")
         self._session = load(
             bundle, backend, device=device, max_seq_length=int(length) if length and length.isdecimal() else length
         )
@@ -122,28 +122,28 @@ class TritonPythonModel:
     def _read(self, triton: Any, request: Any) -> _Request | str:
         """A request's texts, or why there are none."""
         try:
-            asked = json.loads(request.parameters() or "{}")
-            unknown = [name for name in asked if name not in _PARAMETERS]
+            parameters = json.loads(request.parameters() or "{}")
+            unknown = [name for name in parameters if name not in _PARAMETERS]
             if unknown:
                 raise InputError(f"There is no parameter {unknown[0]!r}; there are {', '.join(_PARAMETERS)}.")
-            overflow = OVERFLOWS.get(asked.get("truncate", "error"))
+            overflow = OVERFLOWS.get(parameters.get("truncate", "error"))
             if overflow is None:
-                raise InputError(f"truncate is {asked['truncate']!r}; it is error, end or split.")
+                raise InputError(f"truncate is {parameters['truncate']!r}; it is error, end or split.")
             prompt = ""
             if self._task.prompts:
-                own = prompts_of(self._session.manifest)
-                prompt = chosen_prompt(*own, name=asked.get("prompt_name"), prompt=None)
-            elif "prompt_name" in asked:
+                prompts = prompts_of(self._session.manifest)
+                prompt = chosen_prompt(*prompts, name=parameters.get("prompt_name"), prompt=None)
+            elif "prompt_name" in parameters:
                 raise InputError("The model has no prompts.")
             texts, pairs = (self._texts(triton, request, name) for name in ("TEXT", "TEXT_PAIR"))
             if texts is None:
                 raise InputError("The request has no TEXT.")
             seconds: Sequence[str | None] = pairs or [None] * len(texts)
-            found = [Text(text=text, text_pair=pair) for text, pair in zip(texts, seconds, strict=True)]
+            items = [Text(text=text, text_pair=pair) for text, pair in zip(texts, seconds, strict=True)]
             inference = self._inference(overflow, prompt)
-            return _Request(inference, inference.encode(found))
+            return _Request(inference, inference.encode(items))
         except HdexportError as error:
-            return error.message(request_key)
+            return request_message(error)
         except UnicodeDecodeError as error:
             return str(error)
 
