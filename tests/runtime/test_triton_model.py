@@ -106,7 +106,7 @@ def test_a_model_is_replaced_on_request_alone_and_nothing_else_is(sample_bundle:
     bundle = open_bundle(sample_bundle)
     model = package_for_triton(bundle, tmp_path, name="model")
     before = (model / "config.pbtxt").read_text()
-    with pytest.raises(OutputExistsError, match="choose another name with --name"):
+    with pytest.raises(OutputExistsError, match="choose another name with name"):
         package_for_triton(bundle, tmp_path, name="model")
     package_for_triton(bundle, tmp_path, name="model", backend="onnxruntime", force=True)
     assert before != (model / "config.pbtxt").read_text()
