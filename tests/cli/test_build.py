@@ -66,7 +66,9 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
         "hdexport.pipeline: The model was trained with 64 positions, and the bundle accepts 100 tokens: evaluate long "
         "texts before you rely on their outputs.\n"
     )
-    left_out, positions, header, *checks, summary, text_length, look, run, evaluate = built.stdout.splitlines()
+    lines = built.stdout.splitlines()
+    assert len(lines) + len(built.stderr.splitlines()) <= 25
+    left_out, positions, header, *checks, summary, text_length, look, run, evaluate = lines
     model, for_cpu, of_texts, for_gpu = checks
     assert header.split("  ")[0] == "graph"
     assert left_out == "Left out of the bundle, because feature-extraction does not use them: pooler (2 weights)"

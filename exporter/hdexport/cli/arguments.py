@@ -173,9 +173,9 @@ def add_int8_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibrate",
         metavar="FILE",
         type=local_path,
-        help="calibration texts for --int8, similar to the texts in production: a .jsonl, .csv, .tsv, .parquet or .txt "
-        "file with one text per row or line, or a folder of them; the first 64 are used (default: English texts that "
-        "ship with Python)",
+        help="calibration texts for --int8, similar to the texts in production: a .jsonl, .csv, .tsv, .parquet or "
+        ".txt file with one text per row or line, or a folder of them; the first 64 are used, in several lengths "
+        "(default: English texts that ship with Python)",
     )
 
 
