@@ -1,4 +1,4 @@
-"""Chunks of texts that wait for a session, and the order in which they run: clients in turns, then their requests."""
+"""A fair queue of the chunks that wait for a session: clients take turns, and so do the requests of a client."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import EncodedChunk, TextInference
 
 _SHARE = 2
-"""A client whose turn it is shares a batch with at most so many times its own tokens of each other client: a short
-text waits for no batch that another client alone would fill."""
+"""Maximum tokens of another client in a batch, as a multiple of the tokens of the client whose turn it is: a short text
+does not wait for a batch that another client alone would fill."""
 
 BatchClass = tuple[TextTask, int]
-"""The task of chunks, and the power of two that their tokens do not exceed: the chunks of a batch share both."""
+"""The task of chunks and their length class, which the chunks of a batch share."""
 
 
 @functools.lru_cache(4096)
 def client_of(host: str) -> str:
-    """The client that an address belongs to: an IPv4 address, or the network of 64 bits that a host of IPv6 has.
+    """The client of an address: the IPv4 address, or the /64 network of an IPv6 address.
 
-    A host that opens many connections is one client, and so is one that takes many addresses of its own network.
+    A host that opens many connections is one client, and so is a host that uses many addresses of its network.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -42,7 +42,7 @@ def client_of(host: str) -> str:
 
 
 def length_class(tokens: int) -> int:
-    """The power of two that a number of tokens does not exceed."""
+    """The exponent of the smallest power of two that is at least the number of tokens."""
     return max(1, tokens - 1).bit_length()
 
 
@@ -67,13 +67,13 @@ class AcceptedRequest:
 
 @dataclass(eq=False)
 class EntryGroup:
-    """Texts of a request that wait together: `answered` is done when no chunk is `missing` its outputs."""
+    """Chunks of a request that wait together; `answered` is done when the outputs of no chunk are `missing`."""
 
     answered: asyncio.Future[None]
     missing: int
 
     def tell(self, error: Exception | None) -> None:
-        """Say that a chunk has run, or failed."""
+        """Count a chunk that has run, or set its error."""
         self.missing -= 1
         if self.answered.done():
             return
@@ -85,7 +85,7 @@ class EntryGroup:
 
 @dataclass(eq=False, kw_only=True)
 class Entry:
-    """A chunk that waits: what runs it, and the request and the window of texts that it belongs to."""
+    """A chunk that waits, with what runs it, its request and its group."""
 
     chunk: EncodedChunk
     inference: TextInference
@@ -99,7 +99,7 @@ class Entry:
 
 @dataclass(eq=False)
 class _Client:
-    """A client's requests with chunks that wait; `turn` is as a request's, and `now` the turn of the last one."""
+    """A client's requests with chunks that wait; `turn` as of a request, `now` the turn of the last request."""
 
     turn: float
     now: float = 0.0
@@ -111,7 +111,7 @@ Item = TypeVar("Item")
 
 
 class _TurnQueue(Generic[Item]):
-    """Entries by their turns; of two with equal turns, the one that came first."""
+    """Items in the order of their turns; of equal turns, the item that came first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Item]] = []
@@ -160,7 +160,7 @@ class FairQueue:
         return 0 if entry is None else entry.tokens
 
     def add(self, entry: Entry) -> None:
-        """Let a chunk wait, behind the others of its request."""
+        """Append a chunk to its request."""
         request = entry.request
         client = self._clients.get(request.client)
         if client is None:
@@ -174,7 +174,7 @@ class FairQueue:
         client.tokens += entry.tokens
 
     def remove(self, request: AcceptedRequest) -> None:
-        """Let no chunk of a request wait any more."""
+        """Remove all chunks of a request."""
         for batch_class, chunks in request.waiting.items():
             tokens = sum(each.tokens for each in chunks)
             self._tokens[batch_class] -= tokens

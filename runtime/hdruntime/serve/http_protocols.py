@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocols without upgrades: a request that offers another protocol is answered over HTTP/1.1.
+"""uvicorn's HTTP/1.1 protocols, which ignore ``Upgrade``: a request that offers another protocol gets HTTP/1.1.
 
 RFC 9110, section 7.8: a server may ignore ``Upgrade``. Java's HttpClient, and all that is built on it, offers HTTP/2
 (``Upgrade: h2c``) with every request.

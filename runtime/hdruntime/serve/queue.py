@@ -17,28 +17,28 @@ from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import EncodedChunk, TextInference, TextItem, chunks_of
 
 _WINDOW_CHARACTERS = 2**17
-"""Characters of a call that are tokenized at a time; a longer text goes alone."""
+"""Characters of a request that are tokenized at a time; a longer text is tokenized alone."""
 
 _FEW_CHARACTERS = 2**10
-"""A window of at most so many characters is tokenized in the event loop's thread: a short text takes less time there
-than the loop takes to wake another thread and to be woken, and 2**10 characters take 0.3 ms (Intel Xeon,
+"""Maximum characters that are tokenized in the event loop's thread: tokenizing a short text takes less time than waking
+another thread and being woken, and 2**10 characters take 0.3 ms (Intel Xeon,
 2026-11-28)."""
 
 _SHORT_CHARACTERS = 2**14
-"""A window of at most so many characters is tokenized within some milliseconds, and waits for no longer one."""
+"""Maximum characters of a short window, which is tokenized within milliseconds and does not wait for long ones."""
 
 _SHORT_TEXT_THREADS = 2
 TOKENIZER_THREADS = _SHORT_TEXT_THREADS + 1
 """Threads that tokenize texts; one of them tokenizes long texts."""
 
 _FIRST_BATCHES = 2
-"""Batches of a client that wait at most before the first one has shown how long they take."""
+"""Maximum batches of a client that wait before the first batch has shown how long a batch takes."""
 
 _BATCH_SECONDS = 0.25
-"""A batch is of texts that take about so long: the next client waits for it."""
+"""Target duration of a batch: the next client waits for it."""
 
 _SHORT_TOKENS = 256
-"""A batch of at most so many tokens may run beside another one, of other clients."""
+"""Maximum tokens of a batch that may run beside a batch of other clients."""
 
 
 @dataclass(eq=False)
@@ -58,12 +58,18 @@ class _SessionThread:
 
 
 class TextQueue:
-    """Runs the texts of many calls in batches, and tokenizes them in other threads.
+    """Tokenizes the texts of many requests in other threads, and runs them in batches.
 
-    A batch has chunks of one task whose lengths differ by less than a factor of two: a short text waits neither for a
-    long one in its batch nor for its padding. Clients take turns, see `FairQueue`; the one whose turn it is decides the
-    class of the batch. While a batch runs, another thread runs short texts of clients that are not in it. A text waits
-    at most `max_wait_s` for others; `on_batch` takes the texts and the tokens of each batch.
+    A batch has chunks of one task whose lengths differ by less than a factor of two, which bounds padding. Clients take
+    turns, see `FairQueue`; the client whose turn it is decides the length class of the batch. While a batch runs,
+    another thread runs short texts of clients that are not in the batch.
+
+    Args:
+        batch_tokens: maximum tokens of a batch, padding included.
+        max_tokens: maximum tokens that wait.
+        max_wait_s: maximum seconds that a text waits for others to share its batch.
+        on_batch: called with the texts and the tokens of each batch.
+        clock: the monotonic clock.
     """
 
     def __init__(
@@ -100,11 +106,14 @@ class TextQueue:
         client: str,
         within_s: float = math.inf,
     ) -> list[TextItem]:
-        """The texts with their answers, or those up to an error. A call that is cancelled leaves the queue.
+        """The texts of a request with their answers, or the texts up to an error.
 
-        Of a large call some texts are tokenized at a time, while those before them run. An OverloadedError says that
-        the answer would not be there within `within_s`, or that too many tokens wait; a RequestTooLargeError, that it
-        never would.
+        The texts of a large request are tokenized in windows, while earlier windows run. A cancelled call leaves the
+        queue.
+
+        Raises:
+            OverloadedError: the answers would not be there within `within_s`, or too many tokens wait.
+            RequestTooLargeError: the answers would not be there within `within_s` even in an empty queue.
         """
         sizes = [text.characters for text in texts]
         deadline = self._clock() + within_s

@@ -22,7 +22,7 @@ from hdruntime.session import load
 from hdruntime.text.lengths import MaxSeqLength
 
 _DRAIN_SECONDS = 30
-"""How long requests that run are waited for when the server is stopped."""
+"""Maximum seconds that a stopping server waits for running requests."""
 
 
 def serve(

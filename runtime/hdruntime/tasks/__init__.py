@@ -1,1 +1,1 @@
-"""The tasks, a file for each: its format in a bundle, its answer, and how jobs, servers and encoders give it."""
+"""The tasks: a file for each, named as the task is, with its class as ``TASK``."""

@@ -53,7 +53,7 @@ class ChunkEmbeddings(TextTask):
         begun = self._chunking.begin(split, text.text, spans if self._rule is None else self._rule, prompt=prompt)
         if self._some and not len(begun):
             raise InputError(
-                "The text has no chunk: it has no token, or no chunk is given for it.", hint="Leave it out."
+                "The text has no chunk: it has no token, or an empty list of chunks.", hint="Leave it out."
             )
         return begun
 

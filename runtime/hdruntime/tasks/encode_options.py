@@ -1,4 +1,4 @@
-"""How texts are read: batched, and cut, split or streamed where they are too long."""
+"""Options of encoding texts: batches, and the treatment of long texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hdruntime.text.splitting import SplitPooling
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
-    """How texts are read.
+    """How texts become tokens and batches.
 
     Attributes:
         max_seq_length: tokens to which texts are truncated, and chunks of split texts; ``"model"`` for the model's own
@@ -50,7 +50,8 @@ class EncodeOptions:
         batch_tokens: int | None = None,
         batch_size: int | None = None,
     ) -> EncodeOptions:
-        """From the arguments of a session's or an encoder's method, which may be unknown or not fit each other."""
+        """The options from the arguments of a method; unknown choices, and arguments that contradict each other, are
+        rejected."""
         overflow = checked_choice(Overflow, overflow, option="overflow")
         if split_pooling is not None:
             split_pooling = checked_choice(SplitPooling, split_pooling, option="split_pooling")

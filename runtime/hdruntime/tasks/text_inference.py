@@ -1,4 +1,4 @@
-"""From texts to a task's answers: the one way that sessions, encoders and jobs take.
+"""From texts to a task's answers, for sessions, encoders, jobs and servers.
 
 Texts become tokens, whole or in chunks; chunks run in batches of similar lengths, or segment by segment; a text's
 answer is made when the last of its chunks has run, so that little is held.
@@ -32,21 +32,24 @@ from hdruntime.text.tokenization import TextTokenizer
 logger = logging.getLogger(__name__)
 
 _OUTPUT_BYTES = 128 * 2**20
-"""Outputs held at a time. For fill-mask these are few tokens: each has logits for the whole vocabulary."""
+"""Maximum bytes of the outputs of a batch. For fill-mask these are few tokens, with logits for the vocabulary each."""
 
 WINDOW_CHARACTERS = 2**17
 _WINDOW_TEXTS = 4096
-"""Texts that are tokenised and run at a time, at least: about 32,000 tokens. Larger windows may have more texts."""
+"""Minimum characters of a window, which is tokenized and run at a time, and its maximum texts: about 32,000 tokens.
+Larger windows may have more texts."""
 
 _CHARACTERS_PER_TOKEN = 8 * 4
-_MOST_CHARACTERS = 2**22
-"""Characters of a window per token of a batch: of English, eight batches, each of texts of similar length."""
+_MAX_CHARACTERS = 2**22
+"""Characters of a window per token of a batch: eight batches of English, each with texts of similar length."""
 
 _CHARACTERS_PER_TOKEN_ON_GPU = 32 * 4
 _CHARACTERS_ON_GPU = (2**21, 2**23)
-"""The same, and least and most characters, where the padding of 32 batches matters more than memory: two million tokens
-take about 100 MB, also beside those before and after them. Of texts of 8 to 1200 words, 4 % of a batch of 16384 tokens
-is padding, and 3 % of one of 65536; with eight batches it is 11 and 13 %."""
+"""Characters per token of a batch on a GPU, and minimum and maximum characters of a window.
+
+Padding matters more than memory there: two million tokens take about 100 MB, as do the windows before and after. Of
+texts of 8 to 1200 words, padding is 4 % of a batch of 16384 tokens and 3 % of a batch of 65536; with eight batches per
+window it is 11 and 13 %."""
 
 _GROUP_BATCHES = 8
 """Batches of neighbouring texts whose chunks are sorted by length together, where texts have several: the last chunk of
@@ -84,12 +87,13 @@ class EncodedChunk(NamedTuple):
 
 
 class TextInference:
-    """Runs texts with a session, and remembers whether the session has ever worked. Batches are smaller than asked for
-    if their outputs would fill the memory.
+    """Runs texts with a session, and remembers whether the session has ever worked.
+
+    Batches are smaller than the options say if their outputs would fill the memory.
 
     Args:
-        prompt: before every text; ids include it already.
-        tokenizer: with a limit of its own on tokens; None for one of the reading's length.
+        prompt: prompt before every text; ids include it already.
+        tokenizer: a tokenizer with another limit on tokens; None for the limit of the options.
         on_done: called with 1 for each text that has its answer.
         on_batch: called after each batch, when its texts have their answers.
 
@@ -124,22 +128,23 @@ class TextInference:
         if encode_options.overflow is Overflow.RECUR:
             self._streamed = checked_streaming(session.manifest, task)
             outputs = self._streamed.needed
-        asked = session.batch_tokens if encode_options.batch_tokens is None else encode_options.batch_tokens
-        self._batch_tokens = min(asked, _tokens_that_fit(session.manifest, outputs))
+        batch_tokens = session.batch_tokens if encode_options.batch_tokens is None else encode_options.batch_tokens
+        self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, outputs))
         if encode_options.overflow is Overflow.RECUR:
             self._segment = checked_segment(encode_options.segment, session.manifest, max_len=session.max_len)
             batch_slots = min(self._batch_tokens // self._segment, session.most_rows(self._segment))
             self.batch_slots = max(1, min(batch_slots, encode_options.batch_size or batch_slots))
         if needs_gpu(session.backend):
-            least, most = _CHARACTERS_ON_GPU
-            characters = min(max(least, asked * _CHARACTERS_PER_TOKEN_ON_GPU), most)
+            minimum, maximum = _CHARACTERS_ON_GPU
+            characters = min(max(minimum, batch_tokens * _CHARACTERS_PER_TOKEN_ON_GPU), maximum)
             if self._streamed is None:
                 # Answers may have a vector for each token, of four characters: half of `_OUTPUT_BYTES` for a window's.
                 characters = min(characters, 2 * _tokens_that_fit(session.manifest, outputs))
             self.window_characters = max(WINDOW_CHARACTERS, characters)
         else:
-            characters = max(WINDOW_CHARACTERS, asked * _CHARACTERS_PER_TOKEN, self.batch_slots * _STREAM_CHARACTERS)
-            self.window_characters = min(characters, _MOST_CHARACTERS)
+            of_batches, of_streams = batch_tokens * _CHARACTERS_PER_TOKEN, self.batch_slots * _STREAM_CHARACTERS
+            characters = max(WINDOW_CHARACTERS, of_batches, of_streams)
+            self.window_characters = min(characters, _MAX_CHARACTERS)
         self._known_good: Encoding | None = None
 
     @property
@@ -168,13 +173,13 @@ class TextInference:
         ):
             return
         self._session.says_truncation = False
-        most, longest = self.max_seq_length, self._session.max_len
-        advice = f"{length} sets another number, or 'bundle' for the longest."
-        if most == longest:
-            advice = f"{length} sets a smaller number; build the bundle again with a larger max_len for longer texts."
+        max_tokens, longest = self.max_seq_length, self._session.max_len
+        hint = f"{length} sets another number, or 'bundle' for the longest."
+        if max_tokens == longest:
+            hint = f"{length} sets a smaller number; build the bundle again with a larger max_len for longer texts."
         logger.warning(
             "Texts of more than %d tokens are truncated to that many; the bundle runs up to %d.\n%s",
-            most, longest, advice,
+            max_tokens, longest, hint,
         )  # fmt: skip
 
     def run(self, items: Sequence[TextItem]) -> None:
@@ -243,14 +248,14 @@ class TextInference:
         return [as_single_chunk(encoding) for encoding in encodings]
 
     def _from_ids(self, ids: list[int]) -> Encoding:
-        overflow, most = self._encode_options.overflow, self.max_seq_length
-        is_truncated = overflow is Overflow.TRUNCATE and len(ids) > most
+        overflow, max_tokens = self._encode_options.overflow, self.max_seq_length
+        is_truncated = overflow is Overflow.TRUNCATE and len(ids) > max_tokens
         if is_truncated:
             tokenizer = self._tokenizer
             keeps_ends = tokenizer is not None and tokenizer.has_special_tokens(ids)
-            ids = tokenizer.checked_ids(ids, max_len=most) if tokenizer and keeps_ends else ids[:most]
+            ids = tokenizer.checked_ids(ids, max_len=max_tokens) if tokenizer and keeps_ends else ids[:max_tokens]
         if overflow is not Overflow.RECUR:
-            check_text_lengths([len(ids)], most, longest=self._session.max_len)
+            check_text_lengths([len(ids)], max_tokens, longest=self._session.max_len)
         return Encoding.of_ids(ids, is_truncated=is_truncated)
 
     def run_chunks(self, chunks: Sequence[EncodedChunk]) -> None:
@@ -433,7 +438,7 @@ def answers_of(
 
 
 def texts_of_window(characters: int) -> int:
-    """Most texts of a window of so many characters; each takes about 2 KB beside its tokens and its answer."""
+    """Maximum texts of a window; a text takes about 2 KB beside its tokens and its answer."""
     return _WINDOW_TEXTS * max(1, characters // 2**19)
 
 
