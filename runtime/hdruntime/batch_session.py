@@ -1,4 +1,4 @@
-"""Loaded bundles that run batches of arrays, encoded texts, and documents in segments."""
+"""Loaded bundles that run arrays, encoded texts and streamed documents."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BF16, _FP16 = Setting("bf16", True, command="build"), Setting("fp16", True, com
 
 
 class BatchSession:
-    """A loaded bundle that runs arrays, encoded texts and documents; a Session adds the answers for texts."""
+    """A loaded bundle that runs arrays, encoded texts and streamed documents; `Session` adds methods for tasks."""
 
     def __init__(
         self,
@@ -93,23 +93,22 @@ class BatchSession:
 
     @property
     def max_len(self) -> int:
-        """Most tokens of a text: the manifest's limit, or the engine's if it is lower."""
+        """Maximum tokens of a text: the manifest's limit, or the engine's if it is lower."""
         return self._max_len
 
     @property
     def max_seq_length(self) -> int:
-        """Tokens to which texts are truncated, and chunks of split texts, special tokens included.
+        """Maximum tokens of texts, and tokens of chunks of split texts, special tokens included.
 
-        The length that the build was asked to serve (``hdexport build --max-len``), or else the model's own; another
-        is an argument of :func:`hdruntime.load`. Arrays and encodings may have up to `max_len` tokens.
+        See :func:`hdruntime.load`. Arrays and encodings may have up to `max_len` tokens.
         """
         return self._max_seq_length
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of a batch, including padding, that :meth:`embed` and :meth:`infer` take by default.
+        """Default of the maximum tokens per batch, padding included.
 
-        As many as the backend prefers, or fewer on a CPU if the memory that was free at loading has no room for them.
+        The backend's preferred number, or fewer on a CPU if less memory was free at loading.
 
         Raises:
             BackendError: the session is closed.
@@ -118,14 +117,14 @@ class BatchSession:
 
     @property
     def padding(self) -> PaddingCount:
-        """Tokens of texts, and of padding, computed since the bundle was loaded."""
+        """Number of computed tokens of texts and of padding since the bundle was loaded."""
         return self._scheduler.padding
 
     @property
     def engine_bytes(self) -> int | None:
-        """GPU memory of the engine's weights and contexts as the engine reports it; None without a report, or on a CPU.
+        """GPU memory of the engine's weights and contexts, in bytes; None on a CPU or if the engine does not report it.
 
-        Scratch memory of the contexts grows to the needs of the largest batch so far.
+        Scratch memory of the contexts grows with the largest batch.
 
         Raises:
             BackendError: the session is closed.
@@ -135,7 +134,7 @@ class BatchSession:
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The encoder of the session's texts, which truncates them to `max_seq_length`.
+        """The tokenizer of the session's texts, with the limit `max_seq_length`.
 
         Raises:
             InputError: the bundle has no tokenizer.
@@ -153,17 +152,17 @@ class BatchSession:
         has_pairs: bool = False,
         template: TextTemplate | None = None,
     ) -> TextTokenizer:
-        """The tokenizer with another length.
+        """The tokenizer with another maximum length.
 
         Args:
-            max_seq_length: a number of tokens, ``"model"`` or ``"bundle"``; None for the session's own.
-            role: of the texts, which may have a length of their own.
-            name: of the argument, for an error.
+            max_seq_length: a number of tokens, ``"model"`` or ``"bundle"``; None for the session's length.
+            role: role of the texts, which may have a default length.
+            name: name of the parameter, for an error.
             has_pairs: whether the texts are pairs, which have more special tokens.
-            template: writes each text; None for the session's own template, if it has one.
+            template: chat template of the texts; None for the session's template.
 
         Raises:
-            InputError: the length is more than the bundle runs, or leaves no room for a token of a text.
+            InputError: the length is more than the bundle's maximum, or leaves no room for a token of a text.
         """
         if max_seq_length is None and role is None and template is None:
             # Kept, as a tokenizer that truncates takes milliseconds to make.
@@ -188,9 +187,9 @@ class BatchSession:
         return checked_length(length, self.manifest, max_tokens=self._max_len, **options)
 
     def most_rows(self, tokens: int) -> int:
-        """Most texts of this length that a call runs in one chunk; a larger batch runs in parts.
+        """Maximum number of texts of a length in one run of the backend; larger batches are split.
 
-        An engine's profiles limit it, and so does memory after a batch that did not fit; else ``sys.maxsize``.
+        Limited by an engine's profiles, and by memory after a batch that did not fit; else ``sys.maxsize``.
 
         Raises:
             BackendError: the session is closed.
@@ -198,20 +197,19 @@ class BatchSession:
         return self._scheduler.most_rows(tokens)
 
     def __call__(self, **inputs: npt.ArrayLike | None) -> dict[str, FloatArray]:
-        """Run one batch as given.
+        """Run one batch of arrays.
 
         Args:
             input_ids: [batch, tokens], ids of the vocabulary, of any integer type; nested lists are accepted.
             attention_mask: [batch, tokens], 1 for real tokens, 0 for padding; default ones.
-            token_type_ids: [batch, tokens], less than the `bound` of the input; default zeros, or, for question
-                answering with BigBird, 0 up to the first separator and 1 after it; only if the bundle has this input.
-            global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
-                is transformers': for question answering the tokens before the first separator, for
-                text-classification the first real token of a row, else none. Marks on padding are ignored.
-            recurrent states: of a recurrent model, by name, each float32 of the manifest's shape: the output that the
-                manifest names, from the previous call for the same rows. Axes ``memory`` have one size. The default is
-                the start of a text, with room for as many tokens as the other states have, else for the most.
-                :meth:`stream` feeds them.
+            token_type_ids: [batch, tokens], less than the `bound` of the input, if the bundle has this input; default
+                zeros, or, for question answering with BigBird, 0 up to the first separator and 1 after it.
+            global_attention_mask: [batch, tokens], 1 for global tokens, if the bundle has this input; padding is never
+                global. The default is transformers': for question answering the tokens before the first separator, for
+                text-classification the first real token of a row, else no token.
+            recurrent states: by name, float32 of the manifest's shape: an output of the previous call for these rows,
+                which the manifest names. All memory caches have one size. The default is the start of a text, with
+                caches of the size of the other states', or of the maximum size. :meth:`stream` passes them.
 
         Returns:
             output name -> float32 array of the shape in the manifest. Padded positions hold 0.
@@ -229,11 +227,10 @@ class BatchSession:
     def stream(
         self, document: Document, *, segment: int | None = None, outputs: Sequence[str] | None = None
     ) -> DocumentStream:
-        """Run a document of any number of tokens in segments, each of which sees what the model carries from those
-        before.
+        """Run a document of any length segment by segment, with the model's recurrent states.
 
-        The document is tokenised as a whole: special tokens are at its two ends only. The recurrent states stay in the
-        backend's memory.
+        The document is tokenized as a whole: special tokens are at its two ends only. The states stay in the backend's
+        memory.
 
         ::
 
@@ -243,16 +240,16 @@ class BatchSession:
 
         Args:
             document: a text, an encoding (``session.tokenize(texts, overflow="recur")``), or ids with special tokens.
-            segment: tokens of a segment; None: 512, or the session's `max_len` if that is less.
-            outputs: names of the requested outputs, default all but the recurrent states.
+            segment: tokens per segment; None for 512, or the session's `max_len` if less.
+            outputs: names of outputs; None for all except the recurrent states.
 
         Returns:
-            an iterator over the segments, which computes each when it is asked for.
+            an iterator over the segments, which are computed lazily.
 
         Raises:
-            InputError: the bundle carries nothing, the segment does not fit, or the document is empty, is of another
-                type or has an id outside of the vocabulary. Raised by the iterator: its stream was closed.
-            NonFiniteOutputError: of the iterator: a result is NaN or infinite.
+            InputError: the bundle has no recurrent states, ``segment`` is too large, or the document is empty, of
+                another type, or has an id outside of the vocabulary. From the iterator: the stream is closed.
+            NonFiniteOutputError: from the iterator: an output is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
         return DocumentStream(self._batch_slots(segment, 1, outputs, documents=1), self._columns(document))
@@ -265,23 +262,23 @@ class BatchSession:
         rows: int | None = None,
         outputs: Sequence[str] | None = None,
     ) -> Iterator[Segment]:
-        """Run documents as :meth:`stream` does, several of them in each batch.
+        """Stream documents as :meth:`stream` does, one per row of a batch.
 
-        Each row of a batch has a document of its own. When it ends, the row begins the next document, and the other
-        rows go on with theirs. The results equal the results of each document alone.
+        When a document ends, its row takes the next document, and the other rows continue. Results equal those of
+        :meth:`stream`.
 
         Args:
-            documents: as of :meth:`stream`; one is taken when there is a row for it.
-            segment, outputs: as of :meth:`stream`.
-            rows: documents at a time; None: as many as fill the backend's preferred batch.
+            documents: see :meth:`stream`; consumed lazily.
+            segment, outputs: see :meth:`stream`.
+            rows: number of documents per batch; None for the number that fills the backend's preferred batch.
 
         Returns:
-            an iterator over segments: a document's in order, different documents' interleaved. A
-            document whose results are NaN or infinite ends with a segment that has its error; the others go on.
+            an iterator over segments: in order for a document, interleaved for different documents. A document with NaN
+            or infinity ends with a segment that has its error; the other documents continue.
 
         Raises:
-            InputError: as :meth:`stream`; the message has the document's number. Or ``rows`` does not fit.
-            BackendError: as :meth:`stream`.
+            InputError: see :meth:`stream`, with the number of the document; or ``rows`` is less than 1.
+            BackendError: see :meth:`stream`.
         """
         documents = several(documents, name="documents", of="documents", example="[text]")
         known = len(documents) if isinstance(documents, Sized) else sys.maxsize
@@ -297,20 +294,20 @@ class BatchSession:
         return segments()
 
     def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
-        """Run one batch that is in GPU memory, and leave its results there.
+        """Run one batch in GPU memory, and leave its outputs in GPU memory.
 
-        Values are not checked, because that would need a copy to the CPU: ids and token types beyond the model's, masks
-        that are neither 0 nor 1, NaN in results.
+        Values are not checked, because that needs a copy to the CPU: ids and token types out of range, masks other than
+        0 and 1, NaN in outputs.
 
         Args:
-            outputs: names of the requested outputs, default all.
+            outputs: names of outputs; None for all.
             inputs: every input of the manifest, of its shape, contiguous int64 or int32, or float32 for a recurrent
                 state, with ``__dlpack__`` or ``__cuda_array_interface__`` (PyTorch's and CuPy's arrays have both). They
-                have been read on return.
+                have been read when the call returns.
 
         Returns:
-            output name -> array of the shape in the manifest, whose computation may continue: ``torch.from_dlpack``
-            accepts it, and waits as needed. Padded positions hold 0.
+            output name -> array of the shape in the manifest, which may still be computed: ``torch.from_dlpack``
+            synchronizes as needed. Padded positions are 0.
 
         Raises:
             InputError: an input does not fit, or is not on the session's GPU.
@@ -349,22 +346,19 @@ class BatchSession:
     def split(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, stride: int = 0, prompt: str = ""
     ) -> list[SplitEncoding]:
-        """Encode texts, or pairs, of any number of tokens; texts that are too long are cut into chunks.
-
-        A chunk has up to `max_seq_length` tokens.
+        """Encode texts, or pairs, and split them into chunks of up to `max_seq_length` tokens.
 
         Args:
-            texts: may be empty strings.
-            pairs: the second text of each pair, as many as ``texts``. Only it is cut; every chunk has the whole first
-                text.
-            stride: tokens that a chunk repeats from the previous chunk.
-            prompt: goes before every chunk.
+            texts: any number of texts, which may be empty.
+            pairs: second text of each pair. Only second texts are split; every chunk has the whole first text.
+            stride: number of tokens that consecutive chunks share.
+            prompt: text before every chunk.
 
         Returns:
-            one result per text, in order; :func:`hdruntime.text.splitting.merged` merges the outputs of its chunks.
+            a result per text, in order; :func:`hdruntime.text.splitting.merged` merges the outputs of its chunks.
 
         Raises:
-            InputError: the bundle has no tokenizer, or ``stride`` leaves no new token for a chunk.
+            InputError: the bundle has no tokenizer, or ``stride`` is too large.
         """
         encodings = self.tokenizer.encode(texts, pairs, overflow=Overflow.SPLIT, prompt=prompt)
         return split_encodings(encodings, max_len=self._max_seq_length, stride=stride, is_pair=pairs is not None)
@@ -380,18 +374,17 @@ class BatchSession:
 
         Args:
             encodings: from :meth:`tokenize`.
-            batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
-            outputs: names of the requested outputs, default all but a recurrent model's states: every text is
-                run alone.
+            batch_tokens: maximum tokens per batch; a longer text runs alone. None for the backend's default.
+            outputs: names of outputs; None for all except recurrent states.
 
         Returns:
-            one dict per text, in order: output name -> float32 array without the batch axis, its tokens axis as long
+            a dict per text, in order: output name -> float32 array without the batch axis; its tokens axis is as long
             as the text.
 
         Raises:
-            InputError: a text is too long, an id or a token type is beyond the model's, an output is unknown, or the
-                bundle marks questions as global and a text has no question, or one of too many tokens.
-            NonFiniteOutputError: a result is NaN or infinite; rows are numbered as in ``encodings``.
+            InputError: a text is too long, an id or a token type is out of range, an output is unknown, or questions
+                have global attention and a text has no question, or a question of too many tokens.
+            NonFiniteOutputError: an output is NaN or infinite; rows are numbered as in ``encodings``.
             BackendError: the backend failed, or the session is closed.
         """
         results: list[dict[str, FloatArray]] = [{} for _ in encodings]
@@ -412,24 +405,24 @@ class BatchSession:
     ) -> Iterator[BatchResult]:
         """Run texts of different lengths as :meth:`infer` does, and yield each batch when it is finished.
 
-        The longest texts come first. A batch that does not fit in memory is halved, and texts of such lengths run in
-        smaller batches for the rest of the session. A row has its error if its result is NaN or infinite, or if the
-        backend fails on it alone; the other rows of its batch have their results.
+        The longest texts run first. A batch that does not fit in memory is halved, and texts of such lengths run in
+        smaller batches for the rest of the session. A row whose output is NaN or infinite, or on which the backend
+        fails, has an error; the other rows of the batch have their outputs.
 
         Args:
             encodings: from :meth:`tokenize`.
-            batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
-            batch_size: most texts of a batch; None: any number.
-            outputs: as of :meth:`infer`.
-            done: indices of texts that need no result, as an earlier call with the same texts gave theirs. The others
-                run in the same batches as with that call, of which those of such texts alone are left out.
+            batch_tokens: maximum tokens per batch; a longer text runs alone. None for the backend's default.
+            batch_size: maximum texts per batch; None for any number.
+            outputs: see :meth:`infer`.
+            done: indices of texts with results of an earlier call with these texts. The other texts run in the batches
+                of that call, and batches of ``done`` texts only are skipped.
 
         Returns:
             an iterator; each text that is not ``done`` is in one of its results.
 
         Raises:
-            InputError: as :meth:`infer`. An id or a token type beyond the model's is found when its batch begins.
-            OutOfMemoryError: no text ever fitted in memory, or one no longer fits whose length did before.
+            InputError: see :meth:`infer`; an id or a token type out of range is found when its batch starts.
+            OutOfMemoryError: no text ever fitted in memory, or a text does not fit whose length fitted before.
             BackendError: the session is closed.
         """
         lengths = [len(encoding) for encoding in encodings]
@@ -447,12 +440,12 @@ class BatchSession:
         )
 
     def outputs_of_row(self, batch: BatchResult, index: int, tokens: int) -> dict[str, FloatArray]:
-        """The outputs of one text of a batch, without batch axis and padding: views of the batch's arrays.
+        """The outputs of a text of a batch, without batch axis and padding: views of the batch's arrays.
 
         Args:
             batch: from :meth:`run_batches`.
-            index: of the text among the batch's ``rows``.
-            tokens: of the text.
+            index: index of the text in the batch's ``rows``.
+            tokens: number of tokens of the text.
         """
         return {
             name: values[index, :tokens] if name in self._with_tokens else values[index]
@@ -481,7 +474,7 @@ class BatchSession:
             raise (error if number is None else error.prefixed(f"Document {number}: ")) from None
 
     def _checked_outputs(self, names: Sequence[str] | None) -> list[str]:
-        """Names of requested outputs, by default all but the states that a recurrent model carries."""
+        """Names of outputs, checked; None for all except recurrent states."""
         for name in names or ():
             if name not in self._output_names:
                 has = ", ".join(self._output_names)
@@ -489,7 +482,7 @@ class BatchSession:
         return [spec.name for spec in self.manifest.answers] if names is None else list(names)
 
     def _non_finite_error(self, name: str, rows: Sequence[int]) -> NonFiniteOutputError:
-        """The error of an output with NaN or infinity in these rows; none are named if ``rows`` is empty."""
+        """The error of an output with NaN or infinity in some rows; without ``rows`` it names no row."""
         shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
         where = f" in rows {shown}" if rows else ""
         hint: Message = (
@@ -500,7 +493,7 @@ class BatchSession:
         return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.", hint=hint)
 
     def _raise_failures(self, result: BatchResult, numbers: Sequence[int]) -> None:
-        """Raise for a batch with failed rows, named by the caller's numbers, ascending, if there is more than one."""
+        """Raise for a batch with failed rows; the error names the caller's row numbers if there are several rows."""
         if not result.errors:
             return
         for name, wrong in non_finite_rows(result.outputs).items():
@@ -520,8 +513,8 @@ class BatchSession:
 
 
 def _room(manifest: Manifest, runner: Runner) -> int:
-    """Most tokens of a batch by default; any number on a GPU, where a lack of memory raises an error and kills no
-    process."""
+    """Default of the maximum tokens per batch: by free memory on a CPU; unlimited on a GPU, where a lack of memory is
+    an error that does not kill the process."""
     if needs_gpu(runner.backend):
         return sys.maxsize
     free = free_bytes()

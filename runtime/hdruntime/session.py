@@ -35,8 +35,8 @@ from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitPooling
 
-_MOST_THREADS = 1024
-"""More than the cores of any machine; a backend would try to start any number of threads."""
+_MAX_THREADS = 1024
+"""More than the cores of any machine; backends accept any number of threads."""
 
 
 def load(
@@ -53,34 +53,34 @@ def load(
     """Load a bundle.
 
     Args:
-        bundle: its directory; ``organisation/name[@revision]`` on the Hugging Face Hub, of which only the backend's
-            files are downloaded, see `hdruntime.hub`; or the result of :func:`open_bundle`.
-        backend: one of :class:`Backend`, which runs or raises; ``auto`` takes the first that can run here, engines
-            first, then ONNX Runtime on the GPU, then on the CPU OpenVINO where it was measured to be faster, else ONNX
-            Runtime; the log has the choice and the reason. An unused GPU causes a warning.
-        threads: CPU threads of one run; None: one for each core that the process may use, by its affinity and its
-            container's quota.
-        precision: one of :class:`Precision`, for a CPU. ``auto`` is ``bfloat16`` where the CPU computes in
-            it, the bundle is of half precision and OpenVINO runs it, else ``float32``.
-        device: ``cpu``, or ``cuda`` or ``cuda:N`` for the NVIDIA GPU of that number, leave only the backends that run
-            there; or OpenVINO's name of a device, for example ``GPU`` or ``NPU``. None: any.
-        rebuild: if no engine of the bundle runs on this machine's GPU, build one in place first. It takes minutes, and
-            needs the packages for building.
-        gpu: options of backends on a GPU, by default ``GpuOptions()``.
-        max_seq_length: tokens to which texts are truncated, and chunks of split texts; ``"model"`` for the model's own
-            length, ``"bundle"`` for the longest that the bundle runs. None: the value of ``hdexport build --max-len``,
-            or else the model's own length.
+        bundle: path of a bundle; its name ``organisation/name[@revision]`` on the Hugging Face Hub, from which only the
+            files of the backend are downloaded; or the result of :func:`open_bundle`.
+        backend: a :class:`Backend`, which runs the bundle or raises; ``auto`` for the first backend that can: TensorRT
+            engines, ONNX Runtime on the GPU, then on the CPU OpenVINO where it was measured to be faster, else ONNX
+            Runtime. The choice and its reason are logged; an unused GPU causes a warning.
+        threads: CPU threads; None for one per core of the process, by CPU affinity and container quota.
+        precision: a :class:`Precision`, on CPUs. ``auto`` is ``bfloat16`` if the CPU supports it, the bundle has half
+            precision and OpenVINO runs it, else ``float32``.
+        device: ``cpu``, ``cuda`` or ``cuda:N`` restricts the backends to that device; or a device of OpenVINO, such as
+            ``GPU`` or ``NPU``. None for any device.
+        rebuild: build a TensorRT engine in place if no engine of the bundle runs on this GPU. Takes minutes and needs
+            the packages for building.
+        gpu: options of backends on a GPU; None for ``GpuOptions()``.
+        max_seq_length: maximum tokens of texts, and tokens of chunks of split texts; ``"model"`` for the model's
+            length, ``"bundle"`` for the bundle's maximum. None for the value of ``hdexport build --max-len``, or
+            without one the model's length.
 
     Raises:
-        BundleError: the bundle is missing, damaged or of another format.
+        BundleError: the bundle is missing, damaged or of another format version.
         BackendError: the backend cannot run here, or cannot run this bundle.
-        InputError: the backend or the precision is unknown, ``threads`` is not 1 to 1024, or the bundle does not run
-            texts of ``max_seq_length`` tokens.
+        InputError: an option is invalid, or ``max_seq_length`` is more than the bundle's maximum.
     """
-    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+    if threads is not None and not 1 <= threads <= _MAX_THREADS:
         raise InputError(
-            f"threads is {threads}; it must be 1 to {_MOST_THREADS}.",
-            hint="Leave it out for one per core that the process may use.",
+            parameter="threads",
+            value=threads,
+            accepted=f"1 to {_MAX_THREADS}",
+            hint="Leave it out for one per core of the process.",
         )
     precision = checked_choice(Precision, precision, option="precision")
     opened = opened_bundle(bundle, backend, precision)
@@ -98,10 +98,11 @@ def load(
 class Session(BatchSession):
     """A loaded bundle, made by :func:`load`; also a context manager.
 
-    Safe to use from several threads. If one closes it, the others get their results or a BackendError. In a process
-    that was forked after loading (``os.fork``, multiprocessing's start method ``fork``) it raises BackendError, because
-    a fork copies neither threads nor GPU contexts. Load the bundle in every process. A fork of a process that has run
-    OpenVINO or used CUDA loads it with the backend onnxruntime alone.
+    Safe to use from several threads. If one thread closes the session, others get their results or a BackendError.
+
+    A process that was forked after loading (``os.fork``, multiprocessing's start method ``fork``) gets a BackendError,
+    because a fork copies neither threads nor GPU contexts: load the bundle in every process. A fork of a process that
+    has run OpenVINO or CUDA can only use the backend onnxruntime.
     """
 
     def embed(
@@ -116,25 +117,25 @@ class Session(BatchSession):
         prompt_name: str | None = None,
         prompt: str | None = None,
     ) -> FloatArray:
-        """One vector per text: the bundle's ``sentence_embedding``, else the mean of its token vectors.
+        """Embed texts: the bundle's ``sentence_embedding``, or without one the mean of the token embeddings.
 
         Args:
-            texts: may be empty strings.
-            batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
-            overflow: for a text of too many tokens: ``error``, ``truncate``, or ``split``, which embeds it in chunks.
-                ``recur`` streams every text, see :meth:`stream`, and pools all its tokens as one long text's.
-            stride: tokens that a chunk of a split text repeats from the previous chunk.
-            split_pooling: combines the chunks' vectors: ``mean``, weighted by tokens, or ``max``. If all of them have
-                norm 1, the result is normalised too.
-            segment: tokens of a segment of a streamed text; None: as of :meth:`stream`.
-            prompt_name: the model's prompt that goes before every text; None for the model's default, if it has one.
-            prompt: the prompt itself.
+            texts: any number of texts, which may be empty.
+            batch_tokens: maximum tokens per batch; a longer text runs alone. None for the backend's default.
+            overflow: handling of texts of more than `max_seq_length` tokens: ``error``, ``truncate``, or ``split`` into
+                chunks. ``recur`` streams every text, see :meth:`stream`, and pools all of its tokens.
+            stride: number of tokens that consecutive chunks share.
+            split_pooling: combines the embeddings of chunks: ``mean``, weighted by tokens, or ``max``. If all of them
+                have norm 1, the result is normalized.
+            segment: tokens per segment of a streamed text; see :meth:`stream`.
+            prompt_name: name of the model's prompt before every text; None for the model's default.
+            prompt: text before every text; replaces ``prompt_name``.
 
         Returns:
-            float32 [texts, dimensions], in order.
+            float32 [texts, dimensions], in input order.
 
         Raises:
-            InputError: the bundle's task has no embeddings, it has no tokenizer, or a text does not fit.
+            InputError: the bundle's task has no embeddings, the bundle has no tokenizer, or an input is invalid.
             NonFiniteOutputError: an embedding is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
@@ -162,22 +163,20 @@ class Session(BatchSession):
         prompt_name: str | None = None,
         prompt: str | None = None,
     ) -> list[SparseVector]:
-        """One sparse vector per text, for bundles of the task sparse-similarity.
+        """Embed texts as sparse vectors, with a bundle of the task sparse-similarity.
 
         Args:
-            texts: may be empty strings.
-            max_active_dims: most values of a vector that are kept, the largest; None for the model's number, mostly
+            texts, batch_tokens, stride, prompt_name, prompt: see :meth:`embed`.
+            max_active_dims: number of largest values of a vector that are kept; None for the model's number, by default
                 all.
-            batch_tokens, stride, prompt_name, prompt: as of :meth:`embed`.
-            overflow: ``error``, ``truncate``, or ``split``: a token then has its largest weight in any of the
-                chunks, or the sum of its weights, as the model pools.
+            overflow: ``error``, ``truncate``, or ``split``, which gives a token the maximum of its weights in the
+                chunks, or their sum, as the model pools.
 
         Returns:
-            [texts], in order.
+            [texts], in input order.
 
         Raises:
-            InputError: the bundle's task is another one, it has no tokenizer, or a text does not fit.
-            NonFiniteOutputError, BackendError: as of :meth:`embed`.
+            see :meth:`embed`.
         """
         self._check_task(SparseVectors, method="embed_sparse")
         task = SparseVectors(self.manifest, max_active_dims)
@@ -209,33 +208,33 @@ class Session(BatchSession):
         prompt_name: str | None = None,
         prompt: str | None = None,
     ) -> TextChunks | list[TextChunks]:
-        """Late chunking: each text is encoded whole, and each of its chunks is the mean of its own tokens' states.
+        """Late chunking: encode a text as a whole, and embed each of its chunks as the mean of the chunk's tokens.
 
-        For bundles whose vectors are such means: of token vectors (``feature-extraction``), or of a sentence model of
-        mean pooling, whose normalisation follows. One chunk of a whole text has the vector of :meth:`embed`: a chunk
-        with the text's first token includes the tokens before it (a special token, and the prompt where :meth:`embed`
-        pools it), a chunk with the last one includes the special token after it.
+        The bundle must pool by mean: token embeddings (``feature-extraction``), or a sentence model of mean pooling,
+        whose normalization is applied. A single chunk of the whole text equals :meth:`embed`: a chunk with the first
+        token of the text includes the tokens before it (a special token, and the prompt if :meth:`embed` pools it), a
+        chunk with the last token includes the special token after it.
 
-        A text of more than `max_seq_length` tokens is encoded in overlapping macro chunks of so many tokens, each with
-        special tokens and the prompt. Tokens in the first half of an overlap have their states from the earlier macro
-        chunk, the others from the later one.
+        A text of more than `max_seq_length` tokens is encoded in overlapping macro chunks, each with special tokens and
+        the prompt. Tokens in the first half of an overlap come from the earlier macro chunk, the others from the later
+        one.
 
         Args:
-            texts: one text, or several.
-            chunks: ``"tokens:256"``, each of so many tokens; ``"sentences"``, see :mod:`hdruntime.text.sentences`; or
-                the (start, end) of each chunk of the text, a list of these for several texts, in characters without
-                the prompt, end exclusive, in any order. A token belongs to every chunk with one of its characters.
-            overlap: tokens that consecutive macro chunks share; None: 256, or a quarter of `max_seq_length` if less.
-            batch_tokens, prompt_name, prompt: as in :meth:`embed`.
+            texts: a text, or several.
+            chunks: ``"tokens:256"`` for chunks of 256 tokens, or any number; ``"sentences"``, see
+                :mod:`hdruntime.text.sentences`; or (start, end) of each chunk, in any order, in characters without the
+                prompt, end exclusive; for several texts a list per text. A token belongs to every chunk that has one of
+                its characters.
+            overlap: tokens that consecutive macro chunks share; None for 256, or a quarter of `max_seq_length` if less.
+            batch_tokens, prompt_name, prompt: see :meth:`embed`.
 
         Returns:
-            the chunks of the text, or of each text; none for a text without tokens.
+            the chunks of the text, or of each text; empty for a text without tokens.
 
         Raises:
-            InputError: the bundle's vectors are not such means, it has no tokenizer, a given chunk is not within its
-                text or has no token, or ``overlap`` leaves no new token for a macro chunk.
-            NonFiniteOutputError: a state is NaN or infinite.
-            BackendError: the backend failed, or the session is closed.
+            InputError: the bundle does not pool by mean, a chunk is not within its text or has no token, or ``overlap``
+                is too large.
+            NonFiniteOutputError, BackendError: see :meth:`embed`.
         """
         whole = checked_texts(texts, name="texts", may_be_one=True)
         rule = chunks if isinstance(chunks, str) else None
@@ -264,26 +263,22 @@ class Session(BatchSession):
         stride: int = 0,
         batch_tokens: int | None = None,
     ) -> list[list[Entity]]:
-        """The entities of every text, for bundles of token-classification.
+        """Find entities in texts, with a bundle of the task token-classification.
 
-        Entities are grouped as by transformers' pipeline. A text that is split is one text: each token has its label
-        from the chunk in which it sees most of the text, and an entity on both sides of a chunk's border is one entity;
-        transformers' pipeline makes two of it where its ``stride`` is 0.
+        Entities are grouped as in transformers' pipeline. In a split text each token has its label from the chunk with
+        most of its context, and an entity across a chunk boundary is one entity; transformers' pipeline makes two of it
+        with ``stride=0``.
 
         Args:
-            texts: may be empty strings.
-            aggregation: how tokens are grouped: ``none``, ``simple``, ``first``, ``max`` or ``average``.
-            overflow: for a text of too many tokens: ``error``, ``truncate``, or ``split``.
-            stride: tokens that a chunk of a split text repeats from the previous chunk.
-            batch_tokens: as of :meth:`embed`.
+            texts, stride, batch_tokens: see :meth:`embed`.
+            aggregation: grouping of tokens: ``none``, ``simple``, ``first``, ``max`` or ``average``.
+            overflow: ``error``, ``truncate`` or ``split``; see :meth:`embed`.
 
         Returns:
-            one list per text, in order, of its entities in order.
+            a list of entities per text, in text order.
 
         Raises:
-            InputError: the bundle's task is another one, it has no tokenizer, or a text does not fit.
-            NonFiniteOutputError: a logit is NaN or infinite.
-            BackendError: the backend failed, or the session is closed.
+            see :meth:`embed`.
         """
         self._check_task(Entities, method="entities")
         aggregation = checked_choice(Aggregation, aggregation, option="aggregation")
@@ -303,29 +298,26 @@ class Session(BatchSession):
         stride: int = 0,
         batch_tokens: int | None = None,
     ) -> list[list[Answer]]:
-        """The best answers to questions, each from its context, for bundles of question-answering.
+        """Answer questions from their contexts, with a bundle of the task question-answering.
 
-        See :mod:`hdruntime.text.answers` for scores, and for differences to Hugging Face's pipeline.
+        See :mod:`hdruntime.text.answers` for scores, and for differences from transformers' pipeline.
 
         Args:
-            questions: with a token each.
-            contexts: one for each question; may be empty strings.
-            top_k: at most so many answers to a question.
-            handle_impossible_answer: whether the empty answer is one.
-            max_answer_tokens: the longest answer.
-            overflow: for a pair of too many tokens: ``error``, ``truncate``, or ``split``, which runs the question with
-                every chunk of the context.
-            stride: tokens that a chunk of a split context repeats; with `max_answer_tokens`, no answer is cut.
-            batch_tokens: as of :meth:`embed`.
+            questions: questions of at least one token.
+            contexts: a context per question, which may be empty.
+            top_k: maximum number of answers per question.
+            handle_impossible_answer: whether the empty answer is a candidate.
+            max_answer_tokens: maximum tokens of an answer.
+            overflow: ``error``, ``truncate``, or ``split``, which runs the question with each chunk of the context.
+            stride: number of tokens that consecutive chunks share; at least `max_answer_tokens` keeps every answer
+                within a chunk.
+            batch_tokens: see :meth:`embed`.
 
         Returns:
-            one list per question, in order: 1 to ``top_k`` answers, best first.
+            a list of 1 to ``top_k`` answers per question, best first.
 
         Raises:
-            InputError: the bundle's task is another one, it has no tokenizer, a pair does not fit, or a question has no
-                token.
-            NonFiniteOutputError: a logit is NaN or infinite.
-            BackendError: the backend failed, or the session is closed.
+            see :meth:`embed`; InputError also for a question without tokens.
         """
         options = AnswerOptions(
             top_k=top_k, handle_impossible_answer=handle_impossible_answer, max_answer_tokens=max_answer_tokens
@@ -335,7 +327,9 @@ class Session(BatchSession):
         encode_options = EncodeOptions.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
         first, second = checked_texts(questions, name="questions"), checked_texts(contexts, name="contexts")
         if len(first) != len(second):
-            raise InputError(f"There are {len(first)} questions but {len(second)} contexts; give one for each.")
+            raise InputError(
+                f"There are {len(first)} questions but {len(second)} contexts; pass a context per question."
+            )
         pairs = [Text(text=question, text_pair=context) for question, context in zip(first, second, strict=True)]
         return answers_of(self, QuestionAnswers(self.manifest, options), pairs, encode_options, name="questions")
 
@@ -353,29 +347,25 @@ class Session(BatchSession):
         prompt_name: str | None = None,
         prompt: str | None = None,
     ) -> list[dict[str, int | float | str]]:
-        """Rank documents by a reranker's scores of each with a query: a bundle of text-classification with one label.
+        """Rank documents by their score with a query, with a reranker: a text-classification bundle with one label.
 
         Args:
-            query: the first text of each pair.
-            documents: the second texts; may be empty strings.
-            top_k: most documents that are returned; None for all.
-            return_documents: whether results have the documents' texts.
-            overflow: for a pair of too many tokens: ``error``; ``truncate``, which cuts the end of the longer text; or
-                ``split``, which cuts the document into chunks, each of which is read with the whole query.
-            stride: tokens that a chunk of a split document repeats from the previous chunk.
-            split_pooling: combines the chunks' logits: ``max``, or ``mean``, weighted by tokens.
-            batch_tokens: most tokens per batch; a longer pair runs alone. None: the backend's default.
-            prompt_name: the model's prompt that goes before the query; None for the model's default, if it has one.
-            prompt: the prompt itself.
+            query: first text of each pair.
+            documents: second texts, which may be empty.
+            top_k: maximum number of results; None for all documents.
+            return_documents: whether results have the texts of the documents.
+            overflow: handling of pairs of more than `max_seq_length` tokens: ``error``, ``truncate``, which truncates
+                the longer text, or ``split``, which scores each chunk of the document with the whole query.
+            split_pooling: combines the logits of chunks: ``max``, or ``mean``, weighted by tokens.
+            stride, batch_tokens: see :meth:`embed`.
+            prompt_name, prompt: prompt before the query; see :meth:`embed`.
 
         Returns:
-            the documents by descending score, each a dict with ``corpus_id``, its place in ``documents``, ``score``,
-            as `hdexport run` writes it, and ``text`` if asked for.
+            a dict per document, by descending score: ``corpus_id``, its index in ``documents``, ``score``, as
+            `hdexport run` writes it, and, with ``return_documents``, ``text``.
 
         Raises:
-            InputError: the bundle is no reranker, it has no tokenizer, a text does not fit, or an option is invalid.
-            NonFiniteOutputError: a score is NaN or infinite.
-            BackendError: the backend failed, or the session is closed.
+            see :meth:`embed`; InputError also for a bundle that is not a reranker.
         """
         check_reranker(self.manifest)
         task = TextClassification(self._bundle)
