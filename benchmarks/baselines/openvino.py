@@ -79,7 +79,7 @@ class OpenVino(Baseline):
             # Not `infer`, which loses errors with one thread (OpenVINO 2026.4.1).
             request.start_async(feeds, share_inputs=True)
             request.wait()
-            return {output.name: request.get_tensor(outputs[output.name]).data for output in manifest.answers}
+            return {output.name: request.get_tensor(outputs[output.name]).data for output in manifest.result_outputs}
 
         computes_in = default_type() if self.precision is Precision.AUTO else self.precision.value
         if computes_in == "float16":

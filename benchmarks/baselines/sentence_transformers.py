@@ -44,7 +44,7 @@ class SentenceTransformers(Baseline):
             },
         ).eval()
         scale_queries(model[0].auto_model, family_of(manifest.model_type), manifest)
-        names = {output.name: _NAME_OF_OUTPUT.get(output.name, output.name) for output in manifest.answers}
+        names = {output.name: _NAME_OF_OUTPUT.get(output.name, output.name) for output in manifest.result_outputs}
         attended = manifest.input_of(Role.ATTENDED)
 
         def run(**features: Any) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def corpus_baselines(manifest: Manifest, *, device: str, compiles: bool) -> Iter
         )
     missing = not_installed("fastembed", install=_INSTALL)
     python = python_of_optimum("fastembed") if missing else None
-    pools = "sentence_embedding" in [output.name for output in manifest.answers]
+    pools = "sentence_embedding" in [output.name for output in manifest.result_outputs]
     yield CorpusBaseline(
         name="fastembed, float32",
         backend="fastembed",

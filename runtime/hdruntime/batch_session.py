@@ -479,7 +479,7 @@ class BatchSession:
             if name not in self._output_names:
                 has = ", ".join(self._output_names)
                 raise InputError(f"The bundle has no output {name!r}; its outputs are {has}.")
-        return [spec.name for spec in self.manifest.answers] if names is None else list(names)
+        return [spec.name for spec in self.manifest.result_outputs] if names is None else list(names)
 
     def _non_finite_error(self, name: str, rows: Sequence[int]) -> NonFiniteOutputError:
         """The error of an output with NaN or infinity in some rows; without ``rows`` it names no row."""

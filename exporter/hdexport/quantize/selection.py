@@ -122,7 +122,7 @@ class SwitchedGraph:
     must not depend on the kernels of the processor on which a bundle is built."""
 
     def __init__(self, bundle: Bundle, model: onnx_ir.Model, matmuls: Mapping[str, CalibratedMatMul]) -> None:
-        self._names = [spec.name for spec in bundle.manifest.answers]
+        self._names = [spec.name for spec in bundle.manifest.result_outputs]
         self._switches = {name: _add_switch(model, name) for name in matmuls}
         for matmul in weight_matmuls(model):
             if matmul.weight in matmuls:
@@ -185,7 +185,7 @@ def _losses(actual: FloatArray, exact: FloatArray) -> WideArray:
 
 def _tokens_hold(bundle: Bundle, outputs: Sequence[FloatArray], exact: Sequence[FloatArray]) -> bool:
     """Whether answers hold verification's tolerances, and vectors of tokens somewhat more."""
-    for spec, actual, expected in zip(bundle.manifest.answers, outputs, exact, strict=True):
+    for spec, actual, expected in zip(bundle.manifest.result_outputs, outputs, exact, strict=True):
         of_tokens = spec.has_tokens_axis
         compared = compare_output(
             spec.name, actual, expected, half_precision=False, precision=Precision.INT8, of_tokens=of_tokens

@@ -224,7 +224,7 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
 
 def tokens_in_memory(bundle: Bundle) -> int:
     """How many tokens' answers may be kept."""
-    widths = [spec.shape[-1] for spec in bundle.manifest.answers if spec.has_tokens_axis]
+    widths = [spec.shape[-1] for spec in bundle.manifest.result_outputs if spec.has_tokens_axis]
     return _VALUES // max(1, sum(width for width in widths if isinstance(width, int)))
 
 

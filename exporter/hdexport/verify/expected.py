@@ -96,7 +96,9 @@ def _expected_of_padded_rows(
     """PyTorch's outputs for each row of the padded batch, given one by one so that memory is one row's."""
     inputs = padded_batch(case, reference)
     # Padding has no values among samples, and none in outputs without tokens and in carried states.
-    with_padding = {spec.name for spec in manifest.answers if "tokens" in spec.shape and samples is None} | {HEAD_INPUT}
+    with_padding = {spec.name for spec in manifest.result_outputs if "tokens" in spec.shape and samples is None} | {
+        HEAD_INPUT
+    }
     rows = []
     for row, length in enumerate(case.lengths):
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)]

@@ -213,7 +213,7 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
                 continue
             with _failures_of_library(f"its own call fails on the {name}"), torch.inference_mode():
                 answers = reference.model(**features)
-            wanted = {spec.name: answers[spec.name][0].numpy() for spec in manifest.answers}
+            wanted = {spec.name: answers[spec.name][0].numpy() for spec in manifest.result_outputs}
             got = _if_finite(functools.partial(session.infer, [encoding]))
             yield _Answers(text=name, tokens=len(ids), wanted=wanted, got=got)
 
@@ -272,7 +272,7 @@ def _of_sentence_transformers(bundle: Bundle, reference: Reference, *, encoder: 
         except InputError:
             # No text fits beside the special tokens, or beside the template.
             return
-        output = manifest.answers[-1].name
+        output = manifest.result_outputs[-1].name
         counted = TextTokenizer.of(bundle, max_len=ours.max_seq_length, template=manifest.template)
         for name, each, method in _calls(theirs, _texts(bundle, reference)):
             try:

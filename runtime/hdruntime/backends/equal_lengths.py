@@ -21,7 +21,7 @@ _Group = tuple[npt.NDArray[np.intp], int | None]
 
 class EqualLengthRunner(BundleRunner):
     """Runs rows with padding on the right without it, grouped by length, and only rows with other masks with their
-    mask. Where padding changes answers, batches run as given."""
+    mask. Where padding changes outputs, batches run as given."""
 
     prefers_equal_lengths = True
 

@@ -34,7 +34,7 @@ def no_fork() -> Iterator[None]:
     """Let forks of this process wait until the block has ended; a fork that waits lets no other block begin.
 
     A fork copies the locks that a library's threads hold, and nothing opens them there. Forks that were taken while
-    ONNX Runtime 1.31.1 computed waited for ever as they freed an answer (3 of 180; with this, none of 210), and forks
+    ONNX Runtime 1.31.1 computed waited for ever as they freed an output (3 of 180; with this, none of 210), and forks
     that were taken while a thread opened shared libraries did as they opened one (2 of 83).
     """
     thread = threading.get_ident()

@@ -19,7 +19,7 @@ _ANY_KEY = "..."
 """msgspec's name for any key of a dict."""
 
 _MOST_LEVELS = 16
-"""Lists and objects inside each other; ours have seven."""
+"""Maximum nesting of lists and objects; hdexport's files have seven levels."""
 
 _OTHER_SURROGATES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """Surrogates that do not stand for a byte."""
@@ -77,7 +77,7 @@ def values_of_json(text: str | bytes) -> object:
 
 
 def from_values(values: object, kind: type[Value], *, name: str, known_keys_only: bool = False) -> Value:
-    """Like `from_json`, from the result of `values_of_json`; with `known_keys_only` unknown keys are refused."""
+    """Like `from_json`, from the result of `values_of_json`; with `known_keys_only` unknown keys are rejected."""
     try:
         value = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:

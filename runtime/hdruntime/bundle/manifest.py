@@ -17,7 +17,7 @@ from hdruntime.constants import KERNELS_FOLDER
 
 _ARCHITECTURE_OF_KERNEL = re.compile(rf"^{KERNELS_FOLDER}/.*-sm(\d+)-\w+\.cubin$")
 
-# Types of values. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.
+# Types of values. `hdruntime.bundle.manifest_json` rejects other values, and values that contradict each other.
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 TensorDtype = Literal["int64", "float32"]
@@ -118,7 +118,7 @@ class Fill(StrEnum):
     FIRST_TOKEN = "first_token"
     """1 at the first token of a row, else 0."""
     UNTIL_TOKEN = "until_token"
-    """1 at the tokens before the first of an id, else 0; a row without one is refused."""
+    """1 at the tokens before the first of an id, else 0; a row without the id is rejected."""
     AFTER_TOKEN = "after_token"
     """0 up to the first token of an id, then 1; in a row without one, 1 from its second token on."""
 
@@ -223,8 +223,8 @@ class GraphFile:
     """An ONNX graph; one of each lowering and dtype.
 
     Attributes:
-        lowering: its purpose: `hdruntime.constants` has ours, and a backend of another package names its own.
-        dtype: of its products with weights: ``int8``, whose other nodes compute in float32, or the dtype of all of it.
+        lowering: name of the backend's form of the graph, such as ``portable``; see `BackendEntry.lowerings`.
+        dtype: dtype of the graph's matmuls with weights. Other nodes of an ``int8`` graph compute in float32.
     """
 
     file: str
@@ -342,14 +342,14 @@ class TokenizerInfo:
     """The tokenizer's file and the ids that the runtime needs.
 
     Attributes:
-        token_types: whether the model reads the tokenizer's types of tokens; else their input has its default.
-        truncation_side: the end at which the checkpoint's own tokenizer cuts texts.
-        model_max_length: tokens that the checkpoint's own tokenizer cuts texts to, where that is less than all that the
-            checkpoint has positions for.
-        text_length: tokens that encoders cut texts to by default, as the build was asked to; None for the model's own
-            number.
-        source: whose ids the file gives: ``library`` for those of transformers' class, ``file`` for those of the
-            checkpoint's own ``tokenizer.json``.
+        token_types: whether the model reads the tokenizer's token types; otherwise the input has its default.
+        truncation_side: end at which the checkpoint's tokenizer truncates texts.
+        model_max_length: number of tokens to which the checkpoint's tokenizer truncates texts, where the model has more
+            positions.
+        text_length: number of tokens to which encoders truncate texts by default, as requested by the build; None for
+            the model's number.
+        source: ``library`` where the file gives the ids of transformers' tokenizer class, ``file`` where it is the
+            checkpoint's ``tokenizer.json``.
     """
 
     file: str
@@ -377,28 +377,26 @@ class Manifest:
     """Everything a bundle says about itself.
 
     Attributes:
-        dtype: of the portable graph, ``float32``, ``float16`` or ``bfloat16``; outputs are float32 always.
-        operators: operator of ours -> number of nodes, in the portable graph.
-        kernel_nodes: of the graphs' attention, what kernels can compute.
+        dtype: dtype of the portable graph; outputs are always float32.
+        operators: name of an hdexport operator -> number of nodes in the portable graph.
+        kernel_nodes: attention nodes of the graphs that compiled kernels can compute.
         attention: the record of each attention type in the model: JSON objects with the type's name in ``type``.
             The runtime ignores them.
-        inputs: of the graphs; a session obeys their roles, defaults and bounds.
-        padding: how far rows may be padded; None for any length.
-        sentence: how sentence-transformers runs the checkpoint; None for tasks that it does not have, and of bundles
-            that were built before it was kept.
-        fp16_overflow: of the portable graph; None if it is not float16, or was not verified.
-        int8: of the int8 graphs; None without any.
-        ffn_chunk: most tokens that a feed-forward network computes at once, in the graphs for ONNX Runtime that are not
-            portable; None for all of a batch.
-        document_tokens: the most real tokens of a document that comes in segments, in all of them together: its
-            positions continue, and no more are served. None for any number, and of models that carry no states.
-        adapter: name of the checkpoint's adapter that was merged into the weights or chosen among them; None for none.
-        labels: names of the classes in the order of the logits, ``()`` when the task has none.
-        verification: outcome of the comparison with PyTorch, None when there was none.
-        branches: lengths, in tokens, at which the model's Python code takes another way than in the trace that the
-            graphs are of, and where a verification therefore compares them.
-        unverified: whether no family was written for the model type, and the build was told not to compare the bundle
-            with PyTorch all the same.
+        inputs: inputs of the graphs, with roles, defaults and bounds.
+        padding: limit of padding of rows; None without a limit.
+        sentence: settings with which sentence-transformers runs the checkpoint; None for tasks without such settings.
+        fp16_overflow: overflow check of the portable graph; None if the graph is not float16 or was not verified.
+        int8: calibration of the int8 graphs; None without int8 graphs.
+        ffn_chunk: maximum number of tokens that a feed-forward network computes at once in the graphs for ONNX Runtime
+            other than the portable graph; None for all tokens of a batch.
+        document_tokens: maximum number of real tokens of a document in all its segments, because positions continue
+            from segment to segment. None for any number, and for models without recurrent states.
+        adapter: name of the checkpoint's adapter that was merged into the weights; None without an adapter.
+        labels: names of the classes in the order of the logits; ``()`` for tasks without classes.
+        verification: outcome of the comparison with PyTorch; None if there was no comparison.
+        branches: lengths in tokens at which the model's Python code takes another branch than in the exported trace.
+            A verification compares these lengths.
+        unverified: whether the model type has no family and the build was told not to compare the bundle with PyTorch.
         made_by: versions, command, date and source of the build.
         files: every file but the manifest, POSIX path relative to the bundle -> record.
     """
@@ -442,8 +440,8 @@ class Manifest:
         return next((spec for spec in self.inputs if spec.role is role), None)
 
     def number_of_values(self, spec: InputSpec) -> int | None:
-        """How many values an input's elements may have: integers from 0 on; None for any, and for carried states, which
-        are floats."""
+        """Number of values that an input's elements may have, which are integers from 0 on. None without a limit, and
+        for recurrent states, which are floats."""
         if spec.role is Role.IDS:
             return self.vocab_size
         if spec.role is Role.TOKEN_TYPES:
@@ -451,7 +449,8 @@ class Manifest:
         return None if spec.role is Role.RECURRENT_STATE else 2
 
     def padding_limit(self, tokens: int) -> int:
-        """The most tokens to which padding a row leaves its answer unchanged; ``sys.maxsize`` for no limit.
+        """Maximum length in tokens to which a row may be padded without a change of its outputs; ``sys.maxsize`` without a
+        limit.
 
         Rows with the same limit may share a batch.
 
@@ -489,8 +488,8 @@ class Manifest:
         return tuple(spec for spec in self.inputs if spec.role is Role.RECURRENT_STATE)
 
     @property
-    def answers(self) -> tuple[TensorSpec, ...]:
-        """The outputs that are no state for the next call."""
+    def result_outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs that are not recurrent states."""
         fed = {spec.fed_from for spec in self.recurrent_states}
         return tuple(spec for spec in self.outputs if spec.name not in fed)
 

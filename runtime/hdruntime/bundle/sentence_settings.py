@@ -64,14 +64,14 @@ class PairTemplate:
     Attributes:
         plain: without a prompt.
         prompted: with a prompt, for which it may have no place: it is then left out, as the template does; None where
-            the template refuses prompts.
+            the template rejects prompts.
     """
 
     plain: Wording
     prompted: Wording | None
 
     def write(self, query: str, document: str, *, prompt: str = "") -> Written:
-        """A pair as one text; a prompt that the template does not take is refused."""
+        """A pair as one text; a prompt that the template does not take is rejected."""
         wording = self.prompted if prompt else self.plain
         if wording is None:
             raise _prompt_error(prompt, "pairs")
@@ -92,7 +92,7 @@ class TextTemplate:
     strips: bool = False
 
     def write(self, text: str, *, prompt: str = "") -> Written:
-        """A text in the template; a prompt that the template does not take is refused."""
+        """A text in the template; a prompt that the template does not take is rejected."""
         wording = self.prompted if prompt else self.plain
         if wording is None:
             raise _prompt_error(prompt, "texts")

@@ -60,7 +60,7 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
 
     Fill it in the block. If the block raises, the temporary directory is removed and a directory at `destination`
     stays. A process that is killed leaves a hidden directory, which the next call for the same `destination` removes. A
-    symbolic link at `destination` is followed. Something that is there and may not be replaced is refused before the
+    symbolic link at `destination` is followed. A path that exists and may not be replaced is rejected before the
     block runs: `force` replaces a directory of that kind and nothing else.
     """
     destination = Path(destination).resolve()
@@ -204,7 +204,7 @@ def _is_abandoned(directory: Path) -> bool:
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        return False  # gone already, or not ours
+        return False  # gone already, or of another user
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

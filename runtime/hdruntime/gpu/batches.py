@@ -55,7 +55,7 @@ class Batches:
             states: states on the GPU that the batch reads and replaces; None if they are among the inputs.
 
         Raises:
-            BackendError: the model or the driver refuses; some of the work may already be enqueued.
+            BackendError: the model or the driver reports an error; some of the work may already be enqueued.
             OutOfMemoryError: the GPU has too little memory; likewise.
         """
         next_states = () if states is None else states.fed_from.values()

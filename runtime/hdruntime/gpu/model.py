@@ -48,7 +48,7 @@ class DeviceModel(Protocol):
             outputs: name -> address on the GPU, of all outputs of the batch's layout and others that were asked for.
 
         Raises:
-            BackendError: the backend or the driver refuses; some of the work may be enqueued.
+            BackendError: the backend or the driver reports an error; some of the work may be enqueued.
             OutOfMemoryError: the GPU has too little memory; likewise.
         """
 

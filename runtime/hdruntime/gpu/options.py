@@ -13,14 +13,14 @@ class GpuOptions:
         device: number of the GPU among those that CUDA offers this process (``CUDA_VISIBLE_DEVICES``).
         memory_limit_bytes: most GPU memory of ``onnxruntime_cuda`` for weights and activations; a batch that needs more
             is halved. Inputs and results of two batches, and CUDA's own libraries, need memory beyond it. None: no
-            limit. Engines refuse a limit: TensorRT plans their memory when they are built.
+            limit. Engines take no limit: TensorRT plans their memory when they are built.
         graphs: CUDA graphs of engines, which save the time to enqueue a step of a known shape: ``auto`` uses them
             where that time matters, ``on`` always and ``off`` never.
         most_graphs: most shapes with a graph, each of which needs an execution context and buffers for its inputs and
             outputs; the least recently used graph is dropped first.
         kernel_specialization: when TensorRT-RTX compiles kernels for the shapes of batches: ``lazy`` in the background,
             ``eager`` at once, ``none`` never; None is ``lazy``, whose engine stays on the GPU until the process ends.
-            Other variants refuse it.
+            Other TensorRT variants reject it.
     """
 
     device: int = 0

@@ -104,7 +104,7 @@ def test_a_graph_with_a_split_product_is_near_the_float_one(tiny_bundles, made_o
     stored = {name: ir.tensor(product.weight.values, name=f"{name}.int8") for name, product in rounded.items()}
     model = float_graph(bundle)
     quantize_matmuls(model, rounded, stored)
-    names = [spec.name for spec in bundle.manifest.answers]
+    names = [spec.name for spec in bundle.manifest.result_outputs]
     run, exact = single_text_runner(bundle, model), single_text_runner(bundle, float_graph(bundle))
     for text in texts:
         found, expected = run(names, text)[names[0]], exact(names, text)[names[0]]

@@ -125,7 +125,7 @@ def test_docstrings_widen_ranges(bundle: Bundle, texts: CalibrationTexts) -> Non
 def test_padding_in_front_is_what_sessions_pad_with(tiny_bundles) -> None:
     bundle = open_bundle(tiny_bundles("bert").path)
     text = np.random.default_rng(0).integers(5, bundle.manifest.vocab_size, 4)
-    (name, *_) = [spec.name for spec in bundle.manifest.answers]
+    (name, *_) = [spec.name for spec in bundle.manifest.result_outputs]
     run = single_text_runner(bundle, float_graph(bundle))
     with hdruntime.load(bundle.path, backend="onnxruntime", threads=1) as session:
         for padding in (0, 3):

@@ -176,7 +176,7 @@ def _outputs(session: Any, manifest: Manifest) -> dict[str, str]:
     """Name in the manifest -> name in the file."""
     outputs = [value.name for value in session.get_outputs()]
     names: dict[str, str] = {}
-    for output in manifest.answers:
+    for output in manifest.result_outputs:
         for name in (output.name, _OTHER_NAMES.get(output.name)):
             if name is not None and name in outputs:
                 names.setdefault(output.name, name)

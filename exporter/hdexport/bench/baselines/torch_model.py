@@ -48,7 +48,7 @@ class TorchEager(Baseline):
         assert spec.artefact is not None
         half_precision = runs_in_half(spec.device, manifest)
         module = load_module(spec.artefact, manifest, half_precision=half_precision).to(spec.device)
-        names, run = [output.name for output in manifest.answers], self._prepared(module)
+        names, run = [output.name for output in manifest.result_outputs], self._prepared(module)
 
         def named(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
             return dict(zip(names, run(**tensors), strict=True))

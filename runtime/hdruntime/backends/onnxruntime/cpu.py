@@ -124,7 +124,7 @@ class OnnxRuntimeRunner(EqualLengthRunner):
         self._was_large = _is_large(mask)
 
     def _gives_back(self, inputs: Inputs) -> bool:
-        # A large run's answers are in the arena when the run ends, and keep all that is around them.
+        # The outputs of a large run are in the arena when the run ends, and keep the memory around them.
         return self._was_large or _is_large(inputs[self.mask])
 
 

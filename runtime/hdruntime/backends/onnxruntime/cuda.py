@@ -53,8 +53,8 @@ GPUs without cuDNN's attention have plain products, with memory quadratic in tok
 class SessionModel:
     """A graph in a session of ONNX Runtime's CUDA provider; see `hdruntime.gpu.model.DeviceModel`.
 
-    Runs are enqueued on a stream of ours, and none waits for its end. This rests on ONNX Runtime's sources, which are
-    alike in 1.23 to 1.32 (Python takes a stream since 1.18):
+    Runs are enqueued on the runner's stream, and no run waits for its end. This rests on ONNX Runtime's sources, which
+    are alike in 1.23 to 1.32 (Python takes a stream since 1.18):
 
     * All runs of a session on a user's stream share one cuBLAS and one cuDNN handle, so that one may run at a time, in
       any thread (`RegisterStreamHandlers` and `OnRunStart` in `cuda_execution_provider.cc`).
@@ -92,7 +92,7 @@ class SessionModel:
     def compute(self, slot: Slot, choice: ShapeChoice, inputs: Layout, outputs: Mapping[str, int]) -> None:
         """See `DeviceModel.compute`; only the outputs with addresses are written."""
         # An input that a node on the CPU reads is copied when it is bound (`BindInput` in `IOBinding.cc`), in no order
-        # with our streams. States are copied to the inputs on the computing stream.
+        # with the runner's streams. States are copied to the inputs on the computing stream.
         ready = slot.began if self._has_states else slot.copied_in
         if self._has_states:
             self._device.call("cuEventRecord", ready, self._stream)

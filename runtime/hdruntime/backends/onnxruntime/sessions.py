@@ -62,7 +62,7 @@ def open_session(
     disabled_optimizers: Sequence[str] = (),
 ) -> Any:
     """An ``InferenceSession`` that never falls back to other providers when a run fails. A graph that differs from its
-    manifest is refused; `providers` are names with options, best first."""
+    manifest is rejected; `providers` are names with options, best first."""
     import onnxruntime
 
     path = bundle.file(graph.file)

@@ -56,7 +56,7 @@ def chosen_device(core: Any, name: str | None) -> OpenVinoDevice:
 def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Manifest) -> Precision:
     """The precision of a session on a device; ``auto`` on a GPU or NPU, where OpenVINO decides.
 
-    One that the device does not compute in is refused: OpenVINO itself would compute in another.
+    A precision that the device does not compute in is rejected: OpenVINO would silently compute in another.
     """
     if precision is Precision.BFLOAT16 and not device.has_bfloat16:
         raise BackendUnavailableError(
@@ -67,7 +67,7 @@ def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Man
     if needs_float32(manifest):
         if precision is Precision.BFLOAT16:
             raise BackendUnavailableError(
-                f"This bundle sorts tokens by hashes, whose counts {precision} rounds: its answers would be wrong.",
+                f"This bundle sorts tokens by hashes, whose counts {precision} rounds: its outputs would be wrong.",
                 hint="Leave out the precision, or use auto, which is float32 here.",
             )
         return Precision.FLOAT32 if precision is Precision.AUTO else precision

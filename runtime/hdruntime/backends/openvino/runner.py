@@ -156,7 +156,7 @@ class _Model:
 
     @contextlib.contextmanager
     def _loading(self) -> Iterator[Path]:
-        """While this holds, OpenVINO's errors become ours."""
+        """Translate OpenVINO's errors in the block."""
         path = self._bundle.file(self._graph.file)
         try:
             yield path

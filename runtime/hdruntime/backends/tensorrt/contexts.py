@@ -37,7 +37,7 @@ class ExecutionContext:
         inputs, outputs = self._loaded.layouts(choice.shape)
         for name, place in inputs.places.items():
             if not self._context.set_input_shape(name, place.shape):
-                raise self._loaded.error(f"TensorRT refuses a batch of {_named(choice)}")
+                raise self._loaded.error(f"TensorRT rejects a batch of {_named(choice)}")
         self._check_outputs(choice, outputs)
         # Always after the shapes are set: they determine how TensorRT divides the memory.
         self._loaded.log.take_errors()  # of earlier calls
@@ -54,7 +54,7 @@ class ExecutionContext:
         self.prepare(choice)
         for name, address in addresses.items():
             if not self._context.set_tensor_address(name, address):
-                raise self._loaded.error(f"TensorRT refuses the address {address:#x} of {name}")
+                raise self._loaded.error(f"TensorRT rejects the address {address:#x} of {name}")
         self.enqueue_again(choice)
 
     def enqueue_again(self, choice: ShapeChoice) -> None:
@@ -89,5 +89,5 @@ class ExecutionContext:
 
 
 def _named(choice: ShapeChoice) -> str:
-    memory = f" after {choice.shape.memory} remembered" if choice.shape.memory else ""
+    memory = f" after {choice.shape.memory} in the memory cache" if choice.shape.memory else ""
     return f"{choice.shape.batch} x {choice.shape.tokens} tokens{memory} (profile {choice.profile})"

@@ -62,7 +62,7 @@ class LoadedEngine:
         inputs: name -> axes, and the type in the engine; recurrent states last.
         outputs: name -> axes, and the type: float32.
         keep: TensorRT's objects that must outlive the engine.
-        kernels: the bundle's folder of our plugins' kernels.
+        kernels: the bundle's folder with the kernels of hdexport's plugins.
     """
 
     trt: ModuleType
@@ -76,7 +76,7 @@ class LoadedEngine:
     kernels: Path
 
     def new_context(self) -> Any:
-        """An execution context; None if TensorRT refuses.
+        """An execution context; None if TensorRT returns none.
 
         TensorRT's documentation has it clone the plugins of the engine here. A TensorRT that creates plugins instead
         finds the kernels, too.
@@ -85,7 +85,7 @@ class LoadedEngine:
             context = self.engine.create_execution_context(self.config)
         strategy = getattr(self.config, "dynamic_shapes_kernel_specialization_strategy", None)
         if getattr(strategy, "name", None) == KernelSpecialization.LAZY.name:
-            # Threads of TensorRT-RTX compile for such a context and log what they do, for which our logger needs
+            # Threads of TensorRT-RTX compile for such a context and log what they do, for which the logger needs
             # Python's lock. The bindings hold the lock while they destroy a context (read in those of 1.7.1), which
             # waits for these threads: the process would stand still. A reference that is never given back prevents
             # that the context, or the engine that it refers to, is destroyed.
@@ -108,7 +108,7 @@ class LoadedEngine:
         self.keep = ()
 
     def error(self, doing: str) -> BackendError:
-        """Why TensorRT failed, from its log and our plugins; its calls return only that they failed."""
+        """The error with the messages of TensorRT's log and of hdexport's plugins; calls return only that they failed."""
         return error_of(self.log, doing)
 
     def logged_error(self, doing: str) -> BackendError | None:
@@ -117,7 +117,7 @@ class LoadedEngine:
         return _error(doing, messages) if messages else None
 
     def plugin_errors(self, doing: str) -> BackendError | None:
-        """Errors of our plugins that TensorRT did not report."""
+        """Errors of hdexport's plugins that TensorRT did not report."""
         complaints = take_plugin_errors()
         return _error(doing, complaints) if complaints else None
 
@@ -125,14 +125,13 @@ class LoadedEngine:
 def load_engine(
     bundle: Bundle, file: EngineFile, backend: Backend, *, specialization: KernelSpecialization, cached: bytes | None
 ) -> LoadedEngine:
-    """Deserialise an engine, in the calling thread's CUDA context; our plugins launch the kernels of the bundle's
-    folder.
+    """Deserialise an engine in the calling thread's CUDA context; plugins launch the kernels of the bundle's folder.
 
     `specialization` and `cached`, the content of a runtime cache, are for TensorRT-RTX.
 
     Raises:
         BackendUnavailableError: the package does not load.
-        BackendError: TensorRT refuses the engine.
+        BackendError: TensorRT rejects the engine.
         OutOfMemoryError: the GPU has too little memory for the engine.
         BundleCorruptError: the engine differs from the manifest.
     """
@@ -200,7 +199,7 @@ def _runtime_config(
         return config, None
     strategies = trt.DynamicShapesKernelSpecializationStrategy
     config.dynamic_shapes_kernel_specialization_strategy = getattr(strategies, specialization.name)
-    # It captures its own graphs again whenever an address changes, as ours do between batches; see `graphs`.
+    # It captures its own graphs again whenever an address changes, as hdexport's graphs do between batches; see `graphs`.
     config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
     cache = config.create_runtime_cache()
     if cached is not None and not cache.deserialize(cached):

@@ -148,7 +148,7 @@ class EngineModel:
             return checked
         except OutOfMemoryError as error:
             logger.info("no CUDA graph for %s: %s", choice.shape, error)
-            self._policy.refuse(choice)
+            self._policy.reject(choice)
         except CaptureError as error:
             self._policy.switch_off(str(error))
             self._drop_graphs()

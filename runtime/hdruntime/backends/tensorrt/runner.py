@@ -26,7 +26,7 @@ class TensorRtRunner(GpuRunner[EngineModel]):
     """An engine on a GPU; see `GpuRunner`.
 
     The engine is one that this machine can run; the backend is the variant that built it, or ``Backend.TENSORRT_LEAN``
-    for version-compatible engines. An engine that would pad some batches so far that their answers change is refused.
+    for version-compatible engines. An engine that would pad some batches so far that their outputs change is rejected.
     """
 
     def __init__(self, bundle: Bundle, engine: EngineFile, *, backend: Backend, gpu: GpuOptions) -> None:

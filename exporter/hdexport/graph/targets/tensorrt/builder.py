@@ -87,7 +87,7 @@ def build_engine(
         except EngineError as refusal:
             if not is_rtx or watch.is_stopped:
                 raise
-            # TensorRT may refuse the graph with either option: that error is raised here.
+            # TensorRT may reject the graph with either option: that error is raised here.
             serialized, plugins = serialize(user_allocation=False)
             logger.warning("The engine cannot be captured into CUDA graphs. %s", refusal)
     metadata = EngineMetadata(
@@ -167,7 +167,7 @@ def _plugins(target: EngineTarget, kernels: Path | None) -> AbstractContextManag
         return plugins_with_kernels(target.trt, kernels)
     if provide_library_link():
         return plugins_with_kernels(target.trt, None)
-    # Without the link the parser ends the process at one of our plugins, so no plugin is registered.
+    # Without the link the parser ends the process at one of hdexport's plugins, so no plugin is registered.
     logger.warning("tensorrt_rtx was imported before hdexport, so that it cannot use plugins: import hdexport first.")
     return nullcontext()
 

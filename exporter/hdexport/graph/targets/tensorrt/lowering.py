@@ -89,7 +89,7 @@ class AttentionImpl(StrEnum):
     """What computes the operators that have kernels: these, by plugins in engines, or a backend's own operators.
 
     Attributes:
-        AUTO: the kernels, unless a backend has a fused kernel that ours are not known to be faster than.
+        AUTO: hdexport's kernels, unless a backend has a fused kernel that they are not known to be faster than.
         PLUGIN: the kernels; in engines the same.
         NATIVE: what backends have, or the operators' bodies.
     """
@@ -108,7 +108,7 @@ def tensorrt_graph(
 ) -> ir.Model:
     """Lower a portable graph for TensorRT and TensorRT-RTX: a graph of its own that shares the weights.
 
-    In float32 TensorRT has no fused attention and refuses the layer: there, and for heads of a size it has no kernel
+    In float32 TensorRT has no fused attention and rejects the layer: there, and for heads of a size it has no kernel
     for, nodes keep their function body, whose memory is quadratic in tokens.
 
     Args:

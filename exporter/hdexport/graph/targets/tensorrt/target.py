@@ -19,7 +19,7 @@ class TensorRtTarget(Target):
     backend = variant = Backend.TENSORRT
 
     def require(self) -> None:
-        """Engines are refused where they are built."""
+        """Engines that cannot be built are rejected by `EngineBuilder`."""
 
     def is_possible(self) -> bool:
         """Whether the variant can build on this machine."""
