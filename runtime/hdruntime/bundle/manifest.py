@@ -449,8 +449,9 @@ class Manifest:
         return None if spec.role is Role.RECURRENT_STATE else 2
 
     def padding_limit(self, tokens: int) -> int:
-        """Maximum length in tokens to which a row may be padded without a change of its outputs; ``sys.maxsize`` without a
-        limit.
+        """Maximum length in tokens to which a row may be padded without a change of its outputs.
+
+        ``sys.maxsize`` without a limit.
 
         Rows with the same limit may share a batch.
 

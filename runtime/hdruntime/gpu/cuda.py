@@ -21,7 +21,7 @@ _devices_lock = threading.Lock()
 def open_device(ordinal: int) -> Device:
     """The GPU of this number among those that CUDA offers this process, in its primary context.
 
-    PyTorch and engines use the same context. It is kept until the process ends: kernels of hdexport's plugins are loaded into
+    PyTorch and engines use the same context. It is kept until the process ends: kernels of plugins are loaded into
     it once. Without cuda-python, driver or GPU it is a BackendUnavailableError.
     """
     try:

@@ -108,7 +108,7 @@ class LoadedEngine:
         self.keep = ()
 
     def error(self, doing: str) -> BackendError:
-        """The error with the messages of TensorRT's log and of hdexport's plugins; calls return only that they failed."""
+        """The error with the messages of TensorRT's log and of plugins; calls return only that they failed."""
         return error_of(self.log, doing)
 
     def logged_error(self, doing: str) -> BackendError | None:
@@ -199,7 +199,7 @@ def _runtime_config(
         return config, None
     strategies = trt.DynamicShapesKernelSpecializationStrategy
     config.dynamic_shapes_kernel_specialization_strategy = getattr(strategies, specialization.name)
-    # It captures its own graphs again whenever an address changes, as hdexport's graphs do between batches; see `graphs`.
+    # It captures its own graphs again whenever an address changes, as ours do between batches; see `graphs`.
     config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
     cache = config.create_runtime_cache()
     if cached is not None and not cache.deserialize(cached):

@@ -22,7 +22,7 @@ always has work queued, and a graph saves nothing.
 """
 
 _MOST_SHAPES = 4096
-"""Maximum number of shapes to keep; with steps of a sixteenth an engine has a few hundred lengths, times its batch sizes."""
+"""Maximum number of shapes; with steps of a sixteenth an engine has a few hundred lengths, times its batch sizes."""
 
 _SAME = 2**-6
 """Two runs of one shape and input differ at most by the order of additions: a few roundings of bfloat16 (2^-8 each) of

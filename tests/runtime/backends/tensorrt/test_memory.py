@@ -23,7 +23,7 @@ def test_a_batch_that_does_not_fit_is_an_error_and_batches_in_flight_survive(
     # The small one needs 64 KB of scratch memory and 1 KB for its inputs, the large one 800 KB and 13 KB.
     setattr(machine.device, where, limit)
     results = runner.start(small, [HIDDEN])
-    with pytest.raises(OutOfMemoryError, match=r"too little free memory(.|\n)*--batch-tokens, in Python"):
+    with pytest.raises(OutOfMemoryError, match=r"too little free memory(.|\n)*lower batch_tokens"):
         runner.start(large, [HIDDEN])
     machine.check(small, results())
     for seed in range(3):
