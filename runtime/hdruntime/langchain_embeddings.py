@@ -7,9 +7,8 @@
 
     store = InMemoryVectorStore(LangChainEmbeddings(SentenceEncoder("my-bundle"), normalize_embeddings=True))
 
-LangChain is not needed. Where langchain-core is installed, this module imports it, and the class is registered as a
-subclass of ``langchain_core.embeddings.Embeddings``, which vector stores ask for. Asynchronous methods embed in a
-thread.
+LangChain is optional. If langchain-core is installed, the class is registered as a subclass of
+``langchain_core.embeddings.Embeddings``, which vector stores check. Asynchronous methods embed in a thread.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from hdruntime.text.checks import checked_texts
 
 
 class LangChainEmbeddings:
-    """Embeds documents and queries, each with the prompt that the model has for it.
+    """LangChain's embeddings of an encoder, with the model's prompts for documents and queries.
 
     Args:
-        encoder: that embeds.
-        options: passed on to `SentenceEncoder.encode_document` and `SentenceEncoder.encode_query`.
+        encoder: embeds the texts.
+        options: options of `SentenceEncoder.encode_document` and `SentenceEncoder.encode_query`.
     """
 
     def __init__(self, encoder: SentenceEncoder, **options: Any) -> None:
@@ -39,7 +38,7 @@ class LangChainEmbeddings:
         """One embedding per text: [texts][dimensions].
 
         Raises:
-            InputError: `texts` is one string, or no list of strings; or as `SentenceEncoder.encode`.
+            InputError: `texts` is not a list of strings; see `SentenceEncoder.encode` for others.
         """
         texts = checked_texts(texts, name="texts")
         embeddings: list[list[float]] = self.encoder.encode_document(texts, **self.options).tolist()
@@ -49,7 +48,7 @@ class LangChainEmbeddings:
         """The embedding of a query: [dimensions].
 
         Raises:
-            InputError: `text` is not one string; or as `SentenceEncoder.encode`.
+            InputError: `text` is not a string; see `SentenceEncoder.encode` for others.
         """
         if not isinstance(text, str):
             raise InputError(
@@ -60,23 +59,23 @@ class LangChainEmbeddings:
         return embedding
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """As :meth:`embed_documents`."""
+        """Call :meth:`embed_documents` in a thread."""
         return await asyncio.to_thread(self.embed_documents, texts)
 
     async def aembed_query(self, text: str) -> list[float]:
-        """As :meth:`embed_query`."""
+        """Call :meth:`embed_query` in a thread."""
         return await asyncio.to_thread(self.embed_query, text)
 
 
 def _register() -> None:
-    """Make the class one of LangChain's, where LangChain is installed; a registration works in any order of imports."""
+    """Register the class with LangChain, if LangChain is installed; the order of imports does not matter."""
     try:
-        theirs = importlib.import_module("langchain_core.embeddings")
+        langchain = importlib.import_module("langchain_core.embeddings")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "langchain_core":
             raise
     else:
-        theirs.Embeddings.register(LangChainEmbeddings)
+        langchain.Embeddings.register(LangChainEmbeddings)
 
 
 _register()

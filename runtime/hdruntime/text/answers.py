@@ -1,10 +1,10 @@
-"""Answers to a question: the most probable spans of its context, over all chunks that the context is run in.
+"""Answers to a question: the most probable spans of its context, over all chunks of the context.
 
 Rajpurkar, Jia and Liang, "Know What You Don't Know: Unanswerable Questions for SQuAD", arXiv 1806.03822, for questions
-without an answer, and Hugging Face's question-answering pipeline for the score. In each chunk, the probabilities of the
-first and the last token are shares of the context's tokens and of the special token before the question ([CLS]).
-Unlike there, a span that two chunks share has the higher of its scores instead of their sum, and a span is not widened
-to whole words.
+without an answer, and transformers' question-answering pipeline for the score. In each chunk, the probabilities of the
+first and the last token are a softmax over the context's tokens and the special token before the question ([CLS]).
+Differences from the pipeline: a span in two chunks has the maximum of its scores instead of their sum, and a
+span is not extended to whole words.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hdruntime.text.logits import shortest
 from hdruntime.text.splitting import SplitEncoding
 
 MAX_ANSWER_TOKENS = 30
-"""The longest answer; a longer span mostly is the start of one answer and the end of another."""
+"""Default of the maximum tokens of an answer; a longer span is often the start of one answer and the end of another."""
 
 _SPARE_SPANS = 10
-"""Spans of a chunk beside twice the asked number, since tokens that are parts of one character have the same place."""
+"""Candidates of a chunk beyond twice `top_k`, because tokens that are parts of one character have equal offsets."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,12 @@ def best_answers(
         # Not by token types: RoBERTa models have none.
         inside = [token for token, text in enumerate(chunk.sequence_ids) if text == 1]
         shared = [0] * has_null + inside
-        starts, ends = (_log_shares(values[name][shared]) for name in ("start_logits", "end_logits"))
+        starts, ends = (_log_softmax(values[name][shared]) for name in ("start_logits", "end_logits"))
         if has_null:
             null_score = min(null_score, float(starts[0] + ends[0]))
         for span in _best_spans(starts[has_null:], ends[has_null:], chunk, inside, options):
-            place = span.start, span.end
-            spans[place] = min(span, spans.get(place, span))
+            offsets = span.start, span.end
+            spans[offsets] = min(span, spans.get(offsets, span))
     best = [
         Answer(context[span.start : span.end], span.start, span.end, _score(-span.minus_log_score))
         for span in sorted(spans.values())[: options.top_k]
@@ -115,13 +115,13 @@ def best_answers(
     return best or [Answer("", 0, 0, 0.0)]
 
 
-def _log_shares(logits: FloatArray) -> WideArray:
+def _log_softmax(logits: FloatArray) -> WideArray:
     """Log-probabilities, float64 [candidates]."""
     if not len(logits):
         return np.zeros(0)
     shifted = logits.astype(np.float64) - float(logits.max())
-    shares: WideArray = shifted - np.log(np.exp(shifted).sum())
-    return shares
+    log_probabilities: WideArray = shifted - np.log(np.exp(shifted).sum())
+    return log_probabilities
 
 
 def _best_spans(
@@ -141,7 +141,7 @@ def _best_spans(
         order = [int(np.argmax(sums))]
     else:
         order = np.argsort(-sums, axis=None, kind="stable")[: 2 * options.top_k + _SPARE_SPANS].tolist()
-    for extra, first in (divmod(place, tokens) for place in order):
+    for extra, first in (divmod(position, tokens) for position in order):
         if np.isfinite(sums[extra, first]):
             start, end = chunk.offsets[inside[first]][0], chunk.offsets[inside[first + extra]][1]
             yield _Span(-float(sums[extra, first]), extra + 1, start, end)

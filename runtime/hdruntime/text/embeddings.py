@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 
@@ -17,7 +17,7 @@ _STEPS = 255
 """Steps of equal width from a dimension's minimum to its maximum, in int8 and uint8."""
 
 
-class EmbeddingPrecision(str, Enum):
+class EmbeddingPrecision(StrEnum):
     """The type of an embedding's values; names as in sentence-transformers, which does not have float16."""
 
     FLOAT32 = "float32"

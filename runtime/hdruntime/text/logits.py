@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from hdruntime.bundle.manifest import Manifest
 
 
-class Activation(str, Enum):
+class Activation(StrEnum):
     """How class scores come from logits."""
 
     SOFTMAX = "softmax"

@@ -1,4 +1,4 @@
-"""Texts of more tokens than a bundle accepts, cut into chunks that fit; the chunks' outputs are merged.
+"""Splitting of texts with more tokens than a bundle accepts into chunks, and merging of the chunks' outputs.
 
 ::
 
@@ -6,16 +6,15 @@
         outputs = session.infer(split.chunks)  # one dict per chunk
         whole = merged(split, outputs, specs=session.manifest.outputs, pooling=SplitPooling.MEAN)
 
-Every chunk is run by itself: it has special tokens and the prompt, and chunks of a pair the whole first text.
-Nothing is carried from chunk to chunk. Bundles that remember earlier tokens are streamed instead, see
-:meth:`hdruntime.Session.stream`.
+Every chunk is run independently, with special tokens and the prompt; chunks of a pair have the whole first text.
+Bundles with recurrent states can stream texts instead; see :meth:`hdruntime.Session.stream`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
@@ -28,35 +27,35 @@ from hdruntime.text.encoding import Encoding
 from hdruntime.text.pooling import SENTENCE_EMBEDDING
 
 _UNIT_TOLERANCE = 1e-3
-"""How far from 1 the length of a normalised vector may be: float16 has it within 5e-4."""
+"""Tolerance for the norm 1 of a vector: in float16 the norm is within 5e-4."""
 
 
-class SplitPooling(str, Enum):
-    """How the chunks' vectors are combined, or their logits if a text has one row of logits."""
+class SplitPooling(StrEnum):
+    """Combination of the embeddings, or of the text logits, of chunks."""
 
     MEAN = "mean"
-    """The mean of the chunks' vectors, each weighted by the chunk's number of tokens."""
+    """The mean, weighted by the numbers of tokens."""
     MAX = "max"
-    """The largest value of each dimension."""
+    """The maximum of each dimension."""
 
 
 SUM: Literal["sum"] = "sum"
-"""The sum, for weights that the model itself sums over the tokens of a text. Callers cannot choose it."""
+"""The sum, for sparse weights that the model sums over the tokens of a text. Not an option for callers."""
 
 ChunkPooling = SplitPooling | Literal["sum"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitEncoding:
-    """A text and the chunks that it is run in.
+    """A text and its chunks.
 
     Attributes:
-        whole: the text's tokens, of any number.
-        chunks: one or more; the only chunk of a text that fits is ``whole`` itself.
-        step: tokens from a chunk's start to the next one's: the text's token ``i`` is token ``i - k * step`` of chunk
-            ``k``.
+        whole: the encoding of the text.
+        chunks: one or more; a text that fits has the single chunk ``whole``.
+        step: number of tokens between the starts of consecutive chunks: token ``i`` of the text is token
+            ``i - k * step`` of chunk ``k``.
         boundaries: [chunks + 1], ascending from 0 to the text's tokens: tokens ``boundaries[k]`` up to
-            ``boundaries[k + 1]`` see most of the text in chunk ``k``, whose outputs they have.
+            ``boundaries[k + 1]`` have most context in chunk ``k``, whose outputs are used for them.
     """
 
     whole: Encoding
@@ -66,13 +65,13 @@ class SplitEncoding:
 
 
 def split_encodings(encodings: Sequence[Encoding], *, max_len: int, stride: int, is_pair: bool) -> list[SplitEncoding]:
-    """Cut every text of more than `max_len` tokens, as the tokenizers library does with ``truncation`` and a stride.
+    """Split every text of more than `max_len` tokens, as tokenizers does with truncation and a stride.
 
     Args:
-        encodings: whole texts or pairs, special tokens included.
-        max_len: most tokens of a chunk, special tokens included; all chunks but the last have as many.
-        stride: tokens that a chunk repeats of the one before it; a new token must be left.
-        is_pair: the second text is cut, and every chunk has the whole first one (``only_second``).
+        encodings: texts or pairs, special tokens included.
+        max_len: maximum tokens of a chunk, special tokens included; only the last chunk may have fewer.
+        stride: number of tokens that consecutive chunks share.
+        is_pair: split the second text, and put the whole first text into every chunk (``only_second``).
     """
     return [
         _split(encoding, f"Text {index}" if len(encodings) > 1 else "The text", max_len, stride, is_pair)
@@ -81,7 +80,7 @@ def split_encodings(encodings: Sequence[Encoding], *, max_len: int, stride: int,
 
 
 def as_single_chunk(encoding: Encoding) -> SplitEncoding:
-    """A text that is run whole."""
+    """A text as its only chunk."""
     return SplitEncoding(whole=encoding, chunks=[encoding], step=1, boundaries=[0, len(encoding)])
 
 
@@ -92,18 +91,18 @@ def merged(
     specs: Sequence[TensorSpec],
     pooling: ChunkPooling,
 ) -> dict[str, FloatArray]:
-    """The outputs of a text from the outputs of its chunks.
+    """Merge the outputs of a text's chunks.
 
     Args:
         split: the text.
-        outputs: [chunks], each one's outputs without batch axis and padding, as ``Session.infer`` gives them.
-        specs: the manifest's outputs: they tell which have a tokens axis.
-        pooling: for outputs without one.
+        outputs: [chunks], outputs without batch axis and padding, from ``Session.infer``.
+        specs: outputs of the manifest.
+        pooling: combines outputs without a tokens axis.
 
     Returns:
-        name -> float32 array. With a tokens axis, it has an entry for every token of the text, from the chunk in which
-        the token sees most of the text, and special tokens from the first chunk or the last. Others are pooled; a
-        sentence embedding as :func:`pooled_embedding` does it.
+        name -> float32 array. An output with a tokens axis has an entry for every token of the text, from the chunk
+        with most context of the token; special tokens come from the first or the last chunk. Other outputs are pooled,
+        a sentence embedding by :func:`pooled_embedding`.
     """
     if len(split.chunks) == 1:
         return dict(outputs[0])
@@ -120,11 +119,10 @@ def merged(
 
 
 def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], pooling: ChunkPooling) -> FloatArray:
-    """A text's vector, float32 [dimensions], from its chunks' vectors, [chunks] of [dimensions]; where all of these
-    have length 1, it has length 1, too.
+    """The embedding of a text, float32 [dimensions], from the embeddings of its chunks, [chunks] of [dimensions].
 
-    Means weighted by length, then made as long as the vectors were, is what people do by hand; see "Embedding texts
-    that are longer than the model's maximum context length" in OpenAI's cookbook.
+    The result has norm 1 if all embeddings have. A normalized mean, weighted by length, is common practice; see
+    "Embedding texts that are longer than the model's maximum context length" in OpenAI's cookbook.
     """
     if len(split.chunks) == 1:
         return vectors[0]
@@ -138,7 +136,7 @@ def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], poolin
 
 
 def _pooled_logits(split: SplitEncoding, logits: Sequence[FloatArray], pooling: ChunkPooling) -> FloatArray:
-    """A text's row of logits from its chunks' rows, [chunks], each float32 [labels]."""
+    """The logits of a text from the logits of its chunks, [chunks] of float32 [labels]."""
     stacked = np.stack(logits)
     if pooling is SplitPooling.MAX:
         return stacked.max(axis=0)
@@ -152,7 +150,7 @@ def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool)
     start, end = _split_range(whole, sequence=1 if is_pair else 0)
     room = max_len - (len(whole) - (end - start))
     fits = len(whole) <= max_len
-    # The room beside a first text is its own; that beside special tokens alone is every text's.
+    # Beside special tokens every text has equal room for a stride; beside a first text the room differs per pair.
     if stride < 0 or (stride >= room and not (fits and is_pair)):
         raise _room_error(name, max_len, stride, room)
     if fits:
@@ -161,13 +159,13 @@ def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool)
     # A chunk starts wherever the one before it does not reach the end.
     starts = range(start, end - stride, step)
     chunks = [_chunk(whole, start, first, min(first + room, end), end) for first in starts]
-    # In the middle of the overlap: tokens before it have more context in the first chunk, later ones in the second.
+    # The middle of the overlap: tokens before it have more context in the first chunk, later ones in the second.
     boundaries = [0, *(first + stride // 2 for first in starts[1:]), len(whole)]
     return SplitEncoding(whole=whole, chunks=chunks, step=step, boundaries=boundaries)
 
 
 def _split_range(whole: Encoding, sequence: int) -> tuple[int, int]:
-    """The range of a text's own tokens: special tokens and the prompt are before it, special tokens after it."""
+    """The range of tokens without the prompt and the special tokens before and after it."""
     sequences = whole.sequence_ids
     if sequence not in sequences:
         return 0, 0
