@@ -104,7 +104,7 @@ def test_code_that_differs_at_long_texts_alone_is_refused(tmp_path: Path) -> Non
     save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION, max_position_embeddings=3000)
     (path / "theirs.py").write_text(changed("BertModel", "value * (2 if value.shape[1] > 2048 else 1)"))
     change_json(path / "config.json", auto_map={"AutoModel": "theirs.Theirs"})
-    with pytest.raises(ModelError, match=r"'theirs.Theirs'(.|\n)*answers to 3000 tokens differ by"):
+    with pytest.raises(ModelError, match=r"'theirs.Theirs'(.|\n)*outputs for 3000 tokens differ by"):
         loaded(path)
 
 
