@@ -80,7 +80,7 @@ def remembered(memory: torch.Tensor, states: torch.Tensor, ends: torch.Tensor) -
 class CallStates:
     """The carried states of the call that is being computed, by the specs of the graph's inputs.
 
-    The model's modules look here for them, and leave the next call's here: heads of the library hand on no arguments
+    The model's modules look here for them, and leave the next call's here: heads of transformers hand on no arguments
     that they do not know.
     """
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 class TrainedEncoder:
     """A model that gives token states and vectors of token ids, on a device. Linear layers compute in bfloat16 where
-    the hardware has it, except in families whose attention is the library's own code, which mixes types."""
+    the hardware has it, except in families whose attention is transformers' code, which mixes dtypes."""
 
     def __init__(self, model: PreTrainedModel, checkpoint: Checkpoint, task: Task, device: torch.device) -> None:
         self.model, self.device = model.to(device), device

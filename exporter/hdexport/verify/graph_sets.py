@@ -85,42 +85,42 @@ class GraphSet:
 def graph_sets(
     manifest: Manifest,
     backend: Backend | None,
-    asked: Collection[Precision] | None,
+    precisions: Collection[Precision] | None,
     skip: Callable[[Skip], None],
 ) -> list[GraphSet]:
-    """The sets to run on this CPU, by the one `backend`, or by each that runs here. `asked` are the precisions to
+    """The sets to run on this CPU: by `backend`, or by every backend that runs here. `precisions` are the precisions to
     compute in; None for float32, for the precisions that the bundle has graphs for, and for bfloat16 if the bundle is
     of half precision, which is then a session's default. `skip` is called for each graph and precision
     that is not run."""
     is_half = manifest.dtype != Precision.FLOAT32.value
-    if asked is None:
-        asked = {Precision.FLOAT32, *BUILD_OPTIONS, *([Precision.BFLOAT16] if is_half else [])}
-    found = []
+    if precisions is None:
+        precisions = {Precision.FLOAT32, *BUILD_OPTIONS, *([Precision.BFLOAT16] if is_half else [])}
+    sets = []
     for target, graphs in _together(manifest.graphs):
         if backend not in (None, target.backend):
             continue
         for precision in target.precisions(graphs[0]):
-            made = GraphSet(backend=target.backend, graphs=graphs, precision=precision)
+            graph_set = GraphSet(backend=target.backend, graphs=graphs, precision=precision)
             reason = (
                 target.verification_skip(graphs[0], precision, manifest)
-                if precision in asked
+                if precision in precisions
                 else Skip(cause=SkipCause.PRECISION)
             )
             if reason is None:
-                found.append(made)
-            elif precision is not Precision.BFLOAT16 or precision in asked or is_half:
-                skip(dataclasses.replace(reason, graph=made.name))
+                sets.append(graph_set)
+            elif precision is not Precision.BFLOAT16 or precision in precisions or is_half:
+                skip(dataclasses.replace(reason, graph=graph_set.name))
     for graph in manifest.graphs:
         if backend is None and target_of(graph.lowering) is None:
             detail = f"the package that wrote lowering {graph.lowering}"
             skip(Skip(cause=SkipCause.NOT_INSTALLED, graph=graph.file, detail=detail))
-    return found
+    return sets
 
 
-def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]) -> list[GraphSet]:
-    """The sets to run on this machine's GPU: the graph for CUDA, and every engine that runs here, by the backend
-    `asked`, or by each that can run; a backend that was asked for and cannot run is rejected. `skip` is called for
-    each graph and engine that is not run."""
+def gpu_sets(bundle: Bundle, backend: Backend | None, skip: Callable[[Skip], None]) -> list[GraphSet]:
+    """The sets to run on this machine's GPU, the graph for CUDA and engines: by `backend`, or by every backend that
+    runs here. Raises a BackendUnavailableError if `backend` cannot run here. `skip` is called for each graph and engine
+    that is not run."""
     files: list[tuple[str, GraphFile | None, EngineFile | None, list[Backend]]] = []
     on_gpu = [entry for entry in backends() if entry.needs_gpu]
     for graph in bundle.manifest.graphs:
@@ -139,7 +139,7 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]
                 engine=engine,
             )
             for reader in readers
-            if asked in (None, reader)
+            if backend in (None, reader)
         ]
         of_file = {each: unavailable_reason(each.alone(bundle), each.backend) for each in candidates}
         runs = next((each for each, reason in of_file.items() if reason is None), None)
@@ -155,11 +155,11 @@ def gpu_sets(bundle: Bundle, asked: Backend | None, skip: Callable[[Skip], None]
                 skip(Skip(cause=SkipCause.BACKEND, graph=name, backend=each.backend, detail=reason.reason))
             else:
                 skip(Skip(cause=SkipCause.NO_GPU, graph=name, backend=each.backend))
-    if asked is not None and not runnable:
-        if asked in reasons:
-            raise reasons[asked].error(asked, bundle)
+    if backend is not None and not runnable:
+        if backend in reasons:
+            raise reasons[backend].error(backend, bundle)
         raise BackendUnavailableError(
-            f"{bundle.path} has nothing for {asked}.",
+            f"{bundle.path} has nothing for {backend}.",
             hint=("Leave out ", Setting("backend"), " to verify the graphs and engines that the bundle has."),
         )
     return runnable
@@ -207,8 +207,8 @@ def runner(bundle: Bundle, graphs: GraphSet, changes: Changes) -> Iterator[Run |
 
 def _together(graphs: Sequence[GraphFile]) -> list[tuple[Target, tuple[GraphFile, ...]]]:
     """Graphs for a CPU that one session runs, and their target, in the order of the graphs."""
-    found = [(target, each) for target in targets() for each in target.sets(graphs)]
-    return sorted(found, key=lambda pair: graphs.index(pair[1][0]))
+    pairs = [(target, each) for target in targets() for each in target.sets(graphs)]
+    return sorted(pairs, key=lambda pair: graphs.index(pair[1][0]))
 
 
 def _raise(error: HdexportError, feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
