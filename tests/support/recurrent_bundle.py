@@ -1,6 +1,6 @@
 """Bundles of recurrent models small enough to compute by hand, made without torch.
 
-One has a memory of a fixed size; the other remembers its last tokens, as `hdexport.model.carried_states` names them.
+One has a memory of a fixed size; the other remembers its last tokens, as `hdexport.model.memory_cache` names them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def tokens_answer(
 ) -> TokensAnswer:
     """One call of the model that remembers tokens, in float64: each vector plus the mean of the remembered vectors.
 
-    Padding behind a row is not remembered, as `hdexport.model.carried_states.remembered` has it.
+    Padding behind a row is not remembered, as `hdexport.model.memory_cache.updated_memory` has it.
 
     Args:
         input_ids, attention_mask: int64 [batch, tokens].

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hdexport.lowering.lowering import Lowering
-from hdexport.model.carried_states import CallStates
 from hdexport.model.family import Family
+from hdexport.model.memory_cache import MemoryCache
 from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ModelError, Setting
@@ -147,7 +147,7 @@ class AttentionConversion:
         inputs: inputs of the graph in addition to the inputs of every model.
         padding: how far rows may be padded; None for any length.
         note: a sentence for the user; None for nothing.
-        carried: recurrent states of the converted model, whose specs are among `inputs`; None for none.
+        memory_cache: recurrent states of the converted model, whose specs are among `inputs`; None for none.
         record: the manifest's record; None where the type makes the record from the graph's nodes.
         query_scale: factor of the queries; None for none.
     """
@@ -156,7 +156,7 @@ class AttentionConversion:
     inputs: tuple[InputSpec, ...] = ()
     padding: PaddingRule | None = None
     note: str | None = None
-    carried: CallStates | None = None
+    memory_cache: MemoryCache | None = None
     record: Any = None
     query_scale: LogScale | None = None
 
@@ -226,7 +226,7 @@ class ReferenceProperties:
         counts_from_padding: whether blocks are counted from the padding on the left.
         discrete_outputs: choices of the graph that rounding may change; None for none.
         information: lines about a text, ids [1, tokens], that say how good the attention is; no check.
-        carried: recurrent states of PyTorch's model, with the specs of the bundle's; None for none.
+        memory_cache: recurrent states of PyTorch's model, with the specs of the bundle's; None for none.
     """
 
     replaced: bool = False
@@ -234,7 +234,7 @@ class ReferenceProperties:
     counts_from_padding: bool = False
     discrete_outputs: DiscreteOutputs | None = None
     information: Callable[[torch.Tensor], Iterator[str]] | None = None
-    carried: CallStates | None = None
+    memory_cache: MemoryCache | None = None
 
 
 class AttentionRecord:

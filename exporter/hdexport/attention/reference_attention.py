@@ -39,7 +39,7 @@ class PairCounts(ABC):
     def of_queries(self, module: torch.nn.Module, queries: slice) -> torch.Tensor:
         """[batch, 1 or heads, queries, keys], float, of one layer's attention; 0 for pairs that are not seen."""
 
-    def with_carried(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def with_memory(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's keys and values, [batch, heads, keys, head_dim], earlier calls' keys and values, if any, first."""
         return key, value
 
@@ -73,7 +73,7 @@ def _attend_pairs(
         attention_mask: how often each query sees each key.
         scaling: factor of the scores; None for head_dim ** -0.5.
     """
-    key, value = attention_mask.with_carried(key, value)
+    key, value = attention_mask.with_memory(key, value)
     batch, heads, tokens, _head_dim = query.shape
     step = max(1, _SLICE_VALUES // (batch * heads * key.shape[2]))
     parts = []

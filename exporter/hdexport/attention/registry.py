@@ -107,7 +107,7 @@ def attention_conversions(requests: Mapping[str, Any], context: ConversionContex
     conversions = {name: conversion for name, conversion in fitted.items() if conversion is not None}
     if context.query_scale is not None:
         _check_scaled(conversions, context)
-    if context.recurrence is not None and all(conversion.carried is None for conversion in conversions.values()):
+    if context.recurrence is not None and all(conversion.memory_cache is None for conversion in conversions.values()):
         convertible = context.family.conversion_unsupported_reason is None
         windows = (", or use windows: ", Setting("attention", "window:256,right:0,global:0"))
         raise InputError(

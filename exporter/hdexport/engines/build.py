@@ -42,7 +42,7 @@ class EngineOptions:
         variants: TensorRT variants to build an engine for; empty for no engine.
         attention_impl: which code computes attention that has kernels; None for what a bundle that is rebuilt has, and
             for ``AttentionImpl.AUTO`` in a new one.
-        profiles: optimisation profiles of every engine, whose sizes of carried states come from the bundle; empty for
+        profiles: optimisation profiles of every engine, whose sizes of recurrent states come from the bundle; empty for
             those of `default_profiles`.
         architectures: GPU architectures of TensorRT-RTX engines and of kernels, e.g. ``("sm86", "sm89")``; empty for
             TensorRT-RTX's default and this machine's GPUs.

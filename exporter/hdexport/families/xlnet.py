@@ -11,8 +11,8 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModelOutput
 
 from hdexport.attention.relative.attention_type import RelativeAttention
 from hdexport.attention.relative.model import Distances, key_kinds, relative_node
-from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
 from hdexport.model.family import Family, NativeAttention, UnsupportedReason
+from hdexport.model.memory_cache import MASK, MemoryCache, text_ends, updated_memory
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
@@ -98,7 +98,7 @@ class _Layer(torch.nn.Module):
 
 def _forward(
     model: Any,
-    carried: CallStates | None,
+    memory_cache: MemoryCache | None,
     input_ids: torch.Tensor | None = None,
     attention_mask: torch.Tensor | None = None,
     token_type_ids: torch.Tensor | None = None,
@@ -108,16 +108,16 @@ def _forward(
     assert input_ids is not None
     assert attention_mask is not None
     states, reuse = model.word_embedding(input_ids), model.record.reuse or None
-    kinds = key_kinds(attention_mask, None if carried is None else carried.given(MASK), token_type_ids)
+    kinds = key_kinds(attention_mask, None if memory_cache is None else memory_cache.read(MASK), token_type_ids)
     reused = attention_mask[:, :reuse]
     ends = text_ends(reused)
-    if carried is not None:
-        carried.leave(MASK, remembered(carried.given(MASK), reused, ends))
+    if memory_cache is not None:
+        memory_cache.write(MASK, updated_memory(memory_cache.read(MASK), reused, ends))
     for number, layer in enumerate(model.layer):
         memory = None
-        if carried is not None:
-            memory = carried.given(number)
-            carried.leave(number, remembered(memory, states[:, :reuse], ends))
+        if memory_cache is not None:
+            memory = memory_cache.read(number)
+            memory_cache.write(number, updated_memory(memory, states[:, :reuse], ends))
         states = layer(states, memory, kinds, model.waves, token_type_ids is not None)
     return XLNetModelOutput(last_hidden_state=states)
 
@@ -151,7 +151,7 @@ def _adapt(model: PreTrainedModel, conversion: RelativeConversion) -> None:
     base.record = conversion.record
     base.layer = torch.nn.ModuleList(_Layer(layer, distances) for layer in base.layer)
     base.register_buffer("waves", distances.waves(base.d_model), persistent=False)
-    base.forward = functools.partial(_forward, base, conversion.carried)
+    base.forward = functools.partial(_forward, base, conversion.memory_cache)
     if isinstance(model, XLNetForSequenceClassification):
         summary = model.sequence_summary.summary_type
         if summary not in _SUMMARIES:
@@ -165,26 +165,26 @@ def _adapt(model: PreTrainedModel, conversion: RelativeConversion) -> None:
 def _remember(model: PreTrainedModel, conversion: RelativeConversion) -> None:
     """Hand the library's model its memory; it sees all of that, so tokens that are not there are cut off before."""
     base: Any = model.base_model
-    carried, size = conversion.carried, conversion.record.memory
-    assert carried is not None
+    memory_cache, size = conversion.memory_cache, conversion.record.memory
+    assert memory_cache is not None
     base.mem_len = size
     original = base.forward
 
     def forward(*given: Any, attention_mask: torch.Tensor, **named: Any) -> Any:
-        mask = carried.given(MASK)
+        mask = memory_cache.read(MASK)
         missing = int((mask[0] == 0).sum())
         if not (mask == (torch.arange(mask.shape[1]) >= missing)).all():
             raise ValueError("Hugging Face's XLNet sees memories whole: masks must be zeros, then ones, in all rows.")
-        before = [carried.given(layer) for layer in range(conversion.record.layers)]
+        before = [memory_cache.read(layer) for layer in range(conversion.record.layers)]
         there = [memory[:, missing:].transpose(0, 1) for memory in before]
         remembered_states = there if missing < mask.shape[1] else None
         named |= {"mems": remembered_states, "use_mems": True}
         output = original(*given, attention_mask=attention_mask.float(), **named)
         for layer, (memory, left) in enumerate(zip(before, output.mems, strict=True)):
             whole = torch.cat([memory[:, :missing], left.transpose(0, 1)], dim=1)
-            carried.leave(layer, whole[:, whole.shape[1] - memory.shape[1] :])
+            memory_cache.write(layer, whole[:, whole.shape[1] - memory.shape[1] :])
         reused = attention_mask[:, : conversion.record.reuse or None]
-        carried.leave(MASK, remembered(mask, reused, text_ends(reused)))
+        memory_cache.write(MASK, updated_memory(mask, reused, text_ends(reused)))
         return output
 
     base.forward = forward

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.model.carried_states import CallStates
+from hdexport.model.memory_cache import MemoryCache
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, Task
 from hdruntime.bundle.task_formats import format_of
 
@@ -48,7 +48,7 @@ class GraphModule(torch.nn.Module):
         folded_token_types: whether the token-type lookup was folded; the embeddings then ask for ids they ignore.
         folded_positions: whether the position lookup was folded; likewise.
         head: the modules after the model; None where its outputs are the task's.
-        carried: the states that the model's modules look at; None for a model that carries none.
+        memory_cache: the states that the model's modules look at; None for a model that carries none.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class GraphModule(torch.nn.Module):
         folded_token_types: bool = False,
         folded_positions: bool = False,
         head: Head | None = None,
-        carried: CallStates | None = None,
+        memory_cache: MemoryCache | None = None,
     ) -> None:
         super().__init__()
         self.model, self.task, self.head, self.inputs = model, task, head, tuple(inputs)
-        self._carried = CallStates(()) if carried is None else carried
+        self._memory_cache = MemoryCache(()) if memory_cache is None else memory_cache
         self.folded_token_types, self.folded_positions = folded_token_types, folded_positions
 
     @property
     def outputs(self) -> dict[str, tuple[str | int, ...]]:
-        """Name of each output -> its axes; carried states, which are inputs of the next call, come last."""
-        carried = {spec.fed_from: spec.shape for spec in self.inputs if spec.fed_from is not None}
-        return {**format_of(self.task).output_axes, **carried}
+        """Name of each output -> its axes; recurrent states, which are inputs of the next call, come last."""
+        states = {spec.fed_from: spec.shape for spec in self.inputs if spec.fed_from is not None}
+        return {**format_of(self.task).output_axes, **states}
 
     def forward(
         self,
@@ -93,15 +93,15 @@ class GraphModule(torch.nn.Module):
         elif self.folded_token_types:
             # Never looked at; without ids the embeddings would gather them from a buffer.
             extra["token_type_ids"] = input_ids
-        given = {spec.name: others.pop(spec.name) for spec in self._carried.specs}
+        states = {spec.name: others.pop(spec.name) for spec in self._memory_cache.specs}
         extra |= others
         if self.folded_positions:
             # Only its shape is looked at; the model's own ids are a slice that clamps the length to the table.
             extra["position_ids"] = input_ids
         seen = attention_mask if attended_mask is None else attention_mask * attended_mask
-        with self._carried.of_call(given):
+        with self._memory_cache.of_call(states):
             outputs = self.model(input_ids=input_ids, attention_mask=seen, **extra)
-            left = tuple(value.float() for value in self._carried.left())
+            left = tuple(value.float() for value in self._memory_cache.written())
         if self.head is not None:
             pooled = None if pooling_mask is None else attention_mask * pooling_mask
             return *self.head.outputs(getattr(outputs, self.head.reads), attention_mask, pooled), *left

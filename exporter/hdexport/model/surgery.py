@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
-from hdexport.model.carried_states import POSITION, CallStates
 from hdexport.model.family import Family
+from hdexport.model.memory_cache import POSITION, MemoryCache
 from hdexport.model.positions import FactoredTable, choose_form, extend_table, factor_table
 from hdexport.model.task import model_task
 from hdruntime.bundle.manifest import PositionForm, Positions, Scheme, Task
@@ -105,21 +105,21 @@ class _ContinuedRows(torch.nn.Module):
     A token of padding has the row that it would have in a first call, which the table has however long the document.
     """
 
-    def __init__(self, table: torch.nn.Module, first_row: int, carried: CallStates, text: _TextMask) -> None:
+    def __init__(self, table: torch.nn.Module, first_row: int, memory_cache: MemoryCache, text: _TextMask) -> None:
         super().__init__()
         self.table, self.first_row = table, first_row
-        self._carried, self._text = carried, text
+        self._memory_cache, self._text = memory_cache, text
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Look up each token's position, [batch, tokens, width], by its row in a first call, [1 or batch, tokens],
         int64.
         """
-        before = self._carried.given(POSITION)  # [batch, 1]
+        before = self._memory_cache.read(POSITION)  # [batch, 1]
         real = self._text.mask.to(torch.int64)
         if self.first_row:
             # The padding id has the padding row wherever it is, and counts for nothing.
             real = real * (rows >= self.first_row)
-        self._carried.leave(POSITION, before + real.sum(1, keepdim=True))
+        self._memory_cache.write(POSITION, before + real.sum(1, keepdim=True))
         embedded: torch.Tensor = self.table(rows + before.to(torch.int64) * real)
         return embedded
 
@@ -215,15 +215,15 @@ def extend_positions(
     )
 
 
-def continue_positions(model: PreTrainedModel, family: Family, carried: CallStates) -> None:
+def continue_positions(model: PreTrainedModel, family: Family, memory_cache: MemoryCache) -> None:
     """Make positions, of a family that learns them, continue from call to call, in place.
 
-    A table has extended them to as many as a document has tokens; `POSITION` is among the carried states.
+    A table has extended them to as many as a document has tokens; `POSITION` is among the recurrent states.
     """
     text, embeddings = _TextMask(), family.embeddings(model)
     model.base_model.register_forward_pre_hook(text.note, with_kwargs=True)
     embeddings.position_embeddings = _ContinuedRows(
-        embeddings.position_embeddings, family.first_row(model.config), carried, text
+        embeddings.position_embeddings, family.first_row(model.config), memory_cache, text
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from hdexport.attention.attention_type import AttentionConversion, OperatorNode
 from hdexport.attention.registry import attention_records, check_unseen_tokens
 from hdexport.checkpoint import Checkpoint
-from hdexport.model.carried_states import counts_tokens
+from hdexport.model.memory_cache import counts_tokens
 from hdexport.model.task import TASKS
 from hdexport.pipeline.options import BuildOptions
 from hdplugins import ONNX_DOMAIN

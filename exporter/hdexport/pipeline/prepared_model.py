@@ -14,7 +14,7 @@ from hdexport.checkpoint.extended_files import read_extension
 from hdexport.checkpoint.position_choice import PositionChoice
 from hdexport.checkpoint.tokenizer_files import first_special_id
 from hdexport.families import convertible_model_types
-from hdexport.model.carried_states import counts_tokens
+from hdexport.model.memory_cache import counts_tokens
 from hdexport.pipeline.options import BuildOptions
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Positions, Task
@@ -132,8 +132,10 @@ def graph_module(
     )
 
     family, run_as = checkpoint.family, checkpoint.run_as(task)
-    carried = next((conversion.carried for conversion in conversions.values() if conversion.carried is not None), None)
-    if carried is not None and run_as is not task:
+    memory_cache = next(
+        (conversion.memory_cache for conversion in conversions.values() if conversion.memory_cache is not None), None
+    )
+    if memory_cache is not None and run_as is not task:
         raise InputError(
             "The model's scores are of a vector that is pooled of all tokens of a pair, and a model with a memory sees "
             "a segment of them.",
@@ -141,8 +143,8 @@ def graph_module(
         )
     token_types = number_of_token_types(model, family, run_as)
     folded_token_types = not token_types and fold_token_types(model, family)
-    if carried is not None and counts_tokens(carried.specs):
-        continue_positions(model, family, carried)
+    if memory_cache is not None and counts_tokens(memory_cache.specs):
+        continue_positions(model, family, memory_cache)
     folded_positions = fold_positions(model, family)
     cast_model(model, options.precision)
     fuse_gelu(model)
@@ -167,5 +169,5 @@ def graph_module(
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,
         head=task_head(checkpoint, task),
-        carried=carried,
+        memory_cache=memory_cache,
     ).eval()

@@ -19,7 +19,7 @@ _RANDOM_SAMPLES = 8
 
 
 def padded_batch(case: Case, reference: Reference) -> dict[str, AnyArray]:
-    """The inputs, [batch, tokens] each, and the carried states. Padding on the right holds ordinary ids, because they
+    """The inputs, [batch, tokens] each, and the recurrent states. Padding on the right holds ordinary ids, because they
     must not matter; on the left it holds the padding id, from which models of RoBERTa's kind number their positions."""
     filler = (
         np.full(case.tokens, reference.pad_token_id, np.int64)
@@ -77,8 +77,8 @@ def expected_rows(
         in_front = range(case.tokens)[case.real(length)].start
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)] - in_front
         with _following(reference, decisions, row, slice(in_front, in_front + length)):
-            carried = reference.past.of_row(case, row)
-            rows.append(reference.unpadded(row, length, carried=carried, shift=in_front, samples=of_row))
+            recurrent = reference.past.of_row(case, row)
+            rows.append(reference.unpadded(row, length, recurrent=recurrent, shift=in_front, samples=of_row))
     return rows
 
 
@@ -95,7 +95,7 @@ def _expected_of_padded_rows(
 ) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row of the padded batch, given one by one so that memory is one row's."""
     inputs = padded_batch(case, reference)
-    # Padding has no values among samples, and none in outputs without tokens and in carried states.
+    # Padding has no values among samples, and none in outputs without tokens and in recurrent states.
     with_padding = {spec.name for spec in manifest.result_outputs if "tokens" in spec.shape and samples is None} | {
         HEAD_INPUT
     }

@@ -1,4 +1,4 @@
-"""PyTorch's answers, which a bundle's are compared with, and the carried states of a check."""
+"""PyTorch's answers, which a bundle's are compared with, and the recurrent states of a check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hdexport.attention.attention_type import ReferenceProperties
 from hdexport.attention.registry import attention_of
 from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
-from hdexport.model.carried_states import MASK, carried_name, left_name
+from hdexport.model.memory_cache import MASK, memory_name, new_memory_name
 from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.support.json_files import shown
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
@@ -35,7 +35,7 @@ _ROWS_APART = 997
 """Tokens between the beginnings of two rows' texts; a prime number, so that they share no rhythm."""
 
 _PAST_ROW = 1000
-"""Number of the text before a case's, which leaves the carried states; no case has as many rows."""
+"""Number of the text before a case's, which leaves the recurrent states; no case has as many rows."""
 
 _SPECIAL_IDS = (0, 1, 2, 3)
 """Ids that no text has, beside the padding's: in most vocabularies they are the special tokens."""
@@ -49,7 +49,7 @@ class Reference:
         pad_token_id: of padding on the left.
         is_changed: whether the model answers differently from the checkpoint's within the checkpoint's own positions.
         reads_first: whether a classifier reads the token at index 0, padding or not.
-        past: the carried states of a case's rows.
+        past: the recurrent states of a case's rows.
     """
 
     def __init__(
@@ -89,23 +89,23 @@ class Reference:
         family = self.checkpoint.family
         return not family.is_generic and "position_ids" in inspect.signature(self.model.forward).parameters
 
-    def named(self, of_role: Mapping[Role, IntArray], carried: Mapping[str, FloatArray]) -> dict[str, AnyArray]:
-        """The model's inputs by name: from each role's values, 0 where there are none, and the carried states."""
+    def named(self, of_role: Mapping[Role, IntArray], recurrent: Mapping[str, FloatArray]) -> dict[str, AnyArray]:
+        """The model's inputs by name: from each role's values, 0 where there are none, and the recurrent states."""
         shape = of_role[Role.IDS].shape
         return {
-            spec.name: carried[spec.name]
+            spec.name: recurrent[spec.name]
             if spec.role is Role.RECURRENT_STATE
             else of_role.get(spec.role, np.zeros(shape, np.int64))
             for spec in self._module.inputs
         }
 
     def _leaves(self, tokens: int, memory: int) -> dict[str, FloatArray]:
-        """The carried states, [1, ...] each, that a text of so many tokens leaves, with an axis ``memory`` of that
+        """The recurrent states, [1, ...] each, that a text of so many tokens leaves, with an axis ``memory`` of that
         size."""
-        carried = [spec for spec in self._module.inputs if spec.role is Role.RECURRENT_STATE]
-        empty = {spec.name: state_at_start(spec, rows=1, memory=memory) for spec in carried}
-        left = self.unpadded(_PAST_ROW, tokens, carried=empty)
-        return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in carried}
+        recurrent = [spec for spec in self._module.inputs if spec.role is Role.RECURRENT_STATE]
+        empty = {spec.name: state_at_start(spec, rows=1, memory=memory) for spec in recurrent}
+        left = self.unpadded(_PAST_ROW, tokens, recurrent=empty)
+        return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in recurrent}
 
     def of_text(self, row: int, length: int) -> dict[Role, IntArray]:
         """Role -> [length], the inputs for the row's text in a check. The text's second half is another text than its
@@ -145,14 +145,14 @@ class Reference:
         row: int,
         length: int,
         *,
-        carried: Mapping[str, FloatArray] | None = None,
+        recurrent: Mapping[str, FloatArray] | None = None,
         shift: int = 0,
         samples: IntArray | None = None,
     ) -> dict[str, FloatArray]:
-        """The outputs for one row's text alone: name -> array without the batch axis. `carried` are the carried states,
-        [1, ...] each; `shift` is padding before the text, which shifts the positions of models of BERT's kind."""
+        """The outputs for one row's text alone: name -> array without the batch axis. `recurrent` has the recurrent
+        states, [1, ...] each; `shift` is padding before the text, which shifts the positions of models like BERT."""
         of_role = {role: values[None] for role, values in self.of_text(row, length).items()}
-        inputs = self.named(of_role, carried or {})
+        inputs = self.named(of_role, recurrent or {})
         if shift and self.positions_shift and self.takes_position_ids:
             inputs["position_ids"] = np.arange(shift, shift + length)[None]
         return {name: values[0] for name, values in self.batch(inputs, samples=samples).items()}
@@ -228,7 +228,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         task,
         inputs=manifest.inputs,
         head=task_head(checkpoint, task),
-        carried=properties.carried,
+        memory_cache=properties.memory_cache,
     ).eval()
     return Reference(
         module,
@@ -254,9 +254,9 @@ Outputs = Mapping[str, FloatArray]
 
 
 class PastTexts:
-    """The carried states of the rows of a case. The first row has those of another text, the second those of the later
-    half of one, and all others empty ones. With padding on the left nothing of them is seen, because padding would
-    stand between them and the text.
+    """The recurrent states of the rows of a case. The first row has those of another text, the second those of the
+    later half of one, and all others empty ones. With padding on the left they are unseen, because padding would stand
+    between them and the text.
 
     `leaves` makes, from the tokens of a past text and the size of the axis ``memory``, the states that PyTorch leaves
     after it, with a batch axis.
@@ -267,10 +267,10 @@ class PastTexts:
         self._found: dict[tuple[int, int], Outputs] = {}
 
     def of_row(self, case: Case, row: int) -> dict[str, FloatArray]:
-        """Name of each carried state -> [1, ...]."""
-        carried, longest, size = self._manifest.recurrent_states, self._manifest.document_tokens, self._size(case)
-        states = {spec.name: state_at_start(spec, rows=1, memory=size) for spec in carried}
-        mask = carried_name(MASK)
+        """Name of each recurrent state -> [1, ...]."""
+        recurrent, longest, size = self._manifest.recurrent_states, self._manifest.document_tokens, self._size(case)
+        states = {spec.name: state_at_start(spec, rows=1, memory=size) for spec in recurrent}
+        mask = memory_name(MASK)
         if case.padding == "left":
             if mask in states:
                 states[mask] *= 0
@@ -281,13 +281,13 @@ class PastTexts:
         if (past, size) not in self._found:
             self._found[past, size] = self._leaves(past, size)
         left = self._found[past, size]
-        states = {spec.name: left[str(spec.fed_from)] for spec in carried}
+        states = {spec.name: left[str(spec.fed_from)] for spec in recurrent}
         if row == 1 and mask in states:
             states[mask] = np.where(np.arange(size) < size // 2, 0, states[mask]).astype(np.float32)
         return states
 
     def of_case(self, case: Case) -> dict[str, FloatArray]:
-        """Name of each carried state -> [batch, ...]."""
+        """Name of each recurrent state -> [batch, ...]."""
         rows = [self.of_row(case, row) for row in range(case.batch)]
         return {spec.name: np.concatenate([row[spec.name] for row in rows]) for spec in self._manifest.recurrent_states}
 
@@ -299,9 +299,9 @@ class PastTexts:
 
 
 def compared_tokens(spec: InputSpec, expected: Outputs) -> npt.NDArray[np.bool_] | slice:
-    """The part of a carried state's first axis that is compared: the tokens that the mask has, or all of it. `expected`
-    is all that is left in one row, without the batch axis."""
-    mask = left_name(MASK)
+    """The part of a recurrent state's first axis that is compared: the tokens that the mask has, or all of it.
+    `expected` is all that is left in one row, without the batch axis."""
+    mask = new_memory_name(MASK)
     if not spec.has_memory_axis or spec.fed_from == mask or mask not in expected:
         return slice(None)
     is_there: npt.NDArray[np.bool_] = expected[mask] == 1
@@ -334,5 +334,7 @@ def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> Re
         information=next(
             (properties.information for properties in of_attentions if properties.information is not None), None
         ),
-        carried=next((properties.carried for properties in of_attentions if properties.carried is not None), None),
+        memory_cache=next(
+            (properties.memory_cache for properties in of_attentions if properties.memory_cache is not None), None
+        ),
     )

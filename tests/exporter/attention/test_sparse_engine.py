@@ -81,7 +81,7 @@ ARCHITECTURE_OF_TYPE = {"reformer": "sm120"}
         nightly_unless(False, "mpnet", None, "bfloat16", {}, {"ClippedDistanceAttention": 1}),
         nightly_unless(False, "nezha", None, "float16", {}, {"ClippedDistanceAttention": 1}),
         # A local layer and a global one.
-        # In every run, test_carried_windows.py has windows, and test_query_scale.py dense attention.
+        # In every run, test_recurrent_windows.py has windows, and test_query_scale.py dense attention.
         nightly_unless(False, "gemma3_text", None, "float16", GEMMA, {"SlidingWindowAttention": 1}),
         nightly_unless(False, "gemma3_text", None, "bfloat16", GEMMA, {}),
         *(

@@ -14,8 +14,8 @@ from hdexport.attention.attention_type import (
     ConversionContext,
     ReferenceProperties,
 )
-from hdexport.model.carried_states import MASK, CallStates, carried_input
 from hdexport.model.family import Family
+from hdexport.model.memory_cache import MASK, MemoryCache, memory_input
 from hdruntime.bundle.checked_json import Size, TokenCount
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest
 from hdruntime.bundle.reader import Bundle
@@ -83,10 +83,10 @@ class RelativeAttentionType(AttentionType):
         record: RelativeAttention | None = context.family.native_record(self.name, config)
         if record is None:
             return None
-        carried = _carried(record, config.hidden_size)
-        if carried and native is not None:
-            carried = (*carried, *native.extra_states(config, context.task))
-        return _conversion(record, carried, context.max_len)
+        memory_cache = _memory_inputs(record, config.hidden_size)
+        if memory_cache and native is not None:
+            memory_cache = (*memory_cache, *native.extra_states(config, context.task))
+        return _conversion(record, memory_cache, context.max_len)
 
     def problems(self, record: RelativeAttention, manifest: Manifest) -> Iterator[str]:
         """The memory among the inputs."""
@@ -103,11 +103,11 @@ class RelativeAttentionType(AttentionType):
         """The library's own model, or its replacement where the library dropped it, and what it carries."""
         assert isinstance(conversion, RelativeConversion)
         assert family.native_attention is not None
-        if conversion.carried is not None:
+        if conversion.memory_cache is not None:
             assert family.native_attention.use_states is not None
             family.native_attention.use_states(model, conversion)
         # Its padding sees itself, where ours is 0.
-        return ReferenceProperties(undefined_padding=True, carried=conversion.carried)
+        return ReferenceProperties(undefined_padding=True, memory_cache=conversion.memory_cache)
 
     def boundaries(self, record: RelativeAttention) -> Boundaries | None:
         """Around the size of the memory, where a text takes all of it, and where distances are clamped."""
@@ -133,22 +133,22 @@ class RelativeAttentionType(AttentionType):
 ATTENTION_TYPE = RelativeAttentionType()
 
 
-def _carried(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
+def _memory_inputs(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
     """Each layer's memory, and which of its tokens are there."""
     if not record.memory:
         return ()
     fill = Fill.ONES if record.empty_memory_is_seen else Fill.ZEROS
     return (
-        *(carried_input(layer, "memory", width, bound=record.memory) for layer in range(record.layers)),
-        carried_input(MASK, "memory", bound=record.memory, fill=fill),
+        *(memory_input(layer, "memory", width, bound=record.memory) for layer in range(record.layers)),
+        memory_input(MASK, "memory", bound=record.memory, fill=fill),
     )
 
 
-def _conversion(record: RelativeAttention, carried: Sequence[InputSpec], max_len: int) -> RelativeConversion:
+def _conversion(record: RelativeAttention, memory_cache: Sequence[InputSpec], max_len: int) -> RelativeConversion:
     return RelativeConversion(
         is_native=True,
-        inputs=tuple(carried),
-        carried=CallStates(carried) if carried else None,
+        inputs=tuple(memory_cache),
+        memory_cache=MemoryCache(memory_cache) if memory_cache else None,
         record=record,
         max_len=max_len,
     )

@@ -23,8 +23,8 @@ from hdexport.attention.attention_type import (
 from hdexport.attention.spec import SpecReader
 from hdexport.attention.window import Window, WindowAttention
 from hdexport.attention.window.lower import LOWERING
-from hdexport.model.carried_states import MASK, POSITION, CallStates, carried_input
 from hdexport.model.family import Family
+from hdexport.model.memory_cache import MASK, POSITION, MemoryCache, memory_input
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, ModelError
@@ -80,11 +80,11 @@ class WindowConversion(AttentionConversion):
             super().adapt(model, family)
             return
         from hdexport.attention.model_parts import give_masks
-        from hdexport.attention.window.model import carried_mask, window_mask
+        from hdexport.attention.window.model import recurrent_mask, window_mask
 
-        window, carried, query_scale = self.window, self.carried, self.query_scale
-        if carried is not None:
-            give_masks(model, lambda mask: carried_mask(window, mask, carried))
+        window, memory_cache, query_scale = self.window, self.memory_cache, self.query_scale
+        if memory_cache is not None:
+            give_masks(model, lambda mask: recurrent_mask(window, mask, memory_cache))
         else:
             give_masks(model, lambda mask: window_mask(window, mask, query_scale))
 
@@ -138,19 +138,19 @@ class WindowAttentionType(AttentionType):
         _check(request.window, heads=config.num_attention_heads, max_len=context.max_len)
         context.warn_if_unscaled(request.window.most_keys)
         note = f"Attention is cut to windows of {request.window.describe()}, {NOT_TRAINED.format('windows')}"
-        carried = None
+        memory_cache = None
         if context.recurrence is not None:
-            carried = _carried(request.window, context.recurrence, context)
+            memory_cache = _memory_cache(request.window, context.recurrence, context)
             note += (
                 f" In later segments of a document they reach up to {context.recurrence} tokens into the segments "
                 f"before; a document has at most {context.max_len} tokens."
             )
         return WindowConversion(
             is_native=False,
-            inputs=() if carried is None else carried.specs,
+            inputs=() if memory_cache is None else memory_cache.specs,
             window=request.window,
             note=note,
-            carried=carried,
+            memory_cache=memory_cache,
             query_scale=context.query_scale,
         )
 
@@ -182,9 +182,9 @@ class WindowAttentionType(AttentionType):
         inputs = tuple(
             spec for spec in manifest.inputs if spec.role in (Role.GLOBAL_ATTENTION_MASK, Role.RECURRENT_STATE)
         )
-        carried = CallStates(manifest.recurrent_states) if manifest.recurrent_states else None
+        memory_cache = MemoryCache(manifest.recurrent_states) if manifest.recurrent_states else None
         return WindowConversion(
-            is_native=record.converted is None, inputs=inputs, window=record.converted, carried=carried
+            is_native=record.converted is None, inputs=inputs, window=record.converted, memory_cache=memory_cache
         )
 
     def use_reference(
@@ -195,14 +195,16 @@ class WindowAttentionType(AttentionType):
         if conversion.window is not None:
             from hdexport.attention.window.model import use_window_masks
 
-            use_window_masks(model, conversion.window, conversion.carried)
-        if conversion.carried is not None:
+            use_window_masks(model, conversion.window, conversion.memory_cache)
+        if conversion.memory_cache is not None:
             from hdexport.model.surgery import continue_positions
 
-            continue_positions(model, family, conversion.carried)
+            continue_positions(model, family, conversion.memory_cache)
         # Longformer's own rows of padding are 0.
         return ReferenceProperties(
-            replaced=conversion.window is not None, undefined_padding=not conversion.bound, carried=conversion.carried
+            replaced=conversion.window is not None,
+            undefined_padding=not conversion.bound,
+            memory_cache=conversion.memory_cache,
         )
 
     def boundaries(self, record: WindowAttention) -> Boundaries | None:
@@ -241,7 +243,7 @@ class WindowAttentionType(AttentionType):
 ATTENTION_TYPE = WindowAttentionType()
 
 
-def _carried(window: Window, tokens: int, context: ConversionContext) -> CallStates:
+def _memory_cache(window: Window, tokens: int, context: ConversionContext) -> MemoryCache:
     """The states that layers with such a window carry from segment to segment.
 
     An InputError says what in the model or its window is about a whole text.
@@ -253,7 +255,7 @@ def _carried(window: Window, tokens: int, context: ConversionContext) -> CallSta
     if not family.learned_positions:
         raise InputError(
             f"--recurrence {tokens} does not fit this {config.model_type}, which turns keys by their place in a "
-            "segment before they are carried.",
+            "segment before they are memory_cache.",
             hint="Leave it out: without a table of positions, --max-len may be a whole document's.",
         )
     if window.global_tokens:
@@ -289,9 +291,9 @@ def _carried(window: Window, tokens: int, context: ConversionContext) -> CallSta
         )
     # Of each call of an attention, keys and values in all heads.
     layers = range(len(attention_calls(context.model)))
-    states = (carried_input(layer, "memory", 2 * int(config.hidden_size), bound=tokens) for layer in layers)
-    position = carried_input(POSITION, 1, bound=context.max_len)
-    return CallStates((*states, carried_input(MASK, "memory", bound=tokens), position))
+    states = (memory_input(layer, "memory", 2 * int(config.hidden_size), bound=tokens) for layer in layers)
+    position = memory_input(POSITION, 1, bound=context.max_len)
+    return MemoryCache((*states, memory_input(MASK, "memory", bound=tokens), position))
 
 
 def _marks(context: ConversionContext, max_global: int | None) -> InputSpec:

@@ -17,7 +17,7 @@ from hdexport.attention.model_parts import give_masks, operator_node
 from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.reference_attention import PairCounts, use_pair_counts
 from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
-from hdexport.model.carried_states import MASK, CallStates, remembered, text_ends
+from hdexport.model.memory_cache import MASK, MemoryCache, text_ends, updated_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -126,7 +126,7 @@ def sliding_window_node(
 
 
 @dataclass(frozen=True)
-class CarriedMask:
+class RecurrentMask:
     """What windowed layers that see earlier segments share in a call.
 
     Each layer carries keys and values of the tokens before the text. The operator attends among as many queries as
@@ -138,7 +138,7 @@ class CarriedMask:
         token_kind: [batch, memory + tokens], int32, 0 for memory that is not there yet, -1 for masked tokens, which see
             the others and are not seen, else 1.
         ends: [batch], int64, tokens of each text up to its last real one.
-        carried: by the layers' numbers, [batch, memory, 2 * width]: keys and, after them, values.
+        memory_cache: by the layers' numbers, [batch, memory, 2 * width]: keys and, after them, values.
         layers: numbers of the layers that have not attended yet.
     """
 
@@ -148,7 +148,7 @@ class CarriedMask:
     window: Window
     token_kind: torch.Tensor
     ends: torch.Tensor
-    carried: CallStates
+    memory_cache: MemoryCache
     layers: Iterator[int] = field(default_factory=itertools.count)
 
     def attend(
@@ -157,11 +157,11 @@ class CarriedMask:
         """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
         # Calls are counted, not modules: a model may use one layer several times.
         layer, heads, head_dim = next(self.layers), query.shape[2], query.shape[3]
-        before = self.carried.given(layer)
+        before = self.memory_cache.read(layer)
         states = torch.cat([key, value], dim=2).flatten(2)  # [batch, tokens, 2 * width]
-        self.carried.leave(layer, remembered(before, states, self.ends))
-        carried = before.to(key.dtype).unflatten(2, (2 * heads, head_dim))
-        keys, values = carried.chunk(2, dim=2)  # [batch, memory, heads, head_dim]
+        self.memory_cache.write(layer, updated_memory(before, states, self.ends))
+        memory_cache = before.to(key.dtype).unflatten(2, (2 * heads, head_dim))
+        keys, values = memory_cache.chunk(2, dim=2)  # [batch, memory, heads, head_dim]
         attended = sliding_window_node(
             torch.cat([torch.zeros_like(keys), query], dim=1),
             torch.cat([keys, key], dim=1),
@@ -176,15 +176,15 @@ class CarriedMask:
         return attended[:, before.shape[1] :].contiguous()
 
 
-def carried_mask(window: Window, attention_mask: torch.Tensor, carried: CallStates) -> CarriedMask:
+def recurrent_mask(window: Window, attention_mask: torch.Tensor, memory_cache: MemoryCache) -> RecurrentMask:
     """The mask of layers with such a window; it leaves for the next call which tokens are in the memory.
 
     `attention_mask` is [batch, tokens], bool, True for real tokens.
     """
-    there, ends = carried.given(MASK), text_ends(attention_mask)
-    carried.leave(MASK, remembered(there, attention_mask, ends))
+    there, ends = memory_cache.read(MASK), text_ends(attention_mask)
+    memory_cache.write(MASK, updated_memory(there, attention_mask, ends))
     kinds = torch.cat([there.to(torch.int32), asking_kinds(attention_mask)], dim=1)
-    return CarriedMask(window, kinds, ends, carried)
+    return RecurrentMask(window, kinds, ends, memory_cache)
 
 
 @dataclass(frozen=True)
@@ -194,29 +194,29 @@ class _Pairs(PairCounts):
     Attributes:
         real: [batch, keys], bool; queries are the last of them.
         is_global: [batch, keys], bool.
-        carried: keys and values of the tokens before the queries; None for none.
+        memory_cache: keys and values of the tokens before the queries; None for none.
         layers: numbers of the layers that have not attended yet.
     """
 
     window: Window
     real: torch.Tensor
     is_global: torch.Tensor
-    carried: CallStates | None = None
+    memory_cache: MemoryCache | None = None
     layers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def before(self) -> int:
         """Keys before the first query."""
-        return 0 if self.carried is None else self.carried.given(MASK).shape[1]
+        return 0 if self.memory_cache is None else self.memory_cache.read(MASK).shape[1]
 
-    def with_carried(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def with_memory(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the memory are in front, [batch, memory, 2 * width]; see :class:`PairCounts`."""
-        if self.carried is None:
+        if self.memory_cache is None:
             return key, value
         layer, states = next(self.layers), torch.cat([key, value], dim=1).transpose(1, 2)
-        memory = self.carried.given(layer)
+        memory = self.memory_cache.read(layer)
         ends = text_ends(self.real[:, self.before :])
-        self.carried.leave(layer, remembered(memory, states.flatten(2), ends))
+        self.memory_cache.write(layer, updated_memory(memory, states.flatten(2), ends))
         both = torch.cat([memory.unflatten(2, states.shape[2:]), states], dim=1)  # [batch, keys, 2 * heads, head_dim]
         keys, values = both.transpose(1, 2).chunk(2, dim=1)
         return keys, values
@@ -239,19 +239,19 @@ class _Pairs(PairCounts):
         return torch.where(self.is_global[:, None, self.before :, None], real, local)
 
 
-def use_window_masks(model: PreTrainedModel, window: Window, carried: CallStates | None = None) -> None:
+def use_window_masks(model: PreTrainedModel, window: Window, memory_cache: MemoryCache | None = None) -> None:
     """Give a model's own attention, which the library's attention interface reaches, a window, in place.
 
     With states that are carried from call to call, a window has no global tokens.
     """
 
     def pairs(attention_mask: torch.Tensor) -> _Pairs:
-        if carried is not None:
-            before = carried.given(MASK)
-            carried.leave(MASK, remembered(before, attention_mask, text_ends(attention_mask)))
+        if memory_cache is not None:
+            before = memory_cache.read(MASK)
+            memory_cache.write(MASK, updated_memory(before, attention_mask, text_ends(attention_mask)))
             attention_mask = torch.cat([before, attention_mask], dim=1)
         real = attention_mask.bool()
-        return _Pairs(window, real, real & (real.long().cumsum(1) <= window.global_tokens), carried)
+        return _Pairs(window, real, real & (real.long().cumsum(1) <= window.global_tokens), memory_cache)
 
     use_pair_counts(model)
     give_masks(model, pairs)

@@ -8,8 +8,8 @@ from hdexport.attention.relative.attention_type import RelativeAttention
 from hdexport.attention.relative.model import Distances
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadModel, TransfoXLModel
-from hdexport.model.carried_states import CallStates, carried_input
 from hdexport.model.family import Family, ModelClasses, NativeAttention, UnsupportedReason
+from hdexport.model.memory_cache import MemoryCache, memory_input
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
 
@@ -27,24 +27,24 @@ def _adapt(model: PreTrainedModel, conversion: RelativeConversion) -> None:
         layer.dec_attn.distances = distances
     del base.waves
     base.register_buffer("waves", distances.waves(model.config.d_model), persistent=False)
-    if conversion.carried is not None:
-        _look_up(model, conversion.carried)
+    if conversion.memory_cache is not None:
+        _look_up(model, conversion.memory_cache)
 
 
 def _remember(model: PreTrainedModel, conversion: RelativeConversion) -> None:
-    assert conversion.carried is not None
+    assert conversion.memory_cache is not None
     model.config.mem_len = conversion.record.memory
-    _look_up(model, conversion.carried)
+    _look_up(model, conversion.memory_cache)
 
 
-def _look_up(model: Any, carried: CallStates) -> None:
-    """Make a model take its carried states from there, and leave them there."""
+def _look_up(model: Any, memory_cache: MemoryCache) -> None:
+    """Make a model take its recurrent states from there, and leave them there."""
     original = model.forward
 
     def forward(*given: Any, **named: Any) -> Any:
-        output = original(*given, **named, mems={part: carried.given(part) for part in carried.parts})
-        for part in carried.parts:
-            carried.leave(part, output.mems[part])
+        output = original(*given, **named, mems={part: memory_cache.read(part) for part in memory_cache.parts})
+        for part in memory_cache.parts:
+            memory_cache.write(part, output.mems[part])
         return output
 
     model.forward = forward
@@ -68,11 +68,11 @@ def _attention(config: Any) -> RelativeAttention:
     )
 
 
-def _carried(config: Any, task: Task) -> tuple[InputSpec, ...]:
+def _memory_inputs(config: Any, task: Task) -> tuple[InputSpec, ...]:
     """The states that the first token of a segment is predicted from."""
     if task is not Task.TEXT_SCORING:
         return ()
-    return carried_input(LAST, config.d_model), carried_input(STARTED, 1)
+    return memory_input(LAST, config.d_model), memory_input(STARTED, 1)
 
 
 FAMILY = Family(
@@ -86,7 +86,7 @@ FAMILY = Family(
     relative_positions=True,
     embeddings=lambda model: model.base_model,
     native_attention=NativeAttention(
-        attention_type="relative", record=_attention, adapt=_adapt, use_states=_remember, extra_states=_carried
+        attention_type="relative", record=_attention, adapt=_adapt, use_states=_remember, extra_states=_memory_inputs
     ),
     tasks=(Task.FEATURE_EXTRACTION, Task.TEXT_SCORING),
     task_unsupported_reason=UnsupportedReason.NO_HEAD,

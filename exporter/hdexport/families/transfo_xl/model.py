@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 from hdexport.attention.relative.model import Distances, key_kinds, relative_node
 from hdexport.families.transfo_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from hdexport.families.transfo_xl.config import TransfoXLConfig
-from hdexport.model.carried_states import MASK, remembered, text_ends
+from hdexport.model.memory_cache import MASK, text_ends, updated_memory
 
 LAST, STARTED = "last", "started"
 """Memories of a model that scores: the last token's state, [batch, d_model], and 1 once it is there, [batch, 1]."""
@@ -212,11 +212,11 @@ class TransfoXLModel(_TransfoXL):
         waves = self._waves(kinds.shape[1]) if self.waves is None else self.waves
         ends = text_ends(mask)
         if MASK in mems:
-            left[MASK] = remembered(mems[MASK], mask, ends)
+            left[MASK] = updated_memory(mems[MASK], mask, ends)
         for number, layer in enumerate(self.layers):
             memory = mems.get(str(number))
             if memory is not None:
-                left[str(number)] = remembered(memory, states, ends)
+                left[str(number)] = updated_memory(memory, states, ends)
             states = layer(states, memory, kinds, waves)
         return TransfoXLOutput(last_hidden_state=states, mems=left)
 
@@ -279,8 +279,8 @@ class TransfoXLLMHeadModel(_TransfoXL):
         is_predicted = (mask == 1) & (follows | (started > 0))
         scores = torch.where(is_predicted, self.crit(before, input_ids), 0.0)
         ends = text_ends(mask)
-        output.mems[LAST] = remembered(mems[LAST][:, None], states, ends)[:, 0]
-        output.mems[STARTED] = remembered(started, mask, ends)
+        output.mems[LAST] = updated_memory(mems[LAST][:, None], states, ends)[:, 0]
+        output.mems[STARTED] = updated_memory(started, mask, ends)
         return TransfoXLScores(log_probabilities=scores, mems=output.mems)
 
 

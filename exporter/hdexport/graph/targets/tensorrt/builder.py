@@ -59,7 +59,7 @@ def build_engine(
 
     Args:
         onnx_path: a graph lowered by `tensorrt_graph`, weights beside it. Its inputs' first axis is the batch, an axis
-            called memory that of carried states, and another without a size the tokens.
+            called memory that of recurrent states, and another without a size the tokens.
         destination: the engine's file; the metadata gets the same name with ``.json``.
         bundle: directory that contains ``destination``, to which the paths in the result are relative.
         precision: of the graph's weights, e.g. ``float16``: recorded, not set, because the network is strongly typed.

@@ -22,7 +22,7 @@ _MOST_TOKENS = 2**31 - 1
 """Elements in one TensorRT tensor; activations have several per token and reach it sooner, which TensorRT reports."""
 
 _INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
-"""Graph inputs whose shapes options may give; all are [batch, tokens]. Sizes of carried states are the bundle's."""
+"""Graph inputs whose shapes options may give; all are [batch, tokens]. Sizes of recurrent states are the bundle's."""
 
 _SHAPE_OPTIONS = (Setting("min_shapes"), ", ", Setting("opt_shapes"), " and ", Setting("max_shapes"))
 
@@ -86,8 +86,8 @@ def profiles_from_options(
 
 
 def with_memory(profiles: Sequence[ProfileShape], *, most: int) -> tuple[ProfileShape, ...]:
-    """The profiles for carried states of any size up to `most` tokens, tuned for the largest, with which streams run. 0
-    is for a bundle whose states, if any, have fixed sizes."""
+    """The profiles for recurrent states of any size up to `most` tokens, tuned for the largest, with which streams run.
+    0 is for a bundle whose states, if any, have fixed sizes."""
     memory = (1, most, most) if most else None
     return tuple(dataclasses.replace(profile, memory=memory) for profile in profiles)
 
