@@ -141,7 +141,7 @@ OF_A_MODEL: dict[str, tuple[Change, str]] = {
     ),
     "no token types": (without_token_types, "has type_vocab_size 0, but the model adds the vector of a type"),
     "an unknown activation": (config(hidden_act="none such"), "No bert can be made of "),
-    "layers": (config(num_hidden_layers=10**9), "has num_hidden_layers 1000000000; the most is 1024"),
+    "layers": (config(num_hidden_layers=10**9), "has num_hidden_layers 1000000000; the maximum is 1024"),
     "positions": (config(max_position_embeddings=10**12), "max_position_embeddings 1000000000000; at most 16777216"),
     "a linked config": (link_to_itself("config.json"), "config.json is a broken link.\nDownload"),
     "linked weights": (link_to_itself("model.safetensors"), "model.safetensors is a broken link"),
@@ -149,7 +149,7 @@ OF_A_MODEL: dict[str, tuple[Change, str]] = {
 }
 
 OF_SENTENCES: dict[str, tuple[Change, str]] = {
-    "poolings that are lists": (merged("1_Pooling/config.json", pooling_mode=[["mean"]]), "the pooling ['mean']"),
+    "poolings that are lists": (merged("1_Pooling/config.json", pooling_mode=[["mean"]]), "the pooling mode ['mean']"),
     "a linked pooling": (link_to_itself("1_Pooling"), "1_Pooling is a broken link"),
     "linked settings of it": (link_to_itself("1_Pooling/config.json"), "a link in the path leads back to itself"),
     "NUL": (module(2, path="2\0Dense"), "names the folder '2\\x00Dense', which is not one of the checkpoint's own"),

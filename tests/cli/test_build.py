@@ -527,7 +527,7 @@ def _read_to_the_end(descriptor: int) -> bytes:
 
 def test_a_bundle_without_tokenizer_is_not_measured(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = hdruntime.open_bundle(bundle).manifest
-    _print_summary(bundle, dataclasses.replace(manifest, tokenizer=None))
+    _print_summary(bundle, dataclasses.replace(manifest, tokenizer=None), graphs=())
     assert "quality" not in capsys.readouterr().out
 
 

@@ -49,7 +49,7 @@ def test_json_is_what_the_file_would_hold_and_several_bundles_are_named(
     assert json.loads(file.read_text()) | {"command": result["command"]} == result
     scores_as_shown(shown, result)
     assert "Only the first 5 texts were read; for more: --limit N" in shown
-    assert f"{bundle} takes fewer tokens than 5 of them have: they were cut." in shown
+    assert f"{bundle} takes fewer tokens than 5 texts have: these texts were truncated." in shown
     assert {score["precision"] for score in result["scores"]} == {"float32"}
     int8 = hdexport("quality", bundle, "--texts", texts, "--text-column", "body", "--limit", 5, "--precision", "int8")
     assert "has no graph in int8" in int8.stderr

@@ -122,7 +122,7 @@ def test_the_quick_grid_as_json_is_the_record_and_its_checks(hdexport: Command, 
         "error": None,
         "text": None,
     }
-    assert [check["text"] for check in checks][-1] == "marks"
+    assert [check["text"] for check in checks][-1] == "punctuation"
     assert (
         max(check["max_abs_error"] for check in checks if check["graph"] == "model.onnx")
         == (printed["graphs"]["model.onnx"]["max_abs_error"])

@@ -48,7 +48,7 @@ class Corpus(NamedTuple):
     Attributes:
         long: documents of more tokens than the checkpoint has positions.
         short: other documents.
-        texts: number of texts before they were cut to chunks.
+        texts: number of texts before they were split into chunks.
         digest: SHA-256 of names and texts.
     """
 

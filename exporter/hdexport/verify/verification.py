@@ -11,7 +11,6 @@ import numpy as np
 from hdexport.attention.attention_type import DISCRETE_OUTPUT, Boundaries
 from hdexport.attention.registry import attention_of
 from hdexport.graph.bundle_graph import read_graph
-from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
 from hdexport.graph.targets.target import Changes
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
 from hdexport.model.task import TASKS
@@ -216,6 +215,9 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
     if chunk is not None:
         yield Boundaries(lengths=frozenset({chunk, chunk + 1, 2 * chunk + 1}), first=chunk, second=chunk + 1)
     if TASKS[manifest.task].pools_logits:
+        # Passes import onnx_ir, which takes longer than all else here.
+        from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
+
         lengths = frozenset({BLOCK_TOKENS, BLOCK_TOKENS + 1, 2 * BLOCK_TOKENS + 1})
         yield Boundaries(lengths=lengths, first=BLOCK_TOKENS, second=BLOCK_TOKENS + 1)
     trained = manifest.positions.trained

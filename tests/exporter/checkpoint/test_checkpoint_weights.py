@@ -133,7 +133,7 @@ def test_a_configuration_of_quantised_weights_is_refused(tiny_bert: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_labels": 10**9}, "num_labels 1000000000; the most is 1048576"),
+        ({"num_labels": 10**9}, "num_labels 1000000000; the maximum is 1048576"),
         ({"hidden_size": 10**9}, "(hidden_size 1000000000).\nSet hidden_size to 32"),
         ({"vocab_size": 10**12}, "[120, 32] in the file, [1000000000000, 32] by config.json (vocab_size"),
         ({"vocab_size": 10**30}, "No bert can be made of"),

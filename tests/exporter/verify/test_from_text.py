@@ -185,7 +185,7 @@ def test_the_quick_grid_leaves_sentence_transformers_to_the_command(tiny_bundles
     assert not checks
     assert len(left_out) == 1
     assert left_out[0].cause is SkipCause.SLOW_IMPORT
-    assert outcome_line(left_out[0]).endswith("takes as long as a build (hdexport verify BUNDLE)")
+    assert outcome_line(left_out[0]).endswith("takes as long as the build: hdexport verify BUNDLE")
 
 
 OWN_CODE = """
