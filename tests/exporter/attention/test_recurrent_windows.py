@@ -383,7 +383,7 @@ def test_a_document_that_goes_on_behind_its_last_position_is_refused(half) -> No
     session(input_ids=np.full((2, 40), 7), **carried)
     # Padding needs no position.
     session(input_ids=np.full((2, 41), 7), attention_mask=np.arange(82).reshape(2, 41) % 41 < 40, **carried)
-    with pytest.raises(InputError, match=r"Row 0 has 41 tokens after 260 of earlier calls .* at most 300\.\nBegin"):
+    with pytest.raises(InputError, match=r"Row 0 has 41 tokens after 260 of earlier calls .* at most 300\.\nLeave out"):
         session(input_ids=np.full((2, 41), 7), **carried)
     with pytest.raises(InputError, match=r"after -1 of earlier calls"):
         session(input_ids=np.full((2, 41), 7), **carried | {"mems.position": np.full((2, 1), -1.0, np.float32)})
