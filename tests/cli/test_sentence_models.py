@@ -49,7 +49,7 @@ def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, p
     for row in (
         r"accepts 1 to 100 tokens",
         r"text length 100 tokens, from --max-len of the build the checkpoint's limit is 24 tokens",
-        r"vectors mean, normalised, 7 dimensions kept; similarity cosine",
+        r"vectors mean, normalized, 7 dimensions kept; similarity cosine",
         r"prompt query 'w7 ' (default)",
         r"prompt passage 'w8 '",
         r"prompt tokens are not pooled",

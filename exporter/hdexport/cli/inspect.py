@@ -208,7 +208,7 @@ def _sentence(manifest: Manifest, settings: SentenceSettings) -> Iterator[tuple[
     steps = [
         *settings.pooling,
         *(["dense"] if settings.dense else []),
-        *(["normalised"] if settings.normalize else []),
+        *(["normalized"] if settings.normalize else []),
     ]
     if settings.truncate_dim is not None:
         steps.append(f"{settings.truncate_dim} dimensions kept")

@@ -142,7 +142,7 @@ def _reason(skip: Skip) -> str:
         SkipCause.NOT_INSTALLED: f"not installed: {skip.detail}",
         SkipCause.HIDDEN_DECISIONS: "PyTorch cannot follow its decisions; only float32 graphs expose them",
         SkipCause.LEFT_PADDING: f"no padding on the left: {skip.detail}",
-        SkipCause.SLOW_IMPORT: "takes as long as the build: hdexport verify BUNDLE",
+        SkipCause.SLOW_IMPORT: "loading it takes as long as the build: hdexport verify BUNDLE",
         SkipCause.LIBRARY: f"{skip.detail}",
         SkipCause.NO_TEXT_FITS: f"no text fits in {skip.limit} tokens beside the special tokens",
         SkipCause.UNTRUSTED_CODE: "not run without --trust-remote-code",
