@@ -200,8 +200,8 @@ def scan(
     Args:
         body: takes an `OpBuilder`, the states and one element of each sequence, and returns the next states and then
             the outputs of the step, which are float32. The parameters' names start the names of the loop's inputs.
-        sequences: values that the loop splits along the first axis; all have the same length. None stands for an
-            omitted sequence, for which the body gets None.
+        sequences: values of one length, which the loop splits along the first axis; None for an omitted sequence, for
+            which the body gets None.
         states: states before the first step. TensorRT's parser rejects a loop without a state.
         shapes: names of the axes of each output of a step.
 

@@ -229,7 +229,8 @@ class CopyDuplicateLayers(ir.passes.InPlacePass):
         for index in (*starts.values(), *ends.values()):  # 2
             _replace(nodes[index], nodes[index].inputs[: len(nodes[index].outputs)])
         self.copies = len(duplicates)
-        logger.info("%d layers are copies of a traced layer", self.copies)
+        if self.copies:
+            logger.info("%d layers are copies of a traced layer", self.copies)
         return ir.passes.PassResult(model, modified=bool(markers))
 
 

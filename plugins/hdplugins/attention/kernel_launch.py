@@ -48,12 +48,12 @@ def launch(
     dtypes = dict(zip(operator.inputs, spec.INPUT_DTYPES, strict=True))
     strided = {name: present[name] for name in operator.state_names} | {spec.OUTPUT: out}
     for name, tensor in {**present, **strided}.items():
-        wanted = getattr(torch, dtypes.get(name) or "", query.dtype)
+        expected = getattr(torch, dtypes.get(name) or "", query.dtype)
         is_fit = tensor.stride()[-1:] == (1,) if name in strided else tensor.is_contiguous()
-        if tensor.dtype != wanted or not is_fit:
+        if tensor.dtype != expected or not is_fit:
             raise ValueError(
                 f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())}; it should be "
-                f"{wanted}, contiguous{' along head_dim' if name in strided else ''}."
+                f"{expected}, contiguous{' along head_dim' if name in strided else ''}."
             )
     if out.shape != query.shape:
         raise ValueError(f"{spec.OUTPUT} is {list(out.shape)}; it should be {list(query.shape)}, like the query.")

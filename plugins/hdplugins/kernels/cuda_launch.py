@@ -37,7 +37,7 @@ _UNREADABLE_CODE = (200, 209)
 
 
 class LaunchError(RuntimeError):
-    """The CUDA driver refused a call, or a launch does not fit its kernel."""
+    """The CUDA driver rejected a call, or a launch does not fit its kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class PreparedLaunch:
         """Start the kernel on a ``CUstream`` of the driver, and return at once.
 
         The addresses of tensors on the device are in the order of ``places``. A LaunchError says that a tensor is not
-        aligned, or that the driver refuses the launch.
+        aligned, or that the driver rejects the launch.
         """
         for slot, place in self._pointers:
             address = addresses[place]
@@ -150,7 +150,7 @@ def load_kernels(
     :func:`find_kernels`.
 
     A KernelError also says that cuda-python is not installed, a LaunchError, that there is no CUDA context, or that the
-    driver refuses a kernel.
+    driver rejects a kernel.
     """
     driver = _driver()
     _call(driver, "cuInit", 0)

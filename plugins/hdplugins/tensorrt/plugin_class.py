@@ -163,9 +163,9 @@ class TensorRTPlugin:
             return False
         own = num_inputs - (self.block_index_use is BlockIndexUse.INPUT)
         inputs = [*self.spec.INPUT_DTYPES[:own], "int32"][:num_inputs]
-        wanted = (*inputs, None, "int32")[position]
-        if wanted is not None:
-            return _DTYPES.get(described.type.name) == wanted
+        expected = (*inputs, None, "int32")[position]
+        if expected is not None:
+            return _DTYPES.get(described.type.name) == expected
         return _DTYPES.get(described.type.name) in self.spec.DTYPES and described.type == tensors[0].desc.type
 
     @reported
@@ -210,7 +210,7 @@ class TensorRTPlugin:
         if call is None:
             raise LaunchError(
                 "there are no kernels to launch: the plugin was created without a bundle's folder of kernels, or its "
-                "shapes were refused. Deserialise the engine within hdplugins.tensorrt.plugins.plugins_with_kernels."
+                "shapes were rejected. Deserialise the engine within hdplugins.tensorrt.plugins.plugins_with_kernels."
             )
         shapes = tuple(tuple(tensor.dims) for tensor in input_desc[: len(call.shapes)])
         if shapes != call.shapes:

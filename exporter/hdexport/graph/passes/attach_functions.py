@@ -36,5 +36,6 @@ class AttachFunctions(ir.passes.InPlacePass):
         for function in functions.values():
             add_function(model, function)
         model.graph.opset_imports[ONNX_DOMAIN] = ONNX_DOMAIN_VERSION
-        logger.info("%d nodes have the functions %s", len(nodes), ", ".join(functions) or "none")
+        if nodes:
+            logger.info("%d nodes have the functions %s", len(nodes), ", ".join(functions))
         return ir.passes.PassResult(model, modified=bool(nodes))

@@ -204,8 +204,8 @@ def _body(pool: _Pool, *, size: ir.Value, last: ir.Value, name: str) -> ir.Graph
     body = ir.Graph([number, condition, before], [], nodes=[], name=name)
     numbers = itertools.count()
     op = OpBuilder.append(body, name_value=lambda op_type: f"block_{op_type}_{next(numbers)}")
-    wanted = op.Mul(number, size)
-    start = op.Min(wanted, last)
+    nominal = op.Mul(number, size)
+    start = op.Min(nominal, last)
     first, end = op.Unsqueeze(start, [0]), op.Unsqueeze(op.Add(start, size), [0])
     inside = set(pool.nodes)
     for sequence in pool.sequences:
@@ -215,7 +215,7 @@ def _body(pool: _Pool, *, size: ir.Value, last: ir.Value, name: str) -> ir.Graph
         for use in [use for use in sequence.uses() if use.node in inside]:
             use.node.replace_input_with(use.idx, block)
     if pool.factors is not None:
-        pool.pool.replace_input_with(0, _factors(op, pool.factors, first=first, end=end, wanted=wanted))
+        pool.pool.replace_input_with(0, _factors(op, pool.factors, first=first, end=end, nominal=nominal))
     graph.remove(pool.nodes)
     body.extend(pool.nodes)
     after = op.call("Max" if pool.factors is None else "Add", before, result)
@@ -232,10 +232,10 @@ def _body(pool: _Pool, *, size: ir.Value, last: ir.Value, name: str) -> ir.Graph
     return body
 
 
-def _factors(op: OpBuilder, factors: ir.Value, *, first: ir.Value, end: ir.Value, wanted: ir.Value) -> ir.Value:
-    """[batch, sums, size], the factors of the tokens from `first` to `end`; 0 before `wanted`."""
+def _factors(op: OpBuilder, factors: ir.Value, *, first: ir.Value, end: ir.Value, nominal: ir.Value) -> ir.Value:
+    """[batch, sums, size], the factors of the tokens from `first` to `end`; 0 before `nominal`."""
     assert factors.dtype is not None
     of_block = op.Slice(factors, first, end, [2])
     tokens = op.Range(op.Squeeze(first), op.Squeeze(end), 1)
     zero = op.Constant(value=ir.tensor([0.0], dtype=factors.dtype))
-    return op.Where(op.GreaterOrEqual(tokens, wanted), of_block, zero)
+    return op.Where(op.GreaterOrEqual(tokens, nominal), of_block, zero)

@@ -58,7 +58,7 @@ class RemoveTransposes(ir.passes.InPlacePass):
                     self.saved += region.saved
         if self.saved:
             RemoveUnusedNodesPass()(model)
-        logger.info("%d nodes fewer transpose heads and tokens", self.saved)
+            logger.info("%d nodes fewer transpose heads and tokens", self.saved)
         return ir.passes.PassResult(model, modified=self.saved > 0)
 
 

@@ -6,7 +6,7 @@ key counts (`tables.py`). The few queries of global blocks meet all keys, and so
 densely.
 
 The blocks are computed in two variants. In the batched variant, they are one batch of products, which engines fuse: the
-sequence is cut into blocks by reshaping, neighbours are the blocks shifted, and only listed blocks are gathered.
+sequence is split into blocks by reshaping, neighbours are the blocks shifted, and only listed blocks are gathered.
 Short sequences are computed densely in a branch that runs where there are any; it sees no more keys than the longest
 short sequence has, for an engine plans memory for the largest shapes. In the blockwise variant, a loop takes one block
 of one sequence per step, which fits in a CPU's caches at any batch size; a step gathers the keys that it sees. The rows

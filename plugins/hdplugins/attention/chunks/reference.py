@@ -25,7 +25,7 @@ def chunk_attention(
 ) -> torch.Tensor:
     """Softmax attention in which a chunk of queries sees the keys of its chunk and of chunks before and after it.
 
-    The sequence is padded after its last token to a multiple of ``multiple`` tokens and cut into chunks, which form a
+    The sequence is padded after its last token to a multiple of ``multiple`` tokens and split into chunks, which form a
     circle: the chunk before the first one is the last. See `neighbours` for sequences of few chunks. A key that is seen
     several times counts as several equal keys. A sequence of one chunk is attended to densely. Keys of padding are not
     seen, and with ``causal`` neither are keys after the query. The output of a padding token is 0.
@@ -36,8 +36,8 @@ def chunk_attention(
         value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         chunk: tokens of a chunk, 1 or more.
-        before: chunks before a query's own that it sees, 0 or more.
-        after: likewise after it.
+        before: number of chunks before its chunk that a query sees, 0 or more.
+        after: number of chunks after its chunk that a query sees, 0 or more.
         multiple: of how many tokens a padded sequence is; a multiple of ``chunk``.
         causal: 1 if queries see no key after them, else 0.
         scale: factor of the scores, usually head_dim ** -0.5.

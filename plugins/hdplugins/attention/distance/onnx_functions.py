@@ -154,8 +154,8 @@ def _blockwise(
             around_rows = op.Concat(op.Sub(before_1d, [1]), [0], op.Sub(after_1d, [1]), [0], axis=0)
             far_rows = op.Pad(near_rows, around_rows, mode="edge")
             key_sums = op.MatMul(weights, op.Add(head_value, far_rows))
-            cut = op.Concat([0], op.Neg(before_1d), [0], op.Neg(after_1d), axis=0)
-            shares = _shifted_back(op, bands, op.Pad(weights, cut))
+            truncation = op.Concat([0], op.Neg(before_1d), [0], op.Neg(after_1d), axis=0)
+            shares = _shifted_back(op, bands, op.Pad(weights, truncation))
             return op.Gemm(shares, value_rows, key_sums)
 
         return scan(op, attend, blocks.first_queries, head_queries, shapes=[("block", "head_dim")])

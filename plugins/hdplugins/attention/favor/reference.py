@@ -52,9 +52,9 @@ def favor_attention(
         ValueError: an attribute is out of its range, or the projection does not fit.
     """
     OPERATOR.check(features=features, epsilon=epsilon, compat=compat)
-    wanted = [features, query.shape[3]]
-    if list(projection.shape) != wanted:
-        raise ValueError(f"projection is {list(projection.shape)}; it must be [features, head_dim], {wanted}.")
+    expected = [features, query.shape[3]]
+    if list(projection.shape) != expected:
+        raise ValueError(f"projection is {list(projection.shape)}; it must be [features, head_dim], {expected}.")
     wide = torch.promote_types(query.dtype, torch.float32)
     real = key_mask[:, None, :, None]
     seen = torch.ones_like(real) if compat else real

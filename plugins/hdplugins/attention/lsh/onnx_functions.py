@@ -96,7 +96,7 @@ def _batched(
     sorting = op.Reshape(op.Where(is_real, padded_buckets, last_bucket), sorting_shape, _outputs=["sorting"])
     rank, order = counting_sort(op, sorting, tables.positions, tables.padded, most=last_bucket)
 
-    # The rows of tokens, and chunks, are numbered through all heads of all sequences.
+    # One index for the rows of tokens, and one for chunks, over all heads of all sequences.
     batch = op.Squeeze(tables.batch_1d)
     all_heads = op.Mul(batch, op.Squeeze(op.Shape(query_key, start=1, end=2)))
     heads = op.Reshape(op.Range(0, all_heads, 1), op.Concat(batch_and_heads, [1, 1], axis=0))

@@ -57,6 +57,6 @@ OPERATOR = Operator(
 
 def check_rotations(shape: Sequence[int], *, heads: int, head_dim: int, buckets: Sequence[int], rounds: int) -> None:
     """Raise a ValueError for rotations whose shape does not fit the buckets, rounds and heads."""
-    wanted = [heads, head_dim, rounds, sum(buckets) // 2]
-    if list(shape) != wanted:
-        raise ValueError(f"rotations is {list(shape)}; it must be [heads, head_dim, rounds, directions], {wanted}.")
+    expected = [heads, head_dim, rounds, sum(buckets) // 2]
+    if list(shape) != expected:
+        raise ValueError(f"rotations is {list(shape)}; it must be [heads, head_dim, rounds, directions], {expected}.")

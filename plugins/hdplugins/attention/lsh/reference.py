@@ -55,8 +55,8 @@ def lsh_attention(
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         rotations: [heads, head_dim, rounds, sum(buckets) / 2], float32; see `hash_tokens`.
         chunk: tokens of a chunk, 1 or more.
-        before: chunks before a query's own that it sees, 0 or more.
-        after: likewise after it.
+        before: number of chunks before its chunk that a query sees, 0 or more.
+        after: number of chunks after its chunk that a query sees, 0 or more.
         buckets: factors of the number of buckets, each even.
         rounds: of hashing, 1 or more.
         multiple: of how many tokens a padded sequence is; a multiple of ``chunk``.

@@ -129,8 +129,8 @@ def _blockwise(
     blocks_shape = op.Concat([-1], blocks.count_1d, blocks.block_1d, blocks.head_dim_1d, axis=0)
     rows_shape = op.Concat(blocks.padded_1d, blocks.head_dim_1d, axis=0)
     queries = [op.Reshape(rows, blocks_shape) for rows in (blocks.content_query, blocks.position_query)]
-    # Keys and values are [batch, keys, heads, head_dim]. The rows of all heads of all keys of all sequences are
-    # numbered through, in that order from the inside, so that a step copies those of its head alone.
+    # Keys and values are [batch, keys, heads, head_dim], and their row (sequence * keys + key) * heads + head: a step
+    # copies the rows of its head alone.
     key_rows_shape = op.Concat([-1], blocks.head_dim_1d, axis=0)
     keys_and_values = [op.Reshape(upcast(op, state), key_rows_shape) for state in (key, value)]
     row_offsets = op.Mul(op.Range(0, blocks.keys, 1), num_heads)

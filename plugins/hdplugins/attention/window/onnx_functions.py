@@ -1,6 +1,6 @@
 """Sliding-window attention as function bodies of standard ONNX operators, with memory linear in tokens.
 
-The queries are cut into blocks, and each block meets the span of keys that its windows reach: scores are [..., block,
+The queries are split into blocks, and each block meets the span of keys that its windows reach: scores are [..., block,
 span], never [tokens, tokens]. Two tables hold the tokens of each block and of its span. They are computed from the
 length of the sequence: no length needs to be a multiple of anything, and a span is never longer than the sequence. A
 head of dilation D is D windows over every D-th token, one per residue class, which is an axis of the tables. Global
@@ -388,7 +388,7 @@ def _blockwise_rows(
     elif grouped:
         key_numbers = op.Div(heads, op.Div(num_heads, num_key_heads))
     head_columns, key_columns = (op.Unsqueeze(numbers, [-2, -1]) for numbers in (head_numbers, key_numbers))
-    # The rows of all heads of all tokens of all sequences are numbered through, in that order from the inside.
+    # States as rows: row (sequence * tokens + token) * heads + head.
     rows_shape = op.Concat([-1], op.Shape(query, start=3), axis=0)
     all_queries, all_keys, all_values = (op.Reshape(state, rows_shape) for state in (query, key, value))
 

@@ -60,7 +60,8 @@ class LowerAttention(ir.passes.InPlacePass):
         nodes = [(node, each) for node, each in lowerings_of(model) if isinstance(each, OpenVinoLowering)]
         for node, lowering in nodes:
             self.depends_on_padding |= lowering.for_openvino(node, parts)
-        logger.info("%d attentions are fused in OpenVINO", len(nodes))
+        if nodes:
+            logger.info("%d attentions are fused in OpenVINO", len(nodes))
         return ir.passes.PassResult(model, modified=bool(nodes))
 
 

@@ -163,7 +163,8 @@ class FuseDenseAttention(ir.passes.InPlacePass):
                 has_bias = lowering_of(node).has_bias(node)
                 bias = relative_position_bias(op, node, parts, by_rows=False) if has_bias else None
                 _replace_by_attention(node, mask, bias, dtype)
-        logger.info("%d attentions are TensorRT attention layers", len(nodes))
+        if nodes:
+            logger.info("%d attentions are TensorRT attention layers", len(nodes))
         return ir.passes.PassResult(model, modified=bool(nodes))
 
 

@@ -53,7 +53,8 @@ class UsePlugins(ir.passes.InPlacePass):
             for node in (first, *others):
                 use = BlockIndexUse.OUTPUT if node is first else BlockIndexUse.INPUT
                 node.attributes[BLOCK_INDEX_USE] = ir.AttrInt64(BLOCK_INDEX_USE, int(use))
-        logger.info("%d attentions are nodes of hdexport's plugins", len(nodes))
+        if nodes:
+            logger.info("%d attentions are nodes of hdexport's plugins", len(nodes))
         return ir.passes.PassResult(model, modified=bool(nodes))
 
 
