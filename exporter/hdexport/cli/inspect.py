@@ -22,8 +22,8 @@ SUMMARY = "show what is in a bundle"
 
 _SHOWN_OF_SHA256 = 12
 
-_MARKED = {"zeros": "none", "first_token": "the first token", "until_token": "the question's tokens"}
-"""Default of the input that marks global tokens -> the tokens that it marks."""
+_GLOBAL_TOKENS = {"zeros": "none", "first_token": "the first token", "until_token": "the question's tokens"}
+"""Default of the global attention mask -> the global tokens."""
 
 _MADE_BY_KEYS = ("command", "date", "source", "rebuilt by", "rebuilt on")
 """Keys of ``made_by`` that have their own line; the others are versions of packages."""
@@ -282,10 +282,11 @@ def _attention(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
     for item in attention_of(manifest):
         yield from item.type.describe(item.record)
-    marks = manifest.input_of(Role.GLOBAL_ATTENTION_MASK)
-    if marks is not None:
-        default = _MARKED[marks.default.fill.value]
-        yield "global tokens", f"{default} unless given" + ("" if marks.bound is None else f", at most {marks.bound}")
+    global_mask = manifest.input_of(Role.GLOBAL_ATTENTION_MASK)
+    if global_mask is not None:
+        default = _GLOBAL_TOKENS[global_mask.default.fill.value]
+        limit = "" if global_mask.bound is None else f", at most {global_mask.bound}"
+        yield "global tokens", f"{default} unless given{limit}"
 
 
 def _kernels(manifest: Manifest) -> str:

@@ -126,7 +126,7 @@ def _statistics(
     first += [(ids, of_rare) for ids in texts.rare[::_EVERY_SEEN_FIRST]]
     splittable = [name for name, number in numbers.items() if groups[number].may_split]
     _choose_splits(groups, numbers, [(run(splittable, ids), weight) for ids, weight in first])
-    found: dict[int, Statistics] = {}
+    statistics: dict[int, Statistics] = {}
     for weight, kind in ((1.0, usual), (of_rare, rare)):
         for together in _together(kind):
             parts: dict[int, list[FloatArray]] = {}
@@ -138,9 +138,9 @@ def _statistics(
                 activation = np.concatenate(rows)
                 if split:
                     activation = split.of_activation(activation)
-                found.setdefault(number, Statistics.empty(activation.shape[-1])).add(activation, weight=weight)
+                statistics.setdefault(number, Statistics.empty(activation.shape[-1])).add(activation, weight=weight)
             did(_tokens(together))
-    return [found[number] for number in range(len(groups))]
+    return [statistics[number] for number in range(len(groups))]
 
 
 _Padded = tuple[int, IntArray]

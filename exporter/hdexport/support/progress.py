@@ -1,4 +1,4 @@
-"""Progress of a long command, which the library reports and the command line shows."""
+"""Progress of a long command, which hdexport reports and its command line shows."""
 
 from __future__ import annotations
 

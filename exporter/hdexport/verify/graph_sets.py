@@ -51,9 +51,9 @@ class GraphSet:
     @property
     def target(self) -> Target:
         """The target that wrote its graphs."""
-        found = target_of(self.graphs[0].lowering)
-        assert found is not None
-        return found
+        target = target_of(self.graphs[0].lowering)
+        assert target is not None
+        return target
 
     @property
     def name(self) -> str:
