@@ -20,7 +20,7 @@ from hdruntime.bundle.sentence_settings import PairTemplate, TextTemplate
 from hdruntime.errors import BackendError, InputError, Message, NonFiniteOutputError, Setting
 from hdruntime.inference.batching import tokens_with_room
 from hdruntime.inference.inputs import check_global_questions, checked_inputs, inputs_of_texts
-from hdruntime.inference.overlapping import made_ahead
+from hdruntime.inference.overlapping import prefetched
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.inference.streaming import BatchSlots, Columns, Document, DocumentStream, Segment, columns_of
 from hdruntime.process_limits import free_bytes
@@ -288,7 +288,7 @@ class BatchSession:
         is_ahead = isinstance(documents, Sized) and needs_gpu(self._backend)
 
         def segments() -> Iterator[Segment]:
-            with made_ahead(columns, is_ahead=is_ahead) as ahead:
+            with prefetched(columns, is_ahead=is_ahead) as ahead:
                 yield from slots.run(ahead)
 
         return segments()

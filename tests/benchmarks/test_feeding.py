@@ -120,7 +120,7 @@ def test_a_thread_does_what_the_file_is_for_in_which_it_stands() -> None:
         seen.append(lane_of(frame))
         return length
 
-    pack_by_tokens([3, 2], batch_tokens=8, alike=look)
+    pack_by_tokens([3, 2], batch_tokens=8, padding_key=look)
     look(1)
     assert seen == [ANSWERS, ANSWERS, None]
 

@@ -30,69 +30,72 @@ def pack_by_tokens(
     lengths: Sequence[int],
     *,
     batch_tokens: int,
-    alike: Callable[[int], int] | None = None,
+    padding_key: Callable[[int], int] | None = None,
     most_rows: Callable[[int], int] | None = None,
-    enough_tokens: int | None = None,
+    full_tokens: int | None = None,
 ) -> list[list[int]]:
-    """Sort rows by length and cut them into batches of at most `batch_tokens` tokens, padding included.
+    """Sort rows by length and pack them into batches of at most `batch_tokens` tokens, padding included.
 
-    The longest come first, so that a lack of memory shows at once, not after an hour. Rows of one length keep their
-    order.
+    The longest rows come first, so that a lack of memory shows early. Rows of equal length keep their order.
 
     Args:
         lengths: tokens of each row, 1 or more.
-        batch_tokens: most tokens of a batch: its rows times its longest row. A longer row goes alone.
-        alike: tokens of a row -> a key that all rows of a batch share; lengths between two of equal key have that key
-            too. None if any lengths may share a batch.
-        most_rows: tokens of a batch's longest row -> most rows of that batch; None for any number.
-        enough_tokens: a batch of so many tokens ends before a row that is a sixteenth shorter than its longest; None
-            for a batch of any number of tokens.
+        batch_tokens: maximum of a batch's rows times its longest row. A longer row is a batch of its own.
+        padding_key: tokens of a row -> key that all rows of a batch share, monotonic in the tokens; None if rows of any
+            length may share a batch.
+        most_rows: tokens of a batch's longest row -> maximum rows of the batch; None for any number.
+        full_tokens: number of tokens from which a batch is full for rows that are a sixteenth shorter than its longest
+            row; None for no such limit.
 
     Returns:
         the batches, each a list of indices into `lengths`.
     """
     if batch_tokens < 1:
-        raise InputError(f"batch_tokens is {batch_tokens}; it must be 1 or more, for example 16384.")
+        raise InputError(parameter="batch_tokens", value=batch_tokens, accepted="1 or more, for example 16384")
     batches: list[list[int]] = []
-    longest, most, kind = 0, 0, None
+    longest, max_rows, batch_key = 0, 0, None
     for row in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        kind_of_row = None if alike is None else alike(lengths[row])
+        key = None if padding_key is None else padding_key(lengths[row])
         if (
             not batches
-            or len(batches[-1]) == most
-            or kind_of_row != kind
+            or len(batches[-1]) == max_rows
+            or key != batch_key
             or (
-                enough_tokens is not None
-                and len(batches[-1]) * longest >= enough_tokens
+                full_tokens is not None
+                and len(batches[-1]) * longest >= full_tokens
                 and 16 * (longest - lengths[row]) >= longest
             )
         ):
             batches.append([])
-            longest, kind = lengths[row], kind_of_row
-            most = max(1, batch_tokens // longest)
+            longest, batch_key = lengths[row], key
+            max_rows = max(1, batch_tokens // longest)
             if most_rows is not None:
-                most = min(most, most_rows(longest))
+                max_rows = min(max_rows, most_rows(longest))
         batches[-1].append(row)
     return batches
 
 
-def grouped(sizes: Sequence[int], *, most: int, most_in_all: int) -> Iterator[slice]:
-    """Cut items into groups of at most `most` neighbours and `most_in_all` of their sizes; a larger one goes alone."""
-    first = size = 0
-    for place, of_item in enumerate(sizes):
-        if place > first and (place - first == most or size + of_item > most_in_all):
-            yield slice(first, place)
-            first, size = place, 0
-        size += of_item
+def grouped(sizes: Sequence[int], *, max_items: int, max_total: int) -> Iterator[slice]:
+    """Groups of consecutive items: at most `max_items` with a total size of `max_total`, or one larger item."""
+    first = total = 0
+    for index, size in enumerate(sizes):
+        if index > first and (index - first == max_items or total + size > max_total):
+            yield slice(first, index)
+            first, total = index, 0
+        total += size
     if sizes:
         yield slice(first, len(sizes))
 
 
 def tokens_with_room(manifest: Manifest, *, free_bytes: int | None) -> int:
-    """The default limit on the tokens of a batch on a CPU: by an estimate, half of the free memory holds so many.
+    """The default of the maximum tokens per batch on a CPU: an estimate of the tokens that fit in half the free memory.
 
-    A CPU's memory does not fail: the kernel kills the process that takes too much. The other half is for texts and
-    answers, and for another thread's batch. `free_bytes` are left once the bundle is loaded; None if that is not known.
+    On a CPU a lack of memory is no error: the kernel kills the process. The other half is for texts, outputs and a
+    batch of another thread.
+
+    Args:
+        manifest: manifest of the bundle.
+        free_bytes: free memory after the bundle was loaded; None if unknown.
     """
     if free_bytes is None:
         return sys.maxsize
@@ -105,10 +108,10 @@ def tokens_with_room(manifest: Manifest, *, free_bytes: int | None) -> int:
 
 
 class MemoryLimits:
-    """Most tokens of a batch, by the length of its rows. Safe to use from several threads.
+    """Maximum tokens per batch by the length of its rows. Safe to use from several threads.
 
     Attributes:
-        batch_tokens: most tokens of a batch unless more are asked for.
+        batch_tokens: default of the maximum tokens per batch.
         longest_row: tokens of the longest row that ever ran; 0 before the first.
     """
 
@@ -118,12 +121,12 @@ class MemoryLimits:
         self._lock = threading.Lock()
 
     def most_rows(self, tokens: int) -> int:
-        """Most rows of a batch whose longest row has this many tokens: at least one."""
+        """Maximum rows of a batch whose longest row has a number of tokens: at least one."""
         limit = self._tokens.get(_bucket(tokens))
         return sys.maxsize if limit is None else max(1, limit // tokens)
 
     def halve(self, rows: int, tokens: int) -> None:
-        """Remember that a batch of this shape did not fit; warn the first time."""
+        """Record that a batch of this shape did not fit; warn the first time."""
         limit = rows // 2 * tokens
         with self._lock:
             if not self._tokens:
@@ -131,7 +134,7 @@ class MemoryLimits:
             self._tokens[_bucket(tokens)] = min(limit, self._tokens.get(_bucket(tokens), limit))
 
     def note_success(self, tokens: int) -> None:
-        """Remember that a row of this length ran."""
+        """Record that a row of this length ran."""
         if tokens > self.longest_row:
             with self._lock:
                 self.longest_row = max(tokens, self.longest_row)

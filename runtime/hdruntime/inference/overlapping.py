@@ -1,4 +1,4 @@
-"""Work of the CPU that is done while a device computes: texts are prepared ahead, and results are written behind."""
+"""CPU work that overlaps with a device's computation: inputs are prefetched, and results are written behind."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
-def made_ahead(
+def prefetched(
     items: Iterator[Item], *, is_ahead: bool, stop: Callable[[], None] | None = None
 ) -> Iterator[Iterator[Item]]:
-    """The items; if `is_ahead`, another thread makes the next one while the caller uses the last.
+    """Iterate over items; with `is_ahead` a thread makes the next item while the caller uses the current one.
 
-    What the iterator raises is raised where its item is asked for. The thread has ended when the block ends, for which
-    `stop` ends a wait for an item.
+    An exception of the iterator is raised at its item. The thread ends with the block; `stop` ends its wait for an
+    item.
     """
     if not is_ahead:
         yield items
         return
     end = object()
-    with ThreadPoolExecutor(1, "made-ahead") as thread:
+    with ThreadPoolExecutor(1, "prefetch") as thread:
 
         def made() -> Iterator[Item]:
             following = thread.submit(next, items, end)
@@ -39,14 +39,14 @@ def made_ahead(
                 stop()
 
 
-def done_behind(function: Callable[[Item], Result], items: Iterator[Item]) -> Iterator[Result]:
-    """The function's result of each item, in order; another thread runs it while the caller makes the next item.
+def run_behind(function: Callable[[Item], Result], items: Iterator[Item]) -> Iterator[Result]:
+    """Map a function over items in order, in a thread that runs while the next item is made.
 
-    What the function raises is raised after the next item was made. No call is running when a result is given, or when
-    making an item has failed.
+    An exception of the function is raised after the next item was made. No call is running while a result is yielded,
+    or after an exception of the iterator.
     """
     running: Future[Result] | None = None
-    with ThreadPoolExecutor(1, "done-behind") as thread:
+    with ThreadPoolExecutor(1, "run-behind") as thread:
         for item in items:
             if running is not None:
                 yield running.result()

@@ -1,4 +1,4 @@
-"""Runs rows of different lengths in batches that fit in memory, and tells bad rows from good ones."""
+"""Runs rows of different lengths in batches that fit in memory, with an error per failed row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hdruntime.inference.batching import MemoryLimits, pack_by_tokens
 logger = logging.getLogger(__name__)
 
 _CHECKED_VALUES = 2**18
-"""Values that are looked at together for NaN and infinity."""
+"""Values per block that are checked for NaN and infinity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class BatchResult:
         attention_mask: int64 [batch, tokens], 1 for real tokens, 0 for padding.
         outputs: output name -> float32 [batch, ...] of the shape in the manifest. Values of failed rows are undefined;
             if every row failed there may be no outputs.
-        errors: index among all rows of the call -> why that row has no result.
+        errors: index among all rows of the call -> error of the row.
     """
 
     rows: list[int]
@@ -56,14 +56,14 @@ class PaddingCount:
 
 
 class Scheduler:
-    """Feeds a runner, and remembers which batches did not fit in memory. Safe to use from several threads.
+    """Batches rows for a runner, within its memory. Safe to use from several threads.
 
     Args:
-        runner: runs the batches; the scheduler closes it.
-        mask: name of the input that tells real tokens from padding.
-        padding_limit: tokens of a row -> most tokens that it may be padded to without changing its answer.
-        non_finite_error: (output name, row numbers, possibly none) -> the error of rows that hold NaN or infinity.
-        room: most tokens of a batch unless more are asked for, as far as memory has room.
+        runner: runs the batches; closed by the scheduler.
+        mask: name of the attention mask.
+        padding_limit: tokens of a row -> maximum tokens to which it may be padded without changing its outputs.
+        non_finite_error: (output name, row numbers, may be empty) -> error of rows with NaN or infinity.
+        room: default of the maximum tokens per batch, by free memory.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Scheduler:
         self.memory = MemoryLimits(room)
         self._mask = mask
         # Rows of one length can share an unpadded batch, rows of one limit any batch.
-        self.alike = (lambda tokens: tokens) if runner.prefers_equal_lengths else padding_limit
+        self.padding_key = (lambda tokens: tokens) if runner.prefers_equal_lengths else padding_limit
         self._runner: Runner | None = runner
         self._non_finite_error = non_finite_error
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class Scheduler:
 
     @property
     def runner(self) -> Runner:
-        """The runner, of which there is none where the session is closed, or this process is a fork."""
+        """The runner; a BackendError if the session is closed or this process is a fork."""
         runner = self._runner
         if runner is None:
             raise BackendError(self._no_runner)
@@ -97,7 +97,7 @@ class Scheduler:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of a batch unless others are asked for: the runner's default, or fewer if memory lacks room."""
+        """Default of the maximum tokens per batch: the runner's, or fewer by free memory."""
         return min(self.runner.batch_tokens, self.memory.batch_tokens)
 
     @property
@@ -118,30 +118,30 @@ class Scheduler:
     ) -> Iterator[BatchResult]:
         """Run rows, the longest first, with the runner's preferred number of batches in flight.
 
-        A row's answer does not depend on the others: rows share a batch only if the padding changes no answer. A batch
-        that does not fit in memory is halved, and rows of such lengths run in smaller batches from then on. A batch
-        that fails otherwise is run row by row. Each row is in one result; one that failed alone, or holds NaN or
-        infinity, with its error. An OutOfMemoryError is raised where no batch ever fitted, or a row no longer fits
-        whose length did before.
+        Outputs of a row do not depend on other rows: rows share a batch only if padding changes no output. A batch that
+        does not fit in memory is halved, and rows of such lengths run in smaller batches from then on. A batch that
+        fails otherwise is run row by row. Each row is in one result; a row that fails alone, or has NaN or infinity,
+        has an error there. OutOfMemoryError is raised if no batch ever fitted, or a row does not fit whose length
+        fitted before.
 
         Args:
             lengths: tokens of each row.
             inputs_of: indices of rows, the longest first -> their checked inputs, as in the manifest.
-            outputs: names of the requested outputs.
-            batch_tokens: most tokens of a batch, including padding; a longer row runs alone. None: as of
-                `batch_tokens`. A number less than 1 is refused at once, not at the first result.
-            batch_size: most rows of a batch; None: any number.
-            done: rows that need no result. Batches are the same with them, and those of such rows alone are not run.
+            outputs: names of outputs.
+            batch_tokens: maximum tokens per batch, padding included; a longer row runs alone. None for the property
+                `batch_tokens`. A number less than 1 is rejected before the first result.
+            batch_size: maximum rows per batch; None for any number.
+            done: rows that need no result. They do not change the batches; batches of such rows only are skipped.
         """
         # Packed here rather than in the generator, so that errors are raised before the first result is requested.
         return _Run(self, lengths, inputs_of, outputs, batch_tokens, batch_size, done).results()
 
     def most_rows(self, tokens: int) -> int:
-        """Most rows of this length in one batch, as far as known; ``sys.maxsize`` without a limit."""
+        """Maximum rows of a length per batch, as far as known; ``sys.maxsize`` without a limit."""
         return min(self.runner.most_rows(tokens), self.memory.most_rows(tokens))
 
     def run_batch(self, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
-        """Run one batch of checked inputs as given; in parts only if it is too large for the runner or the memory."""
+        """Run one batch of checked inputs, in parts if it is too large for the runner or the memory."""
         runner = self.runner
         mask = self.mask_of(inputs)
         batch, tokens = mask.shape
@@ -194,7 +194,7 @@ class Scheduler:
         self._lock = threading.Lock()
 
     def finished(self, batch: _Batch) -> BatchResult:
-        """Wait for a batch, count its tokens and find its bad rows."""
+        """Wait for a batch, count its tokens and find its failed rows."""
         outputs, mask = batch.results(), batch.attention_mask
         return self._finished(batch.rows, mask, outputs, self.runner.computed_tokens(mask))
 
@@ -321,10 +321,10 @@ class _Run:
         batches = pack_by_tokens(
             [self._lengths[row] for row in rows],
             batch_tokens=self._batch_tokens,
-            alike=self._scheduler.alike,
+            padding_key=self._scheduler.padding_key,
             most_rows=lambda tokens: min(self._scheduler.most_rows(tokens), self._batch_size or sys.maxsize),
             # More tokens make a batch no faster, so that padding is a loss.
-            enough_tokens=self._scheduler.runner.batch_tokens,
+            full_tokens=self._scheduler.runner.batch_tokens,
         )
         return deque([rows[index] for index in batch] for batch in batches)
 

@@ -22,7 +22,7 @@ from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputChangedError, InputError
-from hdruntime.inference.overlapping import done_behind
+from hdruntime.inference.overlapping import run_behind
 from hdruntime.inference.streaming import checked_segment
 from hdruntime.jobs.arriving import ArrivingInput, ArrivingShards, standard_input_arrives
 from hdruntime.jobs.files import damaged
@@ -313,7 +313,7 @@ def _run_shards(
             shards = with_parts(watch.shards(start.position, start.stamp, characters=pool.shard_characters))
         exits.enter_context(_seldom_collected())
         computed = exits.enter_context(contextlib.closing(pool.map(shards)))
-        for saved in done_behind(save, computed) if pool.computes_beside else map(save, computed):
+        for saved in run_behind(save, computed) if pool.computes_beside else map(save, computed):
             report(meter.progress(JobState.RUNNING, saved))
     watch.require_all_unchanged(folder.saved.position)
 

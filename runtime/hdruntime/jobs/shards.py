@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError
-from hdruntime.inference.overlapping import made_ahead
+from hdruntime.inference.overlapping import prefetched
 from hdruntime.inference.scheduling import PaddingCount
 from hdruntime.jobs.input_files import Cell
 from hdruntime.jobs.kept_columns import AS_COLUMNS
@@ -198,7 +198,7 @@ class LocalPool:
         """Run every shard; see `JobPool`. Beside a GPU the next shard is read and tokenized meanwhile."""
         encoded = ((shard, self._infer.encode(shard.rows)) for shard in shards)
         stop = shards.stop if isinstance(shards, Stoppable) else None
-        with made_ahead(encoded, is_ahead=self.computes_beside, stop=stop) as ahead:
+        with prefetched(encoded, is_ahead=self.computes_beside, stop=stop) as ahead:
             for shard, items in ahead:
                 yield shard, self._infer.run(shard, items)
 

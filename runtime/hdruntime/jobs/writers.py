@@ -509,7 +509,7 @@ def _json_from_vectors(vectors: Sequence[AnyArray]) -> Iterator[str]:
     """Vectors as JSON: numbers with the fewest digits that read back as the same, and null for NaN and infinity."""
     from pyarrow import compute  # which takes long to load, and which other outputs go without
 
-    for some in grouped([len(vector) for vector in vectors], most=len(vectors), most_in_all=_NUMBERS):
+    for some in grouped([len(vector) for vector in vectors], max_items=len(vectors), max_total=_NUMBERS):
         values = np.concatenate(vectors[some])
         if values.dtype == np.float16:
             # Of these Arrow writes all digits.

@@ -125,7 +125,7 @@ class TextQueue:
         items: list[TextItem] = []
         groups: list[EntryGroup] = []
         try:
-            for window in grouped(sizes, most=len(texts), most_in_all=_WINDOW_CHARACTERS):
+            for window in grouped(sizes, max_items=len(texts), max_total=_WINDOW_CHARACTERS):
                 # The window before may wait or run meanwhile, and no other.
                 await _all_answered(groups[:-1])
                 tokenized = await self._tokenized(inference, texts[window], sum(sizes[window]))

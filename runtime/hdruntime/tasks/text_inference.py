@@ -18,7 +18,7 @@ from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError, Setting
 from hdruntime.inference.batching import grouped
 from hdruntime.inference.inputs import check_text, surely_fit
-from hdruntime.inference.overlapping import made_ahead
+from hdruntime.inference.overlapping import prefetched
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.inference.streaming import check_document_length, checked_segment
 from hdruntime.tasks.encode_options import EncodeOptions
@@ -162,7 +162,7 @@ class TextInference:
         items = [TextItem(text=text) for text in texts]
         # A very long text is encoded alone: if it is too long, no other is encoded twice.
         sizes = [text.characters for text in texts]
-        for chunk in grouped(sizes, most=_TOKENIZED_TEXTS, most_in_all=_TOKENIZED_CHARACTERS):
+        for chunk in grouped(sizes, max_items=_TOKENIZED_TEXTS, max_total=_TOKENIZED_CHARACTERS):
             self._encode(items[chunk])
         return items
 
@@ -272,7 +272,7 @@ class TextInference:
             yield chunks_of(items)
             return
         tokens = [sum(len(chunk.encoding) for chunk in chunks_of([item])) for item in split]
-        for group in grouped(tokens, most=len(split), most_in_all=_GROUP_BATCHES * self._batch_tokens):
+        for group in grouped(tokens, max_items=len(split), max_total=_GROUP_BATCHES * self._batch_tokens):
             yield chunks_of(split[group])
         yield chunks_of([item for item in items if item.encoding is not None and len(item.encoding.chunks) == 1])
 
@@ -423,10 +423,10 @@ def answers_of(
     sizes = [text.characters for text in texts]
     by_size = sorted(range(len(texts)), key=lambda index: -sizes[index])
     characters = inference.window_characters
-    parts = grouped([sizes[i] for i in by_size], most=texts_of_window(characters), most_in_all=characters)
+    parts = grouped([sizes[i] for i in by_size], max_items=texts_of_window(characters), max_total=characters)
     windows = [by_size[part] for part in parts]
     encoded = ((window, inference.encode([texts[index] for index in window])) for window in windows)
-    with made_ahead(encoded, is_ahead=needs_gpu(session.backend) and len(windows) > 1) as ahead:
+    with prefetched(encoded, is_ahead=needs_gpu(session.backend) and len(windows) > 1) as ahead:
         for window, items in ahead:
             _raise_first(items, window, name, alone=len(texts) == 1)
             inference.warn_of_truncation(items, length)

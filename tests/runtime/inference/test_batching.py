@@ -25,14 +25,14 @@ def tens(tokens: int) -> int:
 @given(
     lengths=LENGTHS,
     batch_tokens=BUDGETS,
-    alike=st.sampled_from([None, int, tens]),
+    padding_key=st.sampled_from([None, int, tens]),
     rows_of_70=st.one_of(st.none(), st.integers(1, 4)),
     enough=st.one_of(st.none(), BUDGETS),
 )
 def test_batches_are_full_within_every_limit_and_the_longest_rows_come_first(
     lengths: list[int],
     batch_tokens: int,
-    alike: Callable[[int], int] | None,
+    padding_key: Callable[[int], int] | None,
     rows_of_70: int | None,
     enough: int | None,
 ) -> None:
@@ -41,8 +41,10 @@ def test_batches_are_full_within_every_limit_and_the_longest_rows_come_first(
         return most if rows_of_70 is None else min(most, rows_of_70 * 70 // tokens)
 
     most_rows = None if rows_of_70 is None else lambda tokens: rows_of_70 * 70 // tokens
-    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, alike=alike, most_rows=most_rows, enough_tokens=enough)
-    kind = alike or (lambda tokens: 0)
+    batches = pack_by_tokens(
+        lengths, batch_tokens=batch_tokens, padding_key=padding_key, most_rows=most_rows, full_tokens=enough
+    )
+    kind = padding_key or (lambda tokens: 0)
     # Each row is in one batch; rows of one length keep their order.
     order = list(itertools.chain.from_iterable(batches))
     assert order == sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
@@ -86,7 +88,7 @@ def test_groups_hold_each_row_once_and_only_right_padded_ones_have_a_length(mask
 
 
 def test_groups_of_neighbours_keep_both_limits() -> None:
-    assert [*grouped([1] * 5, most=2, most_in_all=9)] == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert [*grouped([1] * 5, max_items=2, max_total=9)] == [slice(0, 2), slice(2, 4), slice(4, 5)]
     # As much as fits, and what is larger alone.
-    assert [*grouped([2, 3, 9, 1], most=9, most_in_all=5)] == [slice(0, 2), slice(2, 3), slice(3, 4)]
-    assert [*grouped([], most=2, most_in_all=5)] == []
+    assert [*grouped([2, 3, 9, 1], max_items=9, max_total=5)] == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    assert [*grouped([], max_items=2, max_total=5)] == []

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from hdruntime.inference.overlapping import done_behind, made_ahead
+from hdruntime.inference.overlapping import prefetched, run_behind
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("made-ahead", "done-behind"))]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("prefetch", "run-behind"))]
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -28,7 +28,7 @@ def test_the_next_item_is_made_while_the_last_is_used(is_ahead: bool) -> None:
         began[3].set()
 
     found = []
-    with made_ahead(items(), is_ahead=is_ahead) as ahead:
+    with prefetched(items(), is_ahead=is_ahead) as ahead:
         for number in ahead:
             # Waits for ever if the next one is not begun by another thread.
             assert not is_ahead or began[number + 1].wait(timeout=60)
@@ -43,11 +43,11 @@ def test_an_error_comes_where_its_item_is_asked_for_and_none_is_left_over() -> N
         yield 0
         raise ValueError("no item 1")
 
-    with made_ahead(items(), is_ahead=True) as ahead:
+    with prefetched(items(), is_ahead=True) as ahead:
         assert next(ahead) == 0
         with pytest.raises(ValueError, match="no item 1"):
             next(ahead)
-    with made_ahead(items(), is_ahead=True) as ahead:
+    with prefetched(items(), is_ahead=True) as ahead:
         assert next(ahead) == 0
     assert threads() == []
 
@@ -67,7 +67,7 @@ def test_results_are_done_behind_in_order_while_the_next_item_is_made() -> None:
             assert going_on.wait(timeout=60), "item 1 is made meanwhile"
         return item * 10
 
-    assert list(done_behind(function, items())) == [0, 10]
+    assert list(run_behind(function, items())) == [0, 10]
     assert threads() == []
 
 
@@ -79,7 +79,7 @@ def test_what_was_given_is_done_when_an_item_fails_and_a_failure_ends_the_rest()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(done_behind(done.append, items()))
+        list(run_behind(done.append, items()))
     assert done == [0]
 
     def failing(item: int) -> int:
@@ -88,7 +88,7 @@ def test_what_was_given_is_done_when_an_item_fails_and_a_failure_ends_the_rest()
 
     made = iter(range(1, 9))
     with pytest.raises(OSError, match="no space for 1"):
-        list(done_behind(failing, made))
+        list(run_behind(failing, made))
     assert done == [0, 1]
     assert next(made) == 3, "one item more was made, and no other"
     assert threads() == []
@@ -99,6 +99,6 @@ def test_a_wait_for_the_next_item_ends_with_the_block() -> None:
     items: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     items.put(1)
     waits = iter(items.get, None)
-    with made_ahead(waits, is_ahead=True, stop=lambda: items.put(None)) as ahead:
+    with prefetched(waits, is_ahead=True, stop=lambda: items.put(None)) as ahead:
         assert next(ahead) == 1
     assert threads() == []
