@@ -1,4 +1,4 @@
-"""A server's counts, for Prometheus."""
+"""Metrics of a server, for Prometheus."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Metrics:
         self._truncated.labels(route).inc(texts)
 
     def text(self) -> bytes:
-        """All of it, in the format of Prometheus."""
+        """All metrics in Prometheus's text format."""
         exposed: bytes = self._text(self._registry)
         return exposed
 

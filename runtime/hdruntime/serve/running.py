@@ -37,21 +37,21 @@ class _Running:
 
 
 class RunningRequests:
-    """Answers requests, each in the task that the HTTP server made for it, and watches all of them in one task.
+    """Answers requests in the tasks that the HTTP server made for them, and watches all of them in one task.
 
     Args:
-        timeout_s: after which a request ends with a TimeoutError.
-        reason_to_stop: the error that a request ends with before; None for one that may go on.
+        timeout_s: seconds after which a request ends with a TimeoutError.
+        reason_to_stop: returns the error with which a request must end now, or None.
     """
 
     def __init__(self, timeout_s: float, reason_to_stop: Callable[[Request], Awaitable[Exception | None]]) -> None:
         self._timeout_s, self._reason_to_stop = timeout_s, reason_to_stop
-        # The oldest first, which is the first whose time is over.
+        # The oldest first, whose timeout passes first.
         self._requests: dict[_Running, None] = {}
         self._watching: asyncio.Task[None] | None = None
 
     async def answered(self, request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        """The answer to a request, or the error that stopped it; what it waits for is cancelled then."""
+        """The response to a request; a request that is stopped is cancelled and raises the reason."""
         task = asyncio.current_task()
         assert task is not None, "HTTP servers answer in tasks"
         running = _Running(request, task, time.monotonic() + self._timeout_s)
@@ -80,7 +80,7 @@ class RunningRequests:
             left = next(iter(self._requests)).ends - time.monotonic()
             await asyncio.sleep(max(0.0, min(left, _LOOK_SECONDS, self._timeout_s)))
             looked_at = [*self._requests]
-            # All at once: one that is asked waits some turns of the loop for its answer.
+            # All at once: each check takes some turns of the loop.
             reasons = await asyncio.gather(*map(self._reason, looked_at))
             for each, reason in zip(looked_at, reasons, strict=True):
                 # It may have been answered meanwhile.

@@ -59,10 +59,10 @@ def serve(
     with bound_sockets(host, port) as bound, loaded() as session:
         # Asked only when requests come, after the server was made.
         served = application(opened, session, options, is_stopping=lambda: server.should_exit)
-        with _refusal(host, port):
-            for each in bound:
+        with _listen_errors(host, port):
+            for bound_socket in bound:
                 # Another server may have bound the port while the bundle was loaded: one of them listens.
-                each.listen()
+                bound_socket.listen()
         place = f"[{host}]" if ":" in host else host
         on_ready(
             f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_seq_length} tokens, "
@@ -103,7 +103,7 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
     """A socket at each address of the host, as localhost has two; clients are refused until the bundle is loaded."""
     with contextlib.ExitStack() as exits:
         sockets: list[socket.socket] = []
-        with _refusal(host, port):
+        with _listen_errors(host, port):
             for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
                 # With its protocol: asyncio sends small writes at once (TCP_NODELAY) on sockets that say that they are
                 # TCP; the second part of an answer would wait for the client's delayed acknowledgement, 40 ms.
@@ -119,7 +119,7 @@ def bound_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
 
 
 @contextlib.contextmanager
-def _refusal(host: str, port: int) -> Iterator[None]:
+def _listen_errors(host: str, port: int) -> Iterator[None]:
     try:
         yield
     # A name that no host can have is an error of its encoding.

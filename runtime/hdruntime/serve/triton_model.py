@@ -1,4 +1,4 @@
-"""A bundle as a model of Triton's Python backend: texts in, vectors or scores out. See docs/triton.md."""
+"""A bundle as a model of Triton's Python backend: it takes texts and returns vectors or scores. See docs/triton.md."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from hdruntime.tasks.task import Encoder
 
 
 class FeatureExtraction(Embedding):
-    """The vector of a text, the mean of its tokens' vectors unless another pooling is asked for."""
+    """The vector of a text, the mean of its tokens' vectors unless the caller chooses another pooling."""
 
     name = Task.FEATURE_EXTRACTION
     encoder = Encoder("SentenceEncoder", "SentenceTransformer", "texts", None)

@@ -29,10 +29,10 @@ Values = dict[str, object]
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that a task reads, or a pair of texts; or `input_ids` in their place.
+    """A text or a pair of texts, or their `input_ids`.
 
-    `spans` are those of the text's chunks, for late chunking; their values are not checked. Every row of a job
-    is a text, and a frozen dataclass takes ten times as long to make as a Struct.
+    `spans` are the spans of the text's chunks, for late chunking; their values are not checked. Every row of a job is a
+    text, and making a frozen dataclass takes ten times as long as making a Struct.
     """
 
     text: str = ""
@@ -42,7 +42,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def characters(self) -> int:
-        """Length of the text, or of both; an id counts as four, the characters of a token in English."""
+        """Characters of the text, or of both texts; an id counts as four, the characters of a token in English."""
         return len(self.text) + len(self.text_pair or "") if self.input_ids is None else 4 * len(self.input_ids)
 
 
@@ -51,16 +51,16 @@ class TaskOptions:
     """Options that only some tasks have.
 
     Attributes:
-        aggregation: how tokens are grouped to entities, for token-classification; None: one entity per token.
-        answers: how many answers a question gets, and which, for question-answering; None: the best one. With more than
-            one, the output has a list of them.
-        late_chunking: how texts are cut into chunks, each of which is a row of the output: ``tokens:256`` (any number),
+        aggregation: grouping of tokens to entities, for token-classification; None: one entity per token.
+        answers: number and kind of a question's answers, for question-answering; None: the best answer. With several
+            answers, the output has a list.
+        late_chunking: chunks of a text, each of which is a row of the output: ``tokens:256`` (any number),
             ``sentences``, or the column with a list of (start, end) in characters; None: a text is one row. See
             :meth:`hdruntime.Session.embed_chunks`.
-        max_active_dims: most values of a sparse vector that are kept, for sparse-similarity; None: the model's number,
-            mostly all.
-        prompt_name: name of the model's prompt before every text; None for the model's default, if it has one. For
-            token-similarity, ``query`` says that the texts are queries; they are documents otherwise.
+        max_active_dims: maximum values of a sparse vector that are kept, for sparse-similarity; None: the model's
+            number, which is all values for most models.
+        prompt_name: name of the model's prompt before every text; None for the model's default prompt, if it has one.
+            For token-similarity, ``query`` means that the texts are queries; without it they are documents.
     """
 
     aggregation: Aggregation | None = None

@@ -1,9 +1,9 @@
-"""A list of vectors per text, one for each token that has one; the tokens of queries and documents differ."""
+"""Vectors of a text's tokens, for late interaction; queries and documents have different tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _OUTPUT = "token_embeddings"
 
 
-class Side(str, Enum):
+class Side(StrEnum):
     """The kind of a text, by the names of sentence-transformers' ``task``, and of the prompts."""
 
     QUERY = "query"
@@ -129,7 +129,7 @@ def settings_of(manifest: Manifest) -> SentenceSettings:
     settings = manifest.sentence
     if manifest.task != TokenVectors.name or settings is None or settings.multi_vector is None:
         raise InputError(
-            f"Vectors of tokens are given by bundles of token-similarity, and this bundle's task is {manifest.task}.",
+            f"Bundles of token-similarity return vectors of tokens, and this bundle's task is {manifest.task}.",
             hint=(
                 "Build it again from a ColBERT, PyLate or MultiVectorEncoder checkpoint with ",
                 Setting("task", "token-similarity", command="build"),

@@ -181,8 +181,9 @@ class TeiInterface(Interface):
                 "label2id": {label: number for number, label in enumerate(labels)},
             }
             return {"reranker" if path == "/rerank" else "classifier": classes}
-        own = self.model.session.manifest.sentence
-        pooling = "splade" if path == "/embed_sparse" else ",".join(own.pooling if own is not None else ()) or "mean"
+        settings = self.model.session.manifest.sentence
+        pooling = ",".join(() if settings is None else settings.pooling) or "mean"
+        pooling = "splade" if path == "/embed_sparse" else pooling
         return {"embedding": {"pooling": pooling}}
 
     async def _tokenize(self, request: ServeRequest, body: TokenizeBody) -> object:
@@ -195,20 +196,20 @@ class TeiInterface(Interface):
         return await asyncio.to_thread(_tokens, request.tokenizer, prompted, body.add_special_tokens)
 
     async def _decode(self, request: ServeRequest, body: DecodeBody) -> object:
-        listed: Sequence[Any] = body.ids if any(isinstance(each, list) for each in body.ids) else [body.ids]
-        request.check_number(len(listed))
+        texts_ids: Sequence[Any] = body.ids if any(isinstance(each, list) for each in body.ids) else [body.ids]
+        request.check_number(len(texts_ids))
         # An id counts as four characters, as of a text to embed.
-        ids = sum(len(each) for each in listed if isinstance(each, list))
+        ids = sum(len(each) for each in texts_ids if isinstance(each, list))
         self._check_size(ids, "ids", max(1, self.model.options.max_text_characters // 4))
-        return await asyncio.to_thread(_texts, request.tokenizer, listed, body.skip_special_tokens)
+        return await asyncio.to_thread(_texts, request.tokenizer, texts_ids, body.skip_special_tokens)
 
     @staticmethod
-    def _check_size(size: int, what: str, most: int) -> None:
-        """Limit what a request gets: the answer takes some hundred bytes for each token."""
-        if size > most:
+    def _check_size(size: int, what: str, limit: int) -> None:
+        """Limit the response, which takes some hundred bytes per token."""
+        if size > limit:
             larger = Setting("max_text_characters", command="serve")
             raise InputError(
-                f"The request has {size} {what}; at most {most} are answered at once.",
+                f"The request has {size} {what}; at most {limit} are answered at once.",
                 hint=("Send several requests, or start the server with a larger ", larger, "."),
             )
 
@@ -260,12 +261,14 @@ def _tokens_of(text: str, encoding: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _texts(tokenizer: TextTokenizer, listed: Sequence[Any], skip_special_tokens: bool) -> list[str]:
+def _texts(tokenizer: TextTokenizer, texts_ids: Sequence[Any], skip_special_tokens: bool) -> list[str]:
     size = tokenizer.whole.get_vocab_size()
-    for number, ids in enumerate(listed):
+    for number, ids in enumerate(texts_ids):
         if not isinstance(ids, list):
             raise InputError("ids is neither a list of ids nor a list of lists of ids.")
-        for each in ids:
-            if not 0 <= each < size or tokenizer.whole.id_to_token(each) is None:
-                raise InputError(f"ids[{number}]: {each} is no id of the bundle's tokenizer; ids are 0 to {size - 1}.")
-    return [tokenizer.whole.decode(ids, skip_special_tokens=skip_special_tokens) for ids in listed]
+        for token_id in ids:
+            if not 0 <= token_id < size or tokenizer.whole.id_to_token(token_id) is None:
+                raise InputError(
+                    f"ids[{number}]: {token_id} is no id of the bundle's tokenizer; ids are 0 to {size - 1}."
+                )
+    return [tokenizer.whole.decode(ids, skip_special_tokens=skip_special_tokens) for ids in texts_ids]
