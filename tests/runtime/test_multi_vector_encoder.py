@@ -296,8 +296,8 @@ def test_maxsim_is_that_of_sentence_transformers(mean: bool, monkeypatch: pytest
     expected = theirs(*tensors, length_normalize=mean).numpy()
     assert (expected == -1e9).sum() > 0
     for most, most_of_queries in ((2**24, 2**12), (1, 1), (20, 4)):
-        monkeypatch.setattr("hdruntime.text.similarity._MOST_PRODUCTS", most)
-        monkeypatch.setattr("hdruntime.text.similarity._MOST_QUERY_VECTORS", most_of_queries)
+        monkeypatch.setattr("hdruntime.text.similarity._MAX_PRODUCTS", most)
+        monkeypatch.setattr("hdruntime.text.similarity._MAX_QUERY_VECTORS", most_of_queries)
         found = maxsim(queries, documents, mean=mean)
         assert found.dtype == np.float32
         assert_close(found, expected, atol=1e-5)
