@@ -320,7 +320,7 @@ def test_maxsim_takes_one_text_and_padded_texts_and_refuses_other_shapes() -> No
     assert maxsim([], [padded[0]]).shape == (0, 1)
     with pytest.raises(InputError, match=r"queries\[0\] has shape \[6\]; each text's vectors must be \[tokens, dim"):
         maxsim([padded[0, 0]], padded)
-    with pytest.raises(InputError, match="Vectors have 4 and 6 dimensions; MaxSim compares"):
+    with pytest.raises(InputError, match="Vectors have 4 and 6 dimensions; MaxSim needs"):
         maxsim(padded[..., :4], padded)
     with pytest.raises(InputError, match="There are 2 queries but 1 documents"):
         maxsim_of_pairs(padded, padded[:1])
@@ -341,7 +341,7 @@ def test_wrong_arguments_are_refused(classic: MultiVectorEncoder) -> None:
 
 
 def test_other_bundles_and_other_methods_are_refused(bundle_path: Path, saved: Callable[[str], Path]) -> None:
-    with pytest.raises(InputError, match=r"this bundle's task is feature-extraction.\nBuild .*--task token-similar"):
+    with pytest.raises(InputError, match=r"this bundle's task is feature-extraction.\nBuild .*task='token-similar"):
         MultiVectorEncoder(bundle_path)
     bundle = saved("classic") / "bundle"
     with (
