@@ -48,7 +48,7 @@ NOT_TRAINED = (
 )
 """Note on a model whose attention is replaced; {} is the replacement, such as "windows"."""
 
-DENSE_BASELINE = "does not use {}: its attention is dense, and its answers are those of the model before --attention"
+DENSE_BASELINE = "does not use {}: its attention is dense, and its outputs are those of the unconverted model"
 """Note on the model of a benchmark's baselines, whose attention is dense; {} is the attention, such as "windows"."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from hdruntime.bundle.manifest import Positions
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class LogScale:
     def __post_init__(self) -> None:
         if self.base < 2:
             raise InputError(
-                f"--attention-scale logn divides by the logarithm of the trained positions, and there is {self.base}.",
-                hint="Use --attention-scale none.",
+                Setting("attention_scale", "logn"),
+                f" divides by the logarithm of the number of trained positions, which is {self.base}.",
+                hint=("Use ", Setting("attention_scale", "none"), "."),
             )
 
     @classmethod

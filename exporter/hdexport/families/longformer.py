@@ -19,7 +19,7 @@ from hdexport.attention.window.global_rows import (
 )
 from hdexport.attention.window.model import sliding_window_node
 from hdexport.model.family import Family, NativeAttention, UnsupportedReason
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -150,7 +150,7 @@ def attention_windows(config: Any) -> list[int] | int:
         raise ModelError(
             f"config.json has attention_dilation {dilation}: windows with gaps, which transformers does not compute "
             f"for a {config.model_type}, so that there is nothing to compare with.",
-            hint="The nearest that works: a RoBERTa with --attention window:256,dilation:2",
+            hint=("A similar model can be built: a RoBERTa with ", Setting("attention", "window:256,dilation:2")),
         )
     windows: list[int] | int = config.attention_window
     return windows

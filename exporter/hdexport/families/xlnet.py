@@ -14,7 +14,7 @@ from hdexport.attention.relative.model import Distances, key_kinds, relative_nod
 from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdexport.model.memory_cache import MASK, MemoryCache, text_ends, updated_memory
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -157,7 +157,7 @@ def _adapt(model: PreTrainedModel, conversion: RelativeConversion) -> None:
         if summary not in _SUMMARIES:
             raise ModelError(
                 f"config.json has summary_type {summary!r}; classifiers of {', '.join(_SUMMARIES)} can be built.",
-                hint="Build vectors of its tokens instead: --task feature-extraction",
+                hint=("Build token embeddings instead: ", Setting("task", Task.FEATURE_EXTRACTION)),
             )
         model.forward = functools.partial(_classify, model)
 

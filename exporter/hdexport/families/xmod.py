@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hdexport.model.family import Family, NativeAdapters
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,7 +30,7 @@ def _check_language(model: PreTrainedModel) -> None:
         raise ModelError(
             f"config.json has default_language {config.default_language!r}, and the model has networks for "
             f"{', '.join(languages)}: a bundle has one of them.",
-            hint=f"Choose it, for example: --adapter {languages[0]}",
+            hint=("Choose one, for example: ", Setting("adapter", languages[0])),
         )
 
 

@@ -98,13 +98,13 @@ REFUSED = {
     "bigbird:seed=-1": "has seed -1; it must be 0 to 2147483647",
     "lsh:chunk=0": "has chunk 0; it must be 1 to 32768.\nFor example: attention='lsh:chunk=64,rounds=4'",
     "lsh:before=65": "has before 65; it must be 0 to 64",
-    "lsh:buckets=8/3": "8 x 3 buckets; each must be even",
+    "lsh:buckets=8/3": "8 x 3 buckets; each number must be even",
     "favor:features=0": "features 0; it must be 1 to 16384.\nFor example: attention='favor:features=256'",
     "favor:seed=-1": "seed -1; it must be 0 to",
     # What contradicts itself.
-    "bigbird:mode=hf_eval,seed=1": "gives a table of random blocks; mode=hf_eval takes none",
-    "bigbird:table=x.npy,seed=1": "gives a table and a seed to draw one with",
-    "etc:global=3,tokens=1/2": "gives 2 ids for 3 global tokens.\nGive one for all, tokens=1, or 3",
+    "bigbird:mode=hf_eval,seed=1": "has a table of random blocks, which mode=hf_eval does not use",
+    "bigbird:table=x.npy,seed=1": "has a table, and a seed to draw one with",
+    "etc:global=3,tokens=1/2": "has 2 ids for 3 global tokens.\nUse one id for all, tokens=1, or 3",
 }
 
 

@@ -183,13 +183,19 @@ MISFITS = (
         "mpnet cannot be converted to block-sparse attention. Its attention scores have",
     ),
     ("big_bird", "etc:global=2", {}, ModelError, "big_bird has block-sparse attention of its own"),
-    ("big_bird", "bigbird:block=8", {}, InputError, "asks for block=8, and the checkpoint has 4.\nLeave it out"),
-    ("bert", None, ROW, InputError, "--bigbird-last-block row is for BigBird's attention"),
-    ("bert", "bigbird", {"global_embeddings": Path("x.npy")}, InputError, "is for the global tokens of --attent"),
-    ("esm", "etc:global=2", {}, ModelError, r"computes positions .*\nUse --attention window:256,global:1, or bigbird"),
-    ("bert", "etc:global=301", {}, InputError, "asks for 301 global tokens; there are 300 positions for them"),
-    ("bert", "etc:global=2,tokens=120", {}, InputError, "has the id 120; the vocabulary has 120 ids, from 0"),
-    ("bert", "etc:global=2", {"first_special_id": lambda: None}, InputError, r"Name an id: .*tokens=101, or give"),
+    ("big_bird", "bigbird:block=8", {}, InputError, "has block=8, and the checkpoint has 4.\nLeave it out"),
+    ("bert", None, ROW, InputError, "bigbird_last_block='row' is for BigBird's attention"),
+    ("bert", "bigbird", {"global_embeddings": Path("x.npy")}, InputError, "is for the global tokens of attention='etc"),
+    (
+        "esm",
+        "etc:global=2",
+        {},
+        ModelError,
+        r"computes positions .*\nUse attention='window:256,global:1' or attention='bigbird",
+    ),
+    ("bert", "etc:global=301", {}, InputError, "has 301 global tokens, and there are 300 positions for them"),
+    ("bert", "etc:global=2,tokens=120", {}, InputError, "has the id 120; ids of the vocabulary are 0 to 119"),
+    ("bert", "etc:global=2", {"first_special_id": lambda: None}, InputError, r"Name an id, .*tokens=101\', or a file"),
     ("bert", "bigbird:block=100,seed=0", {}, InputError, "table of 3 random blocks per row cannot be drawn"),
 )
 
@@ -198,7 +204,7 @@ def test_what_does_not_fit_is_refused(conversion_of) -> None:
     for model_type, spec, options, error, message in MISFITS:
         with named_case(model_type, spec), pytest.raises(error, match=message):
             conversion_of(model_type, spec, **options)
-    with pytest.raises(ModelError, match=r'original_full.*\nLeave out --attention, or set "attention_type"'):
+    with pytest.raises(ModelError, match=r'original_full.*\nLeave out attention, or set "attention_type"'):
         conversion_of("big_bird", "bigbird:mode=table", config={"attention_type": "original_full"})
     # The first special token is the mask, and of masks alone the original divides by zero.
     drops = {"position_embedding_type": "absolute", "token_dropout": True, "mask_token_id": 7}

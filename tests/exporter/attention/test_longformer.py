@@ -214,9 +214,9 @@ def test_no_more_tokens_can_be_marked_than_the_longest_text_has() -> None:
 
 def test_a_bound_that_does_not_fit_is_refused() -> None:
     for max_global in (0, 3841):
-        with pytest.raises(InputError, match=rf"^--max-global {max_global} is out of range: it must be 1 to 3840\.$"):
+        with pytest.raises(InputError, match=rf"^max_global is {max_global}; it must be 1 to 3840\.$"):
             inputs_of("longformer", transformers.LongformerConfig(), Task.FILL_MASK, max_global=max_global)
-    with pytest.raises(InputError, match=r"(?s)--max-global 8 is for .* albert has none\.\nLeave it out"):
+    with pytest.raises(InputError, match=r"(?s)max_global=8 is for .*which albert does not have\.\nLeave it out"):
         inputs_of("albert", transformers.AlbertConfig(), Task.FILL_MASK, max_global=8)
 
 

@@ -66,7 +66,7 @@ def test_a_reformer_has_its_own_attention_and_only_its_hashes_may_change(convers
     assert conversion == LshConversion(is_native=True, record=OWN, padding=PaddingRule(multiple_of=16))
     conversion, _ = conversion_of("reformer", "lsh:rounds=3,seed=0,buckets=2/4")
     assert conversion.record == dataclasses.replace(OWN, hashes=Hashes(buckets=(2, 4), rounds=3, seed=0))
-    with pytest.raises(InputError, match=r"A reformer has its chunks(.|\n)*lsh:rounds=8,seed=0"):
+    with pytest.raises(InputError, match=r"config\.json of a reformer sets its chunks(.|\n)*lsh:rounds=8,seed=0"):
         conversion_of("reformer", "lsh:chunk=16")
     with pytest.raises(InputError, match="has local layers only, and hashes nothing"):
         conversion_of("reformer", "lsh:seed=1", attn_layers=["local"])
@@ -76,8 +76,8 @@ def test_what_a_reformer_leaves_open_is_frozen_and_said(conversion_of) -> None:
     conversion, _ = conversion_of("reformer", None, **OPEN)
     assert conversion.record.hashes == Hashes(buckets=(32,), rounds=2, seed=0)
     assert conversion.note == (
-        "config.json leaves open, and the bundle has for good: num_buckets 32, as the library takes for a first text "
-        "of 300 tokens; hash_seed 0; --attention lsh:seed=S chooses another."
+        "The config.json leaves values open, which the bundle fixes: num_buckets 32, as transformers takes for a first "
+        "text of 300 tokens; hash_seed 0 (lsh:seed=S chooses another)."
     )
     assert conversion_of("reformer", "lsh:seed=3,buckets=4", **OPEN)[0].note is None
 

@@ -58,9 +58,7 @@ HEADS_OF_32 = {"hidden_size": 128, "initializer_range": 0.1, "num_hidden_layers"
 
 
 def test_one_trained_position_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"logarithm of the trained positions, and there is 1\.\nUse --attention-scale"
-    ):
+    with pytest.raises(InputError, match=r"number of trained positions, which is 1\.\nUse attention_scale"):
         LogScale(1)
 
 

@@ -99,10 +99,10 @@ def test_rows_are_drawn_for_a_last_block_that_is_not_full() -> None:
 def test_more_random_blocks_than_there_are_is_refused() -> None:
     for tokens, random_blocks, most, advice in (
         *((TOKENS, count, 3, r"random=3 or fewer, or mode=hf_eval") for count in (0, 4)),
-        *((tokens, 1, 0, r"a smaller block, a larger --max-len, or mode=") for tokens in (1, 48)),
+        *((tokens, 1, 0, r"a smaller block, a larger max_len, or mode=") for tokens in (1, 48)),
     ):
         sizes = rf"{tokens} tokens are {-(-tokens // BLOCK_SIZE)} blocks of 16"
-        message = rf"^A table of {random_blocks} random blocks .* {sizes}.* {most} to draw from\.\nChoose {advice}"
+        message = rf"^A table of {random_blocks} random blocks .* {sizes}.* {most} to draw from\.\nUse {advice}"
         with named_case(tokens, random_blocks), pytest.raises(InputError, match=message):
             random_table(heads=HEADS, max_tokens=tokens, block_size=BLOCK_SIZE, random_blocks=random_blocks, seed=0)
 
@@ -130,7 +130,10 @@ def with_entry(entry: int) -> np.ndarray:
 
 BAD_TABLES = {
     "of one head": (a_table(1, 6, 3), r"shape \[1, 6, 3\]; it must be \[4, 6, random blocks\], or \[2, 4, 6, random"),
-    "of three layers": (a_table(3, 4, 6, 3), r"shape \[3, 4, 6, 3\].*: 2 layers, 4 heads, .*\nMake it for a text of"),
+    "of three layers": (
+        a_table(3, 4, 6, 3),
+        r"shape \[3, 4, 6, 3\].*: 2 layers, 4 heads, .*\nMake a table for a text of",
+    ),
     "of one axis": (a_table(6), r"shape \[6\]"),
     "of floats": (a_table(4, 6, 3) * 1.0, r"the table is of type float64; .*\nWrite it as integers: array\.astype"),
     "with a block too many": (with_entry(8), r"lists block 8 at \[2, 5, 1\]; the longest text has the blocks 0 to 7\."),
@@ -234,9 +237,7 @@ def test_blocks_that_are_seen_in_part_are_refused(tmp_path: Path) -> None:
     )
     file, whole = tmp_path / "lists.npz", (causal.full_kv_num_blocks, causal.full_kv_indices)
     save_lists(file, *(values.numpy() for values in whole), kv_num_blocks=causal.kv_num_blocks.numpy())
-    with pytest.raises(
-        InputError, match=r"kv_num_blocks is not 0, .* are partial: .*\nChoose a pattern of whole blocks"
-    ):
+    with pytest.raises(InputError, match=r"kv_num_blocks is not 0, .* are partial: .*\nUse a pattern of whole blocks"):
         read_block_lists(file, **SIZES)
 
 

@@ -315,7 +315,7 @@ def test_a_memory_beyond_the_reach_of_windows_is_warned_of(both_sides, caplog: p
         max_len=64,
         recurrence=MOST,
     )
-    for spec, warning in ((BOTH_SIDES, "Windows reach 16 tokens back, and --recurrence carries 48"), (ACROSS, "")):
+    for spec, warning in ((BOTH_SIDES, "Windows reach 16 tokens back, and 48 are cached: recurrence=16"), (ACROSS, "")):
         caplog.clear()
         attention_conversions(attention_from_spec(spec.replace("12,", "16,")), context)
         assert warning in caplog.text
@@ -336,34 +336,34 @@ def test_what_cannot_be_carried_is_refused(tmp_path: Path) -> None:
             "bert feature-extraction",
             None,
             {},
-            r"48 does not fit this bert: its attention carries nothing.*\n.* --attent",
+            r"48 does not fit this bert: its attention has no recurrent state.*\n.* attention='win",
         ),
         (
             "modernbert None",
             None,
             {},
-            r"does not fit this modernbert: its attention carries nothing.*\nLeave it out\.$",
+            r"does not fit this modernbert: its attention has no recurrent state.*\nLeave it out\.$",
         ),
         (
             "esm None",
             "window:16,global:0",
             {},
-            r"does not fit this esm, which turns keys .*\nLeave it out: .*--max-len",
+            r"does not fit this esm, which rotates keys .*\nLeave it out: .*max_len",
         ),
-        ("bert feature-extraction", "lsh", {}, r"does not fit this bert: its attention carries nothing"),
-        ("bert feature-extraction", "window:16", {}, r"does not fit 1 global .*\n.*window:16,right:16,global:0$"),
+        ("bert feature-extraction", "lsh", {}, r"does not fit this bert: its attention has no recurrent state"),
+        ("bert feature-extraction", "window:16", {}, r"does not fit 1 global .*\n.*window:16,right:16,global:0'$"),
         ("bert text-classification", CAUSAL, {}, r"does not fit text-classification.*\n.*feature-extraction"),
         (
             "bert feature-extraction",
             CAUSAL,
             {"scheme": Scheme.INTERPOLATE},
-            r"does not fit --positions interpolate .*\n.*hierarchical",
+            r"does not fit scheme interpolate .*\n.*hierarchical",
         ),
         (
             "bert feature-extraction",
             "window:64,global:0",
             {"attention_scale": "logn"},
-            r"does not fit --attention-scale logn.*\nUse --attention-scale none\.$",
+            r"does not fit attention_scale='logn'.*\nUse attention_scale='none'\.$",
         ),
     ):
         path, attention = tmp_path / model, attention_from_spec(spec)

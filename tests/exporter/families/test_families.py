@@ -430,7 +430,7 @@ def test_windows_with_gaps_are_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "longformer", Task.FEATURE_EXTRACTION)
     change_json(tmp_path / "config.json", attention_dilation=[1, 2])
     options = BuildOptions(model=tmp_path, output=tmp_path / "bundle", max_len=64)
-    with pytest.raises(ModelError, match=r"attention_dilation \[1, 2\].*\n.*--attention window:256,dilation:2"):
+    with pytest.raises(ModelError, match=r"attention_dilation \[1, 2\].*\n.*attention='window:256,dilation:2"):
         build(options)
     assert not options.output.exists()
 

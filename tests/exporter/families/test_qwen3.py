@@ -99,6 +99,6 @@ def test_a_generator_s_checkpoint_is_an_encoder_without_its_head(tmp_path: Path)
 
 def test_what_causal_attention_cannot_have_is_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model", "qwen3", Task.FEATURE_EXTRACTION)
-    with pytest.raises(InputError, match=r"logn does not fit this qwen3: each .*\n.*--attention-scale none"):
+    with pytest.raises(InputError, match=r"'logn' does not fit this qwen3\. Its tokens .*\n.*attention_scale='none'"):
         build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=128, attention_scale="logn"))
     assert not (tmp_path / "bundle").exists()

@@ -46,7 +46,7 @@ def test_several_languages_without_a_choice_are_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "xmod", Task.FEATURE_EXTRACTION)
     change_json(tmp_path / "config.json", default_language=None)
     model = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
-    with pytest.raises(ModelError, match=r"default_language None.* de_DE, en_XX.*\n.*--adapter de_DE"):
+    with pytest.raises(ModelError, match=r"default_language None.* de_DE, en_XX.*\n.*adapter='de_DE'"):
         family_of("xmod").prepare(model)
     chosen = find_checkpoint(tmp_path).with_adapter("en_XX").load(Task.FEATURE_EXTRACTION)
     family_of("xmod").prepare(chosen)

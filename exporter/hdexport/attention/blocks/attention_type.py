@@ -23,7 +23,7 @@ from hdexport.attention.spec import InvalidSpecError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -182,19 +182,22 @@ def _request(spec: str) -> BlockRequest:
 
 
 def _bigbird(reader: SpecReader) -> BlockRequest:
-    given = reader.values
-    asked = given.get("mode", "table" if "table" in given or "seed" in given else None)
-    mode = next((known for known in _MODES_OF_PATTERN[Pattern.BIGBIRD] if known == asked), None)
-    if mode is None and asked is not None:
-        raise InvalidSpecError(f"mode={asked}")
-    if mode is Mode.HF_EVAL and ("table" in given or "seed" in given):
+    values = reader.values
+    name = values.get("mode", "table" if "table" in values or "seed" in values else None)
+    mode = next((known for known in _MODES_OF_PATTERN[Pattern.BIGBIRD] if known == name), None)
+    if mode is None and name is not None:
+        raise InvalidSpecError(f"mode={name}")
+    if mode is Mode.HF_EVAL and ("table" in values or "seed" in values):
         raise InputError(
-            f"--attention {reader.spec} gives a table of random blocks; mode=hf_eval takes none.",
+            Setting("attention", reader.spec),
+            " has a table of random blocks, which mode=hf_eval does not use.",
             hint="Leave out mode, or set mode=table.",
         )
-    if "table" in given and "seed" in given:
+    if "table" in values and "seed" in values:
         raise InputError(
-            f"--attention {reader.spec} gives a table and a seed to draw one with.", hint="Leave one of them out."
+            Setting("attention", reader.spec),
+            " has a table, and a seed to draw one with.",
+            hint="Leave one of them out.",
         )
     return BlockRequest(
         pattern=Pattern.BIGBIRD,
@@ -202,7 +205,7 @@ def _bigbird(reader: SpecReader) -> BlockRequest:
         random_blocks=reader.optional("random", minimum=0),
         mode=mode,
         seed=reader.optional("seed", minimum=0, maximum=2**31 - 1),
-        file=Path(given["table"]) if "table" in given else None,
+        file=Path(values["table"]) if "table" in values else None,
     )
 
 
@@ -212,8 +215,9 @@ def _etc(reader: SpecReader) -> BlockRequest:
     ids = () if listed is None else tuple(reader.number("tokens", text, minimum=0) for text in listed.split("/"))
     if len(ids) not in (0, 1, tokens):
         raise InputError(
-            f"--attention {reader.spec} gives {len(ids)} ids for {tokens} global tokens.",
-            hint=f"Give one for all, tokens={ids[0]}, or {tokens}, separated by slashes.",
+            Setting("attention", reader.spec),
+            f" has {len(ids)} ids for {tokens} global tokens.",
+            hint=f"Use one id for all, tokens={ids[0]}, or {tokens} ids, separated by slashes.",
         )
     block_size = reader.optional("block", minimum=1)
     return BlockRequest(pattern=Pattern.ETC, block_size=block_size, global_tokens=tokens, global_ids=ids)

@@ -27,7 +27,7 @@ from hdexport.model.family import Family
 from hdruntime.arrays import AnyArray, FloatArray
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BundleCorruptError, InputError, ModelError
+from hdruntime.errors import BundleCorruptError, InputError, ModelError, Setting
 
 if TYPE_CHECKING:
     import torch
@@ -127,8 +127,9 @@ def block_conversion(request: BlockRequest | None, context: ConversionContext) -
     if spec.pattern is Pattern.ETC:
         if spec.global_tokens > max_len:
             raise InputError(
-                f"--attention asks for {spec.global_tokens} global tokens; there are {max_len} positions for them.",
-                hint=f"Ask for {max_len} or fewer, or build with a larger --max-len.",
+                Setting("attention"),
+                f" has {spec.global_tokens} global tokens, and there are {max_len} positions for them.",
+                hint=(f"Use {max_len} or fewer, or a larger ", Setting("max_len"), "."),
             )
         embeddings = _global_embeddings(request, model, context.first_special_id)
     conversion = dataclasses.replace(_conversion(spec, tables, embeddings), query_scale=context.query_scale)
@@ -262,18 +263,25 @@ def _check_own(request: BlockRequest, own: BlockSparse | None, model_type: str) 
     if own is None:
         raise ModelError(
             f"The checkpoint's attention_type is original_full: {model_type} trained densely.",
-            hint='Leave out --attention, or set "attention_type": "block_sparse" in config.json.',
+            hint=("Leave out ", Setting("attention"), ', or set "attention_type": "block_sparse" in config.json.'),
         )
     if request.pattern is not Pattern.BIGBIRD:
         raise ModelError(
             f"{model_type} has block-sparse attention of its own.",
-            hint="Leave out --attention, or choose its random blocks: --attention bigbird:mode=table",
+            hint=(
+                "Leave out ",
+                Setting("attention"),
+                ", or choose its random blocks: ",
+                Setting("attention", "bigbird:mode=table"),
+            ),
         )
-    asked_for = {"block": (request.block_size, own.block_size), "random": (request.random_blocks, own.random_blocks)}
-    for name, (asked, has) in asked_for.items():
-        if asked not in (None, has):
+    sizes = {"block": (request.block_size, own.block_size), "random": (request.random_blocks, own.random_blocks)}
+    for name, (requested, trained) in sizes.items():
+        if requested not in (None, trained):
             raise InputError(
-                f"--attention asks for {name}={asked}, and the checkpoint has {has}.", hint="Leave it out."
+                Setting("attention"),
+                f" has {name}={requested}, and the checkpoint has {trained}.",
+                hint="Leave it out.",
             )
 
 
@@ -308,13 +316,17 @@ def _spec(request: BlockRequest, own: BlockSparse | None) -> BlockSparse | None:
 def _check_options(spec: BlockSparse | None, request: BlockRequest) -> None:
     if request.last_block is not None and (spec is None or spec.pattern is not Pattern.BIGBIRD):
         raise InputError(
-            f"--bigbird-last-block {request.last_block.value} is for BigBird's attention, and this model has another.",
+            Setting("bigbird_last_block", request.last_block),
+            " is for BigBird's attention, and this model has another.",
             hint="Leave it out.",
         )
     if request.global_embeddings is not None and (spec is None or spec.pattern is not Pattern.ETC):
         raise InputError(
-            f"--global-embeddings {request.global_embeddings} is for the global tokens of --attention etc:global=G.",
-            hint="Leave it out, or add that.",
+            Setting("global_embeddings", str(request.global_embeddings)),
+            " is for the global tokens of ",
+            Setting("attention", "etc:global=G"),
+            ".",
+            hint=("Leave it out, or add ", Setting("attention", "etc:global=G"), "."),
         )
 
 
@@ -322,9 +334,16 @@ def _check_positions(request: BlockRequest, context: ConversionContext) -> None:
     """Tokens in front have embeddings of positions of their own, and would move the text among computed ones."""
     if request.pattern is Pattern.ETC and not context.family.learned_positions:
         raise ModelError(
-            f"--attention etc puts global tokens in front of a text, and {context.model.config.model_type} computes "
-            "positions (rotary ones, or by distance) instead of learning them: such tokens have no position there.",
-            hint="Use --attention window:256,global:1, or bigbird:block=64,random=3.",
+            Setting("attention", "etc"),
+            f" puts global tokens in front of a text. This {context.model.config.model_type} computes positions, "
+            "rotary or relative, which such tokens do not have.",
+            hint=(
+                "Use ",
+                Setting("attention", "window:256,global:1"),
+                " or ",
+                Setting("attention", "bigbird:block=64,random=3"),
+                ".",
+            ),
         )
 
 
@@ -370,37 +389,53 @@ def _global_embeddings(
         width = states_before_layers(model, torch.zeros(1, dtype=torch.int64)).shape[1]
         return _read_embeddings(file, (count, width))
     special = None if request.global_ids else first_special_id()
-    given = request.global_ids if special is None else (special,)
-    if not given:
+    ids = request.global_ids if special is None else (special,)
+    if not ids:
         raise InputError(
             "The checkpoint does not say which token begins a text, so its global tokens have no embedding.",
-            hint="Name an id: --attention etc:global=G,tokens=101, or give --global-embeddings FILE.npy.",
+            hint=(
+                "Name an id, ",
+                Setting("attention", "etc:global=G,tokens=101"),
+                ", or a file, ",
+                Setting("global_embeddings"),
+                ".",
+            ),
         )
-    if max(given) >= model.config.vocab_size:
+    if max(ids) >= model.config.vocab_size:
         raise InputError(
-            f"--attention has the id {max(given)}; the vocabulary has {model.config.vocab_size} ids, from 0.",
-            hint="Name ids of the model's own tokenizer.",
+            Setting("attention"),
+            f" has the id {max(ids)}; ids of the vocabulary are 0 to {model.config.vocab_size - 1}.",
+            hint="Use ids of the model's tokenizer.",
         )
-    embedded: FloatArray = states_before_layers(model, torch.tensor(given * (count // len(given)))).numpy()
+    embedded: FloatArray = states_before_layers(model, torch.tensor(ids * (count // len(ids)))).numpy()
     if not np.isfinite(embedded).all():
         # An ESM divides by the tokens that are no masks.
         raise InputError(
-            f"The model's embeddings of a text of the ids {', '.join(map(str, given))} alone are NaN or infinite.",
-            hint="Name another id: --attention etc:global=G,tokens=ID, or give --global-embeddings FILE.npy.",
+            f"The model's embeddings of a text of the ids {', '.join(map(str, ids))} alone are NaN or infinite.",
+            hint=(
+                "Name another id, ",
+                Setting("attention", "etc:global=G,tokens=ID"),
+                ", or a file, ",
+                Setting("global_embeddings"),
+                ".",
+            ),
         )
     return embedded
 
 
 def _read_embeddings(file: Path, shape: tuple[int, ...]) -> FloatArray:
-    with reading(file, "numpy.save(file, rows)", option="--global-embeddings "):
+    with reading(file, "numpy.save(file, rows)"):
         values = load_arrays(file)
     if not isinstance(values, np.ndarray) or values.shape != shape or values.dtype.kind != "f":
-        found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "an archive"
+        content = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "an archive"
         raise InputError(
-            f"--global-embeddings {file} holds {found}; this model takes float32 {list(shape)}: "
-            "[global tokens, width], the input of its layers for each global token.",
+            Setting("global_embeddings", str(file)),
+            f" holds {content}; this model takes float32 {list(shape)}: [global tokens, width], the input of its "
+            "layers for each global token.",
             hint="Write such an array: numpy.save(file, rows).",
         )
     if not np.isfinite(values).all():
-        raise InputError(f"--global-embeddings {file} holds NaN or infinity.", hint="Train, or write, it again.")
+        raise InputError(
+            Setting("global_embeddings", str(file)), " holds NaN or infinity.", hint="Train or write the file again."
+        )
     return values.astype(np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.arrays import AnyArray
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Message, Setting, joined
 from hdruntime.folders import special_kind
 
 _DRAWN_FROM_TOKENS = 1024
@@ -37,8 +37,8 @@ def load_arrays(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
-    """Translates NumPy's errors; `option` names the file in messages, with a space behind it."""
+def reading(path: Path, writer: str) -> Iterator[None]:
+    """Translate NumPy's errors; `writer` is code that writes such a file."""
     try:
         yield
     except Exception as error:
@@ -47,7 +47,7 @@ def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
         reason = (
             "it is not a file of NumPy arrays, or it holds Python objects" if "allow_pickle" in str(error) else error
         )
-        raise InputError(f"{option}{path} cannot be read: {reason}", hint=f"Write it with {remedy}.") from error
+        raise InputError(f"{path} cannot be read: {reason}", hint=f"Write it with {writer}.") from error
 
 
 def random_table(*, heads: int, max_tokens: int, block_size: int, random_blocks: int, seed: int) -> Blocks:
@@ -84,7 +84,11 @@ def read_table(path: Path, *, heads: int, max_tokens: int, block_size: int, laye
             f"{path}: the table has the shape {list(table.shape)}; it must be [{of_layer}, or [{layers}, {of_layer}: "
             f"{layers} layers, {heads} heads, and {_sizes(max_tokens, block_size)}, of which the first and the last "
             f"have no row.",
-            hint=f"Make it for a text of {max_tokens} tokens, or build for the --max-len that it is of.",
+            hint=(
+                f"Make a table for a text of {max_tokens} tokens, or build with the table's ",
+                Setting("max_len"),
+                ".",
+            ),
         )
     _check_entries(path, "the table", table, (table < 0) | (table >= blocks), blocks)
     return list(np.broadcast_to(table, (layers, *shape, table.shape[-1])).astype(np.int32))
@@ -133,11 +137,11 @@ def _drawn_from(block: int, blocks: int, block_size: int) -> AnyArray:
 def _check_count(random_blocks: int, most: int, max_tokens: int, block_size: int) -> None:
     if 1 <= random_blocks <= most:
         return
-    advice = f"random={most} or fewer" if most else "a smaller block, a larger --max-len"
+    smaller: Message = f"random={most} or fewer" if most else ("a smaller block, a larger ", Setting("max_len"))
     raise InputError(
         f"A table of {random_blocks} random blocks per row cannot be drawn: {_sizes(max_tokens, block_size)}, and "
         f"some rows have only {most} to draw from.",
-        hint=f"Choose {advice}, or mode=hf_eval, which draws none.",
+        hint=joined("Use ", smaller, ", or mode=hf_eval, which draws none."),
     )
 
 
@@ -173,7 +177,7 @@ def _check_shapes(path: Path, counts: AnyArray, indices: AnyArray, *, heads: int
         raise InputError(
             f"{path}: {_COUNTS} and {_INDICES} have the shapes {list(counts.shape)} and {list(indices.shape)}; they "
             f"must be [H, {blocks}] and [H, {blocks}, most], with 1 or {heads} for H: {sizes}.",
-            hint="Make the mask for a text of --max-len tokens, and for the requested block=.",
+            hint=("Make the mask for a text of ", Setting("max_len"), " tokens and the block size of block=."),
         )
 
 

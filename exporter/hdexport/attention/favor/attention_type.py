@@ -22,7 +22,7 @@ from hdexport.attention.spec import InvalidSpecError, SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 
 if TYPE_CHECKING:
     import torch
@@ -103,9 +103,10 @@ class FavorAttentionType(AttentionType):
         if own is not None:
             if request and request.keys() & _RANGES.keys():
                 raise InputError(
-                    f"A {config.model_type} has its features, by its checkpoint: --attention favor takes compat for "
-                    "it.",
-                    hint="For example: --attention favor:compat",
+                    f"The checkpoint of a {config.model_type} has its features; ",
+                    Setting("attention", "favor"),
+                    " accepts compat for this model.",
+                    hint=("For example: ", Setting("attention", "favor:compat")),
                 )
             return _conversion(dataclasses.replace(own, compat=bool(request and _COMPAT in request)), is_native=True)
         if request is None:

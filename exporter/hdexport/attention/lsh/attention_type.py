@@ -25,7 +25,7 @@ from hdexport.attention.spec import SpecReader
 from hdexport.model.family import Family
 from hdruntime.bundle.manifest import Dtype, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 
 if TYPE_CHECKING:
     import torch
@@ -198,9 +198,10 @@ def _request(spec: str) -> dict[str, Any]:
         buckets = tuple(reader.number("buckets", factor, minimum=2, maximum=_MOST_FACTOR) for factor in factors)
         if any(factor % 2 for factor in buckets):
             raise InputError(
-                f"--attention {spec} asks for {' x '.join(map(str, buckets))} buckets; each must be even: half of "
-                "the buckets are directions, and half their opposites.",
-                hint="For example: --attention lsh:buckets=32",
+                Setting("attention", spec),
+                f" has {' x '.join(map(str, buckets))} buckets; each number must be even: half of the buckets are "
+                "directions, and half are their opposites.",
+                hint=("For example: ", Setting("attention", "lsh:buckets=32")),
             )
         request["buckets"] = buckets
     return request
@@ -233,28 +234,30 @@ def _frozen(
     """
     if request.keys() & {"chunk", "before", "after"}:
         raise InputError(
-            f"A {config.model_type} has its chunks, by config.json: --attention lsh takes rounds, buckets and seed for "
-            "it.",
-            hint="For example: --attention lsh:rounds=8,seed=0",
+            f"The config.json of a {config.model_type} sets its chunks; ",
+            Setting("attention", "lsh"),
+            " accepts rounds, buckets and seed for this model.",
+            hint=("For example: ", Setting("attention", "lsh:rounds=8,seed=0")),
         )
     if own.hashed is None:
         if request:
             raise InputError(
-                f"This {config.model_type} has local layers only, and hashes nothing.", hint="Leave out --attention."
+                f"This {config.model_type} has local layers only, and hashes nothing.",
+                hint=("Leave out ", Setting("attention"), "."),
             )
         return own, None
-    said = []
+    chosen = []
     buckets, seed = request.get("buckets") or _buckets(config), request.get("seed", config.hash_seed)
     if buckets is None:
         padded = -(-max_len // own.multiple) * own.multiple
         buckets = buckets_for(padded, chunk=own.hashed.tokens, positions=config.max_position_embeddings)
         factors = " x ".join(map(str, buckets))
-        said.append(f"num_buckets {factors}, as the library takes for a first text of {max_len} tokens")
+        chosen.append(f"num_buckets {factors}, as transformers takes for a first text of {max_len} tokens")
     if seed is None:
         seed = _DEFAULT_SEED
-        said.append(f"hash_seed {seed}; --attention lsh:seed=S chooses another")
+        chosen.append(f"hash_seed {seed} (lsh:seed=S chooses another)")
     hashes = Hashes(buckets=buckets, rounds=request.get("rounds", config.num_hashes), seed=seed)
-    frozen = f"config.json leaves open, and the bundle has for good: {'; '.join(said)}." if said else None
+    frozen = f"The config.json leaves values open, which the bundle fixes: {'; '.join(chosen)}." if chosen else None
     return dataclasses.replace(own, hashes=hashes), frozen
 
 

@@ -27,7 +27,7 @@ from hdexport.model.family import Family
 from hdexport.model.memory_cache import MASK, POSITION, MemoryCache, memory_input
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role, Task
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError, ModelError
+from hdruntime.errors import InputError, ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -129,8 +129,8 @@ class WindowAttentionType(AttentionType):
             return WindowConversion(is_native=True, inputs=(_marks(context, request.max_global),))
         if request.max_global is not None:
             raise InputError(
-                f"--max-global {request.max_global} is for models with an input global_attention_mask, and "
-                f"{config.model_type} has none.",
+                Setting("max_global", request.max_global),
+                f" is for models with an input global_attention_mask, which {config.model_type} does not have.",
                 hint="Leave it out.",
             )
         if request.window is None:
@@ -251,43 +251,59 @@ def _memory_cache(window: Window, tokens: int, context: ConversionContext) -> Me
     from hdexport.attention.model_parts import attention_calls
     from hdexport.model.surgery import PositionsByLength
 
-    config, family = context.model.config, context.family
+    config, family, recurrence = context.model.config, context.family, Setting("recurrence", tokens)
     if not family.learned_positions:
         raise InputError(
-            f"--recurrence {tokens} does not fit this {config.model_type}, which turns keys by their place in a "
-            "segment before they are memory_cache.",
-            hint="Leave it out: without a table of positions, --max-len may be a whole document's.",
+            recurrence,
+            f" does not fit this {config.model_type}, which rotates keys by their positions in a segment before they "
+            "are cached.",
+            hint=(
+                "Leave it out: without a table of positions, ",
+                Setting("max_len"),
+                " may be the length of a whole document.",
+            ),
         )
     if window.global_tokens:
         raise InputError(
-            f"--recurrence {tokens} does not fit {window.global_tokens} global tokens: they are in a document's first "
-            "segment, and later ones cannot see them.",
-            hint=f"Leave them out: --attention window:{window.tokens},right:{window.after},global:0",
+            recurrence,
+            f" does not fit {window.global_tokens} global tokens: they are in a document's first segment, which later "
+            "segments do not attend to.",
+            hint=(
+                "Leave them out: ",
+                Setting("attention", f"window:{window.tokens},right:{window.after},global:0"),
+            ),
         )
     if context.task is Task.TEXT_CLASSIFICATION:
         raise InputError(
-            f"--recurrence {tokens} does not fit {context.task}: a {config.model_type} classifies by a text's "
-            "first token, which sees nothing of later segments.",
-            hint="Build for answers to every token: --task feature-extraction",
+            recurrence,
+            f" does not fit {context.task}: a {config.model_type} classifies by a text's first token, which does not "
+            "attend to later segments.",
+            hint=("Build for outputs of every token: ", Setting("task", Task.FEATURE_EXTRACTION)),
         )
     if isinstance(family.embeddings(context.model).position_embeddings, PositionsByLength):
         raise InputError(
-            f"--recurrence {tokens} does not fit --positions interpolate and group, which spread positions over the "
-            "length of a text: a segment does not tell the document's.",
-            hint="Use --positions hierarchical, tile or none.",
+            recurrence,
+            " does not fit ",
+            Setting("scheme"),
+            " interpolate and group, which spread positions over the length of a text: a segment does not have the "
+            "document's length.",
+            hint=("Use ", Setting("scheme"), " hierarchical, tile or none."),
         )
     if context.query_scale is not None and context.query_scale.changes(window.most_keys):
         raise InputError(
-            f"--recurrence {tokens} does not fit --attention-scale logn, which counts the tokens of a whole text.",
-            hint="Use --attention-scale none.",
+            recurrence,
+            " does not fit ",
+            Setting("attention_scale", "logn"),
+            ", which counts the tokens of a whole text.",
+            hint=("Use ", Setting("attention_scale", "none"), "."),
         )
     reach = window.tokens * max(window.dilation)
     if tokens > reach:
         logger.warning(
-            "Windows reach %d tokens back, and --recurrence carries %d: --recurrence %d does the same.",
+            "Windows reach %d tokens back, and %d are cached: %s has the same outputs.",
             reach,
             tokens,
-            max(2, reach),
+            Setting("recurrence", max(2, reach)),
         )
     # Of each call of an attention, keys and values in all heads.
     layers = range(len(attention_calls(context.model)))
@@ -303,7 +319,7 @@ def _marks(context: ConversionContext, max_global: int | None) -> InputSpec:
     first token in classification of texts, and else none.
     """
     if max_global is not None and not 1 <= max_global <= MOST_GLOBAL_TOKENS:
-        raise InputError(f"--max-global {max_global} is out of range: it must be 1 to {MOST_GLOBAL_TOKENS}.")
+        raise InputError(parameter="max_global", value=max_global, accepted=f"1 to {MOST_GLOBAL_TOKENS}")
     config, is_first = context.model.config, context.task is Task.TEXT_CLASSIFICATION
     default, bound = Default(fill=Fill.FIRST_TOKEN if is_first else Fill.ZEROS), _DEFAULT_BOUND
     if context.task is Task.QUESTION_ANSWERING:
@@ -339,7 +355,8 @@ def _check(window: Window, *, heads: int, max_len: int) -> None:
     """Refuse dilations that do not fit the heads, and warn of a window that changes nothing."""
     if len(window.dilation) not in (1, heads):
         raise InputError(
-            f"--attention has {len(window.dilation)} dilations, and the model has {heads} heads in each layer.",
+            Setting("attention"),
+            f" has {len(window.dilation)} dilations, and the model has {heads} heads in each layer.",
             hint=f"Give one for all heads, dilation:2, or {heads}, separated by slashes.",
         )
     # However wide the window, a dilated head does not see all of a text.

@@ -11,7 +11,7 @@ from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadMod
 from hdexport.model.family import Family, ModelClasses, NativeAttention, UnsupportedReason
 from hdexport.model.memory_cache import MemoryCache, memory_input
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ModelError
+from hdruntime.errors import ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,7 +56,7 @@ def _attention(config: Any) -> RelativeAttention:
     if config.same_length and not memory:
         raise ModelError(
             f"config.json has mem_len {config.mem_len} and same_length, by which a token sees mem_len tokens.",
-            hint="Give it a memory: --recurrence 512",
+            hint=("Set the size of the memory cache: ", Setting("recurrence", 512)),
         )
     return RelativeAttention(
         layers=config.n_layer,
