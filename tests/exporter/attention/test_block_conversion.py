@@ -191,7 +191,7 @@ MISFITS = (
         "etc:global=2",
         {},
         ModelError,
-        r"computes positions .*\nUse attention='window:256,global:1' or attention='bigbird",
+        r"computes positions, .*\nUse attention='window:256,global:1' or attention='bigbird",
     ),
     ("bert", "etc:global=301", {}, InputError, "has 301 global tokens, and there are 300 positions for them"),
     ("bert", "etc:global=2,tokens=120", {}, InputError, "has the id 120; ids of the vocabulary are 0 to 119"),

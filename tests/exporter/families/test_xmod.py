@@ -38,7 +38,7 @@ def test_an_option_chooses_the_language(tmp_path: Path) -> None:
 
 def test_another_language_is_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "xmod", Task.FEATURE_EXTRACTION)
-    with pytest.raises(InputError, match=r"(?s)--adapter fr_XX is not among .*Choose from: de_DE, en_XX"):
+    with pytest.raises(InputError, match=r"(?s)adapter='fr_XX' is not among .*Choose from: de_DE, en_XX"):
         find_checkpoint(tmp_path).with_adapter("fr_XX")
 
 
