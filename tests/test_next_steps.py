@@ -17,8 +17,8 @@ from hdruntime import errors
 _PACKAGES = [Path(package.__file__ or "").parent for package in (hdexport, hdruntime, hdplugins)]
 _STEP = re.compile(
     r"\n|\{(?:explained|remedy|hint|advice|REPLACEMENTS|_SHAPES|_what_fits)"
-    r"|\b(?:must be|[Gg]ive|[Uu]se|[Ll]eave|[Nn]ame some|Name|Send|Decode|Remove|Start over|Try again|[Cc]opy it"
-    r"|valid are|accepts|takes \{|needs all of|load the bundle again|are \{|it is error|ports are|or 0 for)\b"
+    r"|\b(?:must (?:be|have)|[Gg]ive|[Uu]se|[Ll]eave|[Nn]ame some|Name|Send|Decode|Remove|Start over|[Cc]opy it"
+    r"|valid are|Try again|accepts|takes \{|needs all of|load the bundle again|are \{|it is error|ports are|or 0 for)\b"
 )
 """Words by which a message of one line says what is accepted, or what to do next."""
 
