@@ -214,7 +214,7 @@ def test_the_first_truncated_text_is_said_once(made: Path, caplog: pytest.LogCap
     with hdruntime.load(made / "bundle", max_seq_length="bundle") as session:
         session.embed([f"{TEXT} {TEXT}"], overflow="truncate")
     (said,) = caplog.messages
-    assert said.endswith("sets a smaller number; build the bundle again with a larger --max-len for longer texts.")
+    assert said.endswith("sets a smaller number; build the bundle again with a larger max_len for longer texts.")
 
 
 def test_a_job_that_goes_on_with_another_length_is_refused_before_it_starts(made: Path, tmp_path: Path) -> None:
