@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[Callable[[Transformer], list[Any]], str]] = {
     "Router first": (lambda encoder: _router(encoder, []), rf"begins with 'Router', and not with a Transf.*\n{PART}"),
     "Router": (
         lambda encoder: _router(encoder, [MEAN]),
-        r"module Router .* call asks for \(modality, task\)",
+        r"module Router .* each call \(modality, task\)",
     ),
     "LSTM": (lambda encoder: [encoder, LSTM(WIDTH, 16), Pooling(32)], "module LSTM .* it needs 'sentence_lengths'"),
     "StaticEmbedding": (
