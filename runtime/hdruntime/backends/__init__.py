@@ -1,4 +1,4 @@
-"""Backends, which run a bundle's graph or engine: one file or folder each, imported when chosen."""
+"""Backends, which run a bundle's graph or engine. Each backend is a folder, imported when the backend is chosen."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Runner(Protocol):
 
     Attributes:
         backend: the backend of this runner.
-        precision: the precision that it computes in; ``auto`` on a GPU, where the graph or the engine decides.
-        prefers_equal_lengths: batches without padding run faster than padded ones of the same size.
+        precision: precision of the computation; ``auto`` on a GPU, where the graph or the engine decides.
+        prefers_equal_lengths: whether batches without padding run faster than padded batches of equal size.
         batch_tokens: tokens of a batch, including padding, beyond which throughput no longer grows.
-        most_in_flight: batches that one caller keeps in flight, so that one is copied while another is computed.
-            Several callers together may start more: the runner then finishes the oldest to make room, and never waits
-            for a caller.
-        max_len: most tokens of a row; an engine's profiles may accept fewer than the manifest.
+        most_in_flight: number of batches that one caller keeps in flight, so that a batch is copied while another is
+            computed. Several callers together may start more: the runner then finishes the oldest batch to make room,
+            and never waits for a caller.
+        max_len: maximum number of tokens of a row; an engine's profiles may accept fewer than the manifest.
     """
 
     backend: Backend
@@ -58,10 +58,10 @@ class Runner(Protocol):
     max_len: int
 
     def most_rows(self, tokens: int) -> int:
-        """Most rows of a batch padded to this many tokens; ``sys.maxsize`` without a limit."""
+        """Maximum number of rows of a batch padded to this many tokens; ``sys.maxsize`` without a limit."""
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
-        """Tokens computed for a batch with this mask, int64 [batch, tokens], including all padding."""
+        """Number of tokens computed for a batch with this mask, int64 [batch, tokens], including padding."""
 
     def start(self, inputs: Mapping[str, AnyArray], outputs: Sequence[str]) -> Callable[[], dict[str, FloatArray]]:
         """Begin a batch, and return a function that waits for its results.

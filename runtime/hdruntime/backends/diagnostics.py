@@ -34,12 +34,12 @@ class DiagnosticResult:
 
 
 class ProbeResult(NamedTuple):
-    """The output of a process that imported a library.
+    """The output of a process that imported a package.
 
     Attributes:
-        version: version of the library.
+        version: version of the package.
         details: what else the probe printed.
-        error: last line of the error if the library could not be imported.
+        error: last line of the error if the package could not be imported.
     """
 
     version: str = ""

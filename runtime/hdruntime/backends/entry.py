@@ -139,7 +139,7 @@ class BackendEntry(abc.ABC):
     name: ClassVar[Backend]
 
     library: ClassVar[str]
-    """Name of the library in sentences."""
+    """Name of the backend in sentences, such as ``ONNX Runtime``."""
 
     rank: ClassVar[int]
     """``auto`` tries the backends of a place, GPU or CPU, by rising rank. ``auto`` always takes the last backend on a
@@ -149,16 +149,16 @@ class BackendEntry(abc.ABC):
     """Whether the backend needs an NVIDIA GPU."""
 
     package: ClassVar[str]
-    """Import name of the library."""
+    """Import name of the backend's package."""
 
     distributions: ClassVar[tuple[str, ...]] = ()
     """Distributions that contain the package, the usual distribution first: measurements record their versions."""
 
     extra: ClassVar[str | None] = None
-    """The extra of hdexport that installs the library; None where no extra is needed."""
+    """The extra of hdexport that installs the package; None where no extra is needed."""
 
     install: ClassVar[str]
-    """The command that installs the library; by default the command that installs the extra."""
+    """The command that installs the package; by default the command that installs the extra."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -208,7 +208,7 @@ class BackendEntry(abc.ABC):
         return Preference(True, f"{self.library} is installed, and the bundle has a graph for it.")
 
     def is_installed(self) -> bool:
-        """Whether the library can be imported; the library is not imported."""
+        """Whether the package can be imported; the package is not imported."""
         return is_installed(self.package)
 
     @property
@@ -223,7 +223,7 @@ class BackendEntry(abc.ABC):
     no line."""
 
     def diagnose(self, probe: ProbeResult | None, gpu: Gpu | None) -> DiagnosticResult:
-        """The backend's line in ``hdexport doctor``; `probe` is None where the library is not installed."""
+        """The backend's line in ``hdexport doctor``; `probe` is None where the package is not installed."""
         from hdruntime.backends.diagnostics import DiagnosticResult, DiagnosticStatus
 
         if probe is None:

@@ -1,4 +1,4 @@
-"""The identity of a bundle: what its vectors depend on."""
+"""The identity of a bundle: a checksum of everything that its outputs depend on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from hdruntime.constants import KERNELS_FOLDER
 
 
 def identity_of_bundle(manifest: Manifest) -> str:
-    """A checksum of the bundle's computation: its graphs, weights and tokenizer.
+    """A checksum of the bundle's graphs, weights and tokenizer.
 
-    Engines, their kernels and the record of who built them are left out: they compute the same, and are rebuilt for
-    another machine, which may continue the job.
+    Engines, kernels and `made_by` are left out: another machine may rebuild them and continue a job.
     """
     engine_files = {name for engine in manifest.engines for name in (engine.file, engine.metadata)}
     files = {

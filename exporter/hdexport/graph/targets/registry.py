@@ -40,9 +40,9 @@ def target_of(lowering: str) -> Target | None:
 
 
 def chosen_targets(names: Sequence[str]) -> tuple[Target, ...]:
-    """The targets of values of ``--target``, all but ``onnx``, in the order of the values.
+    """The targets of the values of ``--target`` except ``onnx``, in the order of the values.
 
-    A target that is named is built or the build fails; ``auto`` takes those that are possible here.
+    A build fails if a named target cannot be built; ``auto`` takes the targets that are possible on this machine.
     """
     chosen: dict[str, Target] = {}
     by_name = {target.name: target for target in targets() if target.name != ONNX}

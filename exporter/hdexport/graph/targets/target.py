@@ -1,4 +1,4 @@
-"""What a target of ``--target`` says of itself. Builds, rebuilds and verifications ask this and name none."""
+"""The interface of a target (``--target``) for builds, rebuilds and verifications."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 
 
 class GraphRequest(NamedTuple):
-    """What graphs are written for: the portable graph's dtype, the model's layers, and the most tokens that a
-    feed-forward network computes at once, where a target computes it in chunks; None for all."""
+    """Options of the graphs that a target writes.
+
+    Attributes:
+        dtype: dtype of the portable graph.
+        layers: number of the model's layers.
+        ffn_chunk: maximum number of tokens that a feed-forward network computes at once, where the target computes it
+            in chunks; None for all tokens.
+    """
 
     dtype: Dtype
     layers: int
@@ -35,7 +41,7 @@ class GraphRequest(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a verification changes in graphs before it runs them.
+    """Changes of a verification to graphs before the graphs run.
 
     Attributes:
         discrete_outputs: choices of the graphs that become further outputs; None for none.
@@ -51,7 +57,7 @@ class Changes(NamedTuple):
 
 
 class Target:
-    """The exporter's side of a backend: what it writes into a bundle, and how that is verified.
+    """What the exporter writes into a bundle for a backend, and how that is verified.
 
     A target is a folder beside this file, whose module `target` lists its instances in `TARGETS`.
     """
@@ -60,58 +66,56 @@ class Target:
     """The value of ``--target``."""
 
     help: ClassVar[str]
-    """What it adds to a bundle, as a part of a sentence."""
+    """What the target adds to a bundle, for the help of ``--target``."""
 
     backend: ClassVar[Backend]
-    """Which runs what it makes, and by which that is verified."""
+    """The backend that runs the target's graphs or engines, and verifies them."""
 
     # Graphs.
 
     lowerings: ClassVar[tuple[str, ...]] = ()
-    """Of the graphs that it writes, as `GraphFile.lowering` names them; () where it builds engines."""
+    """Lowerings (`GraphFile.lowering`) of the graphs that the target writes; () for a target of engines."""
 
     title: ClassVar[str] = ""
-    """Whom a step of the build is for."""
+    """Name of the backend in the title of a build's step."""
 
     rounded: ClassVar[tuple[str, ...]] = ()
-    """Of the graphs that ``--int8`` makes int8 graphs of."""
+    """Lowerings of the graphs from which ``--int8`` makes int8 graphs."""
 
     fuses_masks: ClassVar[bool] = False
-    """Whether attention that it fuses has no scores in memory, even where a text is masked."""
+    """Whether fused attention keeps no attention scores in memory, even where a mask is applied."""
 
     @property
     def entry(self) -> BackendEntry:
-        """The runtime's side of the backend."""
+        """The backend in the runtime."""
         entry = backend_named(self.backend)
         assert entry is not None
         return entry
 
     def require(self) -> None:
-        """Refuse a target that was named and cannot be built on this machine, or not verified."""
+        """Raise an error if the target cannot be built or verified on this machine; for a target that was named."""
         if not self.entry.is_installed():
             raise MissingDependencyError(
-                f"{self.entry.library} is not installed here.", hint=f"Install it with: {self.entry.install}"
+                f"{self.entry.library} is not installed.", hint=f"Install it with: {self.entry.install}"
             )
 
     def is_possible(self) -> bool:
-        """Whether ``auto`` takes it on this machine; nothing heavy is imported."""
+        """Whether ``auto`` takes the target on this machine; no large package is imported."""
         return self.entry.is_installed()
 
     def write(self, portable: onnx_ir.Model, directory: Path, request: GraphRequest) -> list[GraphFile]:
-        """Write its graphs into a bundle's directory; they share the weights of the portable graph, which stays as it
-        is."""
+        """Write the target's graphs into a bundle's directory. The graphs share the weights of the portable graph."""
         return []
 
     # Engines.
 
     variant: ClassVar[Backend | None] = None
-    """Of the engines that it builds; None where it writes graphs."""
+    """TensorRT variant of the engines that the target builds; None for a target of graphs."""
 
     # Verification.
 
     def sets(self, graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, ...]]:
-        """Of all graphs of a bundle, its own that run on a CPU, by those that one session runs; that for any batch
-        first."""
+        """Yield the target's graphs that run on a CPU, grouped by session; the graph for any batch is first."""
         for graph in graphs:
             if graph.lowering in self.lowerings:
                 yield (graph,)
@@ -129,7 +133,7 @@ class Target:
 
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
-        """Run graphs as users do, through the runtime."""
+        """Run graphs through the runtime, as users do."""
         import hdruntime
 
         with hdruntime.load(bundle, self.backend, precision=precision) as session:
@@ -138,5 +142,5 @@ class Target:
     def changed_run(
         self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision, changes: Changes
     ) -> Run | None:
-        """Run changed graphs; None where that cannot be. Padding is not cut off as the runtime does."""
+        """Run changed graphs with padding, which the runtime would remove; None where the target cannot."""
         return None

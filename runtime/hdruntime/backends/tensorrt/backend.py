@@ -205,7 +205,7 @@ class TensorRtRtxBackend(EngineBackend):
         """TensorRT-RTX builds engines without a GPU."""
         result = super().diagnose(probe, gpu)
         if result.status is DiagnosticStatus.OK and gpu is None:
-            detail = f"{result.detail}: builds engines here, running them needs a GPU"
+            detail = f"{result.detail}; it builds engines without a GPU and needs a GPU to run them"
             return DiagnosticResult(self.library, DiagnosticStatus.OK, detail)
         return result
 

@@ -1,4 +1,4 @@
-"""What ``--target onnx`` writes, which every build does, and how that is verified."""
+"""The target ``onnx``, which every build writes, and its verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``--target openvino`` writes, and how that is verified."""
+"""The target ``openvino`` and its verification."""
 
 from __future__ import annotations
 

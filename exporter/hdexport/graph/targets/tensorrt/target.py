@@ -1,4 +1,4 @@
-"""What ``--target tensorrt`` and ``--target tensorrt-rtx`` build."""
+"""The targets ``tensorrt`` and ``tensorrt-rtx``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TensorRtTarget(Target):
 
 
 class TensorRtRtxTarget(TensorRtTarget):
-    """An engine for GeForce, RTX and A100, which no GPU is needed for."""
+    """An engine for GeForce, RTX and A100; the build needs no GPU."""
 
     name = "tensorrt-rtx"
     help = "tensorrt-rtx adds one for GeForce, RTX and A100"
