@@ -53,7 +53,7 @@ def compile_every_shape() -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
-def flex_attention_on(device: str, *, backend: str = "AUTO", most_rows: int = 128) -> Any:
+def flex_attention_on(device: str, *, backend: str = "AUTO", max_rows: int = 128) -> Any:
     """PyTorch's `flex_attention`, compiled for every shape.
 
     A rehearsal does without the compiler, which takes half a minute a shape there.
@@ -61,7 +61,7 @@ def flex_attention_on(device: str, *, backend: str = "AUTO", most_rows: int = 12
     Args:
         device: ``cuda`` or ``cpu``.
         backend: PyTorch's name of what computes it.
-        most_rows: tokens of a mask's block, which tiles may not be larger than.
+        max_rows: tokens of a mask's block, which tiles may not be larger than.
     """
     import torch
     from torch.nn.attention.flex_attention import flex_attention
@@ -70,8 +70,8 @@ def flex_attention_on(device: str, *, backend: str = "AUTO", most_rows: int = 12
     if device == "cpu":
         return flex_attention
     options: dict[str, Any] = {"BACKEND": backend}
-    if most_rows < 128:  # PyTorch's tiles on every GPU
-        options |= {"BLOCK_M": most_rows, "BLOCK_N": most_rows}
+    if max_rows < 128:  # PyTorch's tiles on every GPU
+        options |= {"BLOCK_M": max_rows, "BLOCK_N": max_rows}
     return functools.partial(torch.compile(flex_attention, dynamic=False), kernel_options=options)
 
 
@@ -100,7 +100,7 @@ def _flex(case: Case, tensors: Sequence[Any], *, backend: str) -> Call:
     states = _states(case, tensors)
     device = states[0].device.type
     mask = case.flex_mask(device)
-    blocks = {} if mask is None else {"most_rows": min(mask.BLOCK_SIZE)}
+    blocks = {} if mask is None else {"max_rows": min(mask.BLOCK_SIZE)}
     flex = flex_attention_on(device, backend=backend, **blocks)
     return _tokens_first(functools.partial(flex, *states, score_mod=case.flex_score(tensors), block_mask=mask))
 

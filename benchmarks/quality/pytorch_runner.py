@@ -27,12 +27,12 @@ class PyTorchRunner:
     precision = Precision.BFLOAT16
     prefers_equal_lengths = True
     batch_tokens = 4096
-    most_in_flight = 1
+    max_in_flight = 1
 
     def __init__(self, reference: Reference, *, max_len: int) -> None:
         self._reference, self.max_len = reference, max_len
 
-    def most_rows(self, tokens: int) -> int:
+    def max_rows(self, tokens: int) -> int:
         """No limit."""
         return sys.maxsize
 

@@ -186,7 +186,7 @@ class BatchSession:
         length = self._load_length if length is None else length
         return checked_length(length, self.manifest, max_tokens=self._max_len, **options)
 
-    def most_rows(self, tokens: int) -> int:
+    def max_rows(self, tokens: int) -> int:
         """Maximum number of texts of a length in one run of the backend; larger batches are split.
 
         Limited by an engine's profiles, and by memory after a batch that did not fit; else ``sys.maxsize``.
@@ -194,7 +194,7 @@ class BatchSession:
         Raises:
             BackendError: the session is closed.
         """
-        return self._scheduler.most_rows(tokens)
+        return self._scheduler.max_rows(tokens)
 
     def __call__(self, **inputs: npt.ArrayLike | None) -> dict[str, FloatArray]:
         """Run one batch of arrays.

@@ -159,7 +159,7 @@ class Machine:
         started: list[tuple[Arrays, Callable[[], Arrays]]] = []
         for batch in batches:
             started.append((batch, runner.start(batch, [HIDDEN])))
-            if len(started) == (most or runner.most_in_flight):
+            if len(started) == (most or runner.max_in_flight):
                 inputs, results = started.pop(0)
                 self.check(inputs, results())
         for inputs, results in started:

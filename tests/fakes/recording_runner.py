@@ -35,7 +35,7 @@ class RecordingRunner:
     Attributes:
         memory: tokens, including padding, of all batches in flight; a batch beyond it runs out of memory.
         fails_late: lack of memory is raised when results are requested, rather than at the start.
-        most_rows: tokens -> most rows.
+        max_rows: tokens -> most rows.
         shapes: of every started batch.
         failures: number of batches that ran out of memory.
         in_flight: numbers of the batches in flight.
@@ -48,11 +48,11 @@ class RecordingRunner:
 
     memory: int = sys.maxsize
     fails_late: bool = False
-    most_in_flight: int = 1
+    max_in_flight: int = 1
     batch_tokens: int = 64
     max_len: int = 16
     prefers_equal_lengths: bool = False
-    most_rows: Callable[[int], int] = lambda tokens: sys.maxsize
+    max_rows: Callable[[int], int] = lambda tokens: sys.maxsize
     shapes: list[tuple[int, int]] = field(default_factory=list)
     failures: int = 0
     in_flight: list[int] = field(default_factory=list)

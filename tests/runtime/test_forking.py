@@ -43,7 +43,7 @@ def child():
         lambda: next(batches),
         lambda: next(stream),
         lambda: session.batch_tokens,
-        lambda: session.most_rows(4),
+        lambda: session.max_rows(4),
     ):
         try:
             use()

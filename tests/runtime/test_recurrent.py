@@ -199,7 +199,7 @@ def test_a_batch_run_in_parts_keeps_the_memories_of_its_rows(bundle: Bundle, lat
     runner = TightRunner(bundle)
     runner.late = late
     if most is not None:
-        runner.most_rows = lambda tokens: most  # type: ignore[method-assign]
+        runner.max_rows = lambda tokens: most  # type: ignore[method-assign]
     ids, mask = batch_of([9, 3, 9, 1, 5, 3, 9], 9)
     with Session(bundle, runner) as session:
         first = recurrent_states(ids, mask)

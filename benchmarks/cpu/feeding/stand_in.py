@@ -113,14 +113,14 @@ class StandInRunner:
 
     def __init__(self, bundle: Bundle, pace: Pace) -> None:
         self._manifest, self.max_len = bundle.manifest, bundle.manifest.max_len
-        self._tokens_per_second, self.most_in_flight = pace
+        self._tokens_per_second, self.max_in_flight = pace
         self.batches: list[Batch] = []
         self._free_at = 0.0
         self._is_closed = False
         self._values: dict[str, np.ndarray] = {}
         self._lock = threading.Lock()
 
-    def most_rows(self, tokens: int) -> int:
+    def max_rows(self, tokens: int) -> int:
         """Any number."""
         return sys.maxsize
 

@@ -73,7 +73,7 @@ class EngineBuilder:
             raise InputError(
                 Setting("version_compatible"),
                 " is for TensorRT engines; only the version that built a TensorRT-RTX engine runs it.",
-                hint=("Leave it out, or add ", Setting("target", "tensorrt"), "."),
+                hint=("Leave it out, or add ", Setting("targets", "tensorrt"), "."),
             )
         self._options = options
         self._targets = [EngineTarget(variant, options.architectures) for variant in options.variants]

@@ -174,7 +174,7 @@ def check_precision(bundle: Bundle, precision: Precision) -> None:
         if reasons[0] is not None and all(reasons):
             raise reasons[0].error(able[0].backend, bundle)
         return
-    option = BUILD_OPTIONS.get(precision, Setting("target", computing_in(precision)[0].target, command="build"))
+    option = BUILD_OPTIONS.get(precision, Setting("targets", computing_in(precision)[0].target, command="build"))
     raise InputError(
         f"The bundle {bundle.path} has no graph that computes in {precision} on a CPU.",
         hint=("Build it again with ", option, ", or leave out ", Setting("precision"), "."),

@@ -44,7 +44,7 @@ class Runner(Protocol):
         precision: precision of the computation; ``auto`` on a GPU, where the graph or the engine decides.
         prefers_equal_lengths: whether batches without padding run faster than padded batches of equal size.
         batch_tokens: tokens of a batch, including padding, beyond which throughput no longer grows.
-        most_in_flight: number of batches that one caller keeps in flight, so that a batch is copied while another is
+        max_in_flight: number of batches that one caller keeps in flight, so that a batch is copied while another is
             computed. Several callers together may start more: the runner then finishes the oldest batch to make room,
             and never waits for a caller.
         max_len: maximum number of tokens of a row; an engine's profiles may accept fewer than the manifest.
@@ -54,10 +54,10 @@ class Runner(Protocol):
     precision: Precision
     prefers_equal_lengths: bool
     batch_tokens: int
-    most_in_flight: int
+    max_in_flight: int
     max_len: int
 
-    def most_rows(self, tokens: int) -> int:
+    def max_rows(self, tokens: int) -> int:
         """Maximum number of rows of a batch padded to this many tokens; ``sys.maxsize`` without a limit."""
 
     def computed_tokens(self, attention_mask: IntArray) -> int:

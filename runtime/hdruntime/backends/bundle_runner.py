@@ -23,7 +23,7 @@ class BundleRunner(abc.ABC):
 
     precision = Precision.AUTO
 
-    most_in_flight = 1
+    max_in_flight = 1
     """A run waits for its results; a second one would only share the same cores or memory."""
 
     def __init__(self, bundle: Bundle) -> None:
@@ -31,7 +31,7 @@ class BundleRunner(abc.ABC):
         self.mask, self.max_len = manifest.mask, manifest.max_len
         self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in (*manifest.inputs, *manifest.outputs)}
 
-    def most_rows(self, tokens: int) -> int:
+    def max_rows(self, tokens: int) -> int:
         """Any number of rows; see :class:`hdruntime.backends.Runner`."""
         return sys.maxsize
 

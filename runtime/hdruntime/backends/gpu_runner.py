@@ -41,7 +41,7 @@ class GpuRunner(Generic[Model]):
     prefers_equal_lengths = False
     batch_tokens = 16384
     """The value of text-embeddings-inference; not measured on a GPU yet."""
-    most_in_flight = 2
+    max_in_flight = 2
 
     def __init__(self, manifest: Manifest, number: int, open_model: Callable[[Device, Any], Model]) -> None:
         self._manifest, self.max_len = manifest, manifest.max_len

@@ -16,7 +16,7 @@ class GpuOptions:
             limit. Engines take no limit: TensorRT plans their memory when they are built.
         graphs: CUDA graphs of engines, which save the time to enqueue a step of a known shape: ``auto`` uses them
             where that time matters, ``on`` always and ``off`` never.
-        most_graphs: most shapes with a graph, each of which needs an execution context and buffers for its inputs and
+        max_graphs: most shapes with a graph, each of which needs an execution context and buffers for its inputs and
             outputs; the least recently used graph is dropped first.
         kernel_specialization: when TensorRT-RTX compiles kernels for the shapes of batches: ``lazy`` in the background,
             ``eager`` at once, ``none`` never; None is ``lazy``, whose engine stays on the GPU until the process ends.
@@ -26,5 +26,5 @@ class GpuOptions:
     device: int = 0
     memory_limit_bytes: int | None = None
     graphs: str = "auto"
-    most_graphs: int = 32
+    max_graphs: int = 32
     kernel_specialization: str | None = None

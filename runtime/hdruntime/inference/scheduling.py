@@ -145,7 +145,7 @@ class Scheduler:
         runner = self.runner
         mask = self.mask_of(inputs)
         batch, tokens = mask.shape
-        if batch <= self.most_rows(tokens):
+        if batch <= self.max_rows(tokens):
             try:
                 started = runner.start(inputs, outputs)
                 return self.finished(_Batch(list(range(batch)), inputs, mask, started, False))
@@ -253,7 +253,7 @@ class _Run:
         batches = self._packed(range(len(lengths)))
         self._waiting = deque(rows for rows in batches if not all(row in done for row in rows)) if done else batches
         self._in_flight: deque[_Batch] = deque()
-        self._most_in_flight = scheduler.runner.most_in_flight
+        self._most_in_flight = scheduler.runner.max_in_flight
 
     def results(self) -> Iterator[BatchResult]:
         no_memory: BackendError | None = None

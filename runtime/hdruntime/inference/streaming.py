@@ -122,7 +122,7 @@ class BatchSlots:
     ) -> None:
         segment = checked_segment(segment, manifest, max_len=max_len)
         if rows is None:
-            most = min(scheduler.batch_tokens // segment, scheduler.most_rows(segment))
+            most = min(scheduler.batch_tokens // segment, scheduler.max_rows(segment))
             rows = max(1, min(documents, most))
         if rows < 1:
             raise InputError(f"rows is {rows}; it must be 1 or more, or None for the backend's default.")

@@ -132,7 +132,7 @@ class TextInference:
         self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, outputs))
         if encode_options.overflow is Overflow.RECUR:
             self._segment = checked_segment(encode_options.segment, session.manifest, max_len=session.max_len)
-            batch_slots = min(self._batch_tokens // self._segment, session.most_rows(self._segment))
+            batch_slots = min(self._batch_tokens // self._segment, session.max_rows(self._segment))
             self.batch_slots = max(1, min(batch_slots, encode_options.batch_size or batch_slots))
         if needs_gpu(session.backend):
             minimum, maximum = _CHARACTERS_ON_GPU

@@ -292,7 +292,7 @@ def test_on_a_gpu_batches_in_flight_of_several_threads_get_their_own_answers(bun
         in_flight = []
         for number in range(40):
             in_flight.append(on_gpu(runner, 40 * thread + number))
-            if len(in_flight) == runner.most_in_flight:
+            if len(in_flight) == runner.max_in_flight:
                 batch, results = in_flight.pop(0)
                 assert_answered(batch, results())
         for batch, results in in_flight:

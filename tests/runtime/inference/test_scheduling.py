@@ -100,8 +100,8 @@ def test_the_check_of_answers_refuses_wrong_ones() -> None:
     nan=st.sets(st.integers(0, 29), max_size=3),
     memory=st.integers(16, 200),
     batch_tokens=st.integers(1, 200),
-    most_rows=st.integers(1, 9),
-    most_in_flight=st.integers(1, 3),
+    max_rows=st.integers(1, 9),
+    max_in_flight=st.integers(1, 3),
     fails_late=st.booleans(),
 )
 def test_every_row_is_answered_once_whatever_fails(
@@ -110,8 +110,8 @@ def test_every_row_is_answered_once_whatever_fails(
     nan: set[int],
     memory: int,
     batch_tokens: int,
-    most_rows: int,
-    most_in_flight: int,
+    max_rows: int,
+    max_in_flight: int,
     fails_late: bool,
 ) -> None:
     ids = texts(*lengths)
@@ -119,27 +119,27 @@ def test_every_row_is_answered_once_whatever_fails(
     for row in failed:
         ids[row][-1] = BROKEN_ID if row in broken else NAN_ID  # type: ignore[index]
     runner = RecordingRunner(
-        memory=memory, fails_late=fails_late, most_in_flight=most_in_flight, most_rows=lambda tokens: most_rows
+        memory=memory, fails_late=fails_late, max_in_flight=max_in_flight, max_rows=lambda tokens: max_rows
     )
     assert_answered(ids, run(runner, ids, batch_tokens), failed=failed)
     assert not runner.in_flight
-    assert all(rows <= most_rows for rows, _ in runner.shapes)
+    assert all(rows <= max_rows for rows, _ in runner.shapes)
     assert all(rows == 1 or rows * tokens <= batch_tokens for rows, tokens in runner.shapes)
 
 
-@pytest.mark.parametrize("most_in_flight", [1, 2])
-def test_the_requested_number_of_batches_is_in_flight(most_in_flight: int) -> None:
-    runner = RecordingRunner(most_in_flight=most_in_flight)
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_the_requested_number_of_batches_is_in_flight(max_in_flight: int) -> None:
+    runner = RecordingRunner(max_in_flight=max_in_flight)
     results = run(runner, texts(*[8] * 20), batch_tokens=16)
     next(results)
-    assert len(runner.in_flight) == most_in_flight - 1, "the others run while the caller has the first result"
+    assert len(runner.in_flight) == max_in_flight - 1, "the others run while the caller has the first result"
     list(results)
-    assert runner.most_seen == most_in_flight
+    assert runner.most_seen == max_in_flight
     assert runner.order == list(range(10)), "results are requested in the order of starts"
 
 
 def test_started_batches_are_finished_if_the_caller_stops_early() -> None:
-    runner = RecordingRunner(most_in_flight=2)
+    runner = RecordingRunner(max_in_flight=2)
     results = run(runner, texts(*[8] * 20), batch_tokens=16)
     next(results)
     results.close()  # type: ignore[attr-defined]
@@ -147,7 +147,7 @@ def test_started_batches_are_finished_if_the_caller_stops_early() -> None:
 
 
 def test_the_longest_rows_run_first_in_batches_within_the_backends_limit() -> None:
-    runner = RecordingRunner(most_rows=lambda tokens: 1 if tokens > 8 else 3)
+    runner = RecordingRunner(max_rows=lambda tokens: 1 if tokens > 8 else 3)
     ids = texts(3, 12, 5, 16, 5, 3, 3, 8)
     assert_answered(ids, run(runner, ids))
     assert runner.shapes == [(1, 16), (1, 12), (3, 8), (3, 3)]
@@ -192,7 +192,7 @@ def test_a_limit_holds_between_powers_of_two() -> None:
             limits = MemoryLimits()
             for failure in failures:
                 limits.halve(*failure)
-            assert limits.most_rows(tokens) == rows
+            assert limits.max_rows(tokens) == rows
 
 
 def test_a_row_that_does_not_fit_alone_has_its_error_and_the_others_their_answers() -> None:
@@ -205,7 +205,7 @@ def test_a_row_that_does_not_fit_alone_has_its_error_and_the_others_their_answer
 
 
 def test_a_row_that_fits_only_without_company_is_answered() -> None:
-    runner = RecordingRunner(memory=20, fails_late=True, most_in_flight=2)
+    runner = RecordingRunner(memory=20, fails_late=True, max_in_flight=2)
     ids = texts(16, 15, 14, 13)
     assert_answered(ids, run(runner, ids, batch_tokens=16))
     assert runner.failures > 0, "two at a time were tried"
@@ -329,7 +329,7 @@ def open_session(bundle_path: Path) -> Opener:
 
 
 @pytest.mark.parametrize(
-    "options", [{"most_rows": lambda tokens: 3}, {"memory": 30}, {"memory": 30, "fails_late": True}]
+    "options", [{"max_rows": lambda tokens: 3}, {"memory": 30}, {"memory": 30, "fails_late": True}]
 )
 def test_a_call_with_too_many_rows_is_cut_into_parts(open_session: Opener, options: dict) -> None:
     runner = RecordingRunner(**options)
@@ -340,14 +340,14 @@ def test_a_call_with_too_many_rows_is_cut_into_parts(open_session: Opener, optio
     output = session(input_ids=ids, attention_mask=mask)[OUTPUT]
     np.testing.assert_array_equal(output, answer(ids) * mask[..., np.newaxis])
     assert len(runner.shapes) > 1
-    assert 1 <= session.most_rows(5) < 7
+    assert 1 <= session.max_rows(5) < 7
 
 
 def test_nan_in_a_part_is_named_by_the_callers_rows(open_session: Opener) -> None:
     ids = np.full((7, 5), 4)
     ids[[1, 5]] = NAN_ID
     with pytest.raises(NonFiniteOutputError, match=r"in rows 1, 5\."):
-        open_session(RecordingRunner(most_rows=lambda tokens: 3))(input_ids=ids)
+        open_session(RecordingRunner(max_rows=lambda tokens: 3))(input_ids=ids)
 
 
 def test_a_row_without_memory_raises_from_a_call_and_from_infer(open_session: Opener) -> None:
@@ -376,7 +376,7 @@ def test_an_engine_for_fewer_tokens_limits_the_session(open_session: Opener) -> 
 
 
 def test_a_session_closed_meanwhile_gives_no_row_an_error(open_session: Opener) -> None:
-    runner = RecordingRunner(most_in_flight=2)
+    runner = RecordingRunner(max_in_flight=2)
     session = open_session(runner)
     results = session.run_batches([encoding(4, 4)] * 8, batch_tokens=2)
     next(results)

@@ -113,15 +113,15 @@ def _open_backend(spec: CaseSpec, inputs: Mapping[str, IntArray]) -> OpenCase:
 
     session = hdruntime.load(spec.bundle, spec.backend, threads=spec.threads, precision=spec.precision)
     rows, tokens = inputs["input_ids"].shape
-    if rows > session.most_rows(tokens):
-        most = session.most_rows(tokens)
+    if rows > session.max_rows(tokens):
+        most = session.max_rows(tokens)
         raise BackendError(
             f"The engine's profiles accept at most {most} sequences of {tokens} tokens; the batch has {rows}."
         )
 
     def call() -> dict[str, FloatArray]:
         outputs = session(**inputs)
-        if rows > session.most_rows(tokens):
+        if rows > session.max_rows(tokens):
             raise OutOfMemoryError("The batch did not fit in memory at once; the session split it.")
         return outputs
 

@@ -149,7 +149,7 @@ class OnnxRuntimeCudaRunner(GpuRunner[SessionModel]):
         self._thread = ThreadPoolExecutor(1, "onnxruntime-cuda")
         logger.info("%s runs %s on GPU %d", self.backend, graph.file, gpu.device)
 
-    def most_rows(self, tokens: int) -> int:
+    def max_rows(self, tokens: int) -> int:
         """Any number of rows; see :class:`hdruntime.backends.Runner`."""
         return sys.maxsize
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class EngineModel:
     """An engine that computes batches; see `hdruntime.gpu.model.DeviceModel`.
 
-    Batches do not compute at the same time, so they share the scratch memory. Of the CUDA graphs at most `most_graphs`
+    Batches do not compute at the same time, so they share the scratch memory. Of the CUDA graphs at most `max_graphs`
     are kept; the least recently used one is closed first.
 
     Args:
@@ -50,7 +50,7 @@ class EngineModel:
         profiles: Sequence[ProfileShape],
         limit: Callable[[int], int],
         stream: Any,
-        most_graphs: int,
+        max_graphs: int,
     ) -> None:
         self._device, self._loaded, self._policy, self._cache = device, loaded, policy, cache
         self.inputs, self.outputs = loaded.inputs, loaded.outputs
@@ -58,7 +58,7 @@ class EngineModel:
         self._arena = Block(device, wait=self._wait)
         self._contexts: dict[int, ExecutionContext] = {}
         self._graphs: OrderedDict[ShapeChoice, BatchGraph] = OrderedDict()
-        self._most_graphs = most_graphs
+        self._max_graphs = max_graphs
         self._graphs_arena = 0
 
     def choose(self, batch: int, tokens: int, *, memory: int = 0) -> ShapeChoice:
@@ -129,7 +129,7 @@ class EngineModel:
         graph = self._captured(slot, choice) if self._policy.wants(choice) else None
         if graph is not None:
             self._graphs[choice] = graph
-            if len(self._graphs) > self._most_graphs:
+            if len(self._graphs) > self._max_graphs:
                 self._graphs.popitem(last=False)[1].close()
         return graph
 

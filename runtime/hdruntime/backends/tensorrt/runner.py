@@ -10,7 +10,7 @@ from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
 from hdruntime.backends.tensorrt.engine_model import EngineModel
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCache, RuntimeCacheFile
-from hdruntime.backends.tensorrt.shapes import check_limits, longest, most_rows
+from hdruntime.backends.tensorrt.shapes import check_limits, longest, max_rows
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
@@ -42,7 +42,7 @@ class TensorRtRunner(GpuRunner[EngineModel]):
             cache = None if file is None else RuntimeCache(file, loaded.cache)
             return EngineModel(
                 device, loaded, GraphPolicy(mode), cache,
-                profiles=self._profiles, limit=self._limit, stream=stream, most_graphs=gpu.most_graphs,
+                profiles=self._profiles, limit=self._limit, stream=stream, max_graphs=gpu.max_graphs,
             )  # fmt: skip
 
         super().__init__(bundle.manifest, gpu.device, open_model)
@@ -56,9 +56,9 @@ class TensorRtRunner(GpuRunner[EngineModel]):
                 raise closed_error()
             return self._model.engine_bytes
 
-    def most_rows(self, tokens: int) -> int:
+    def max_rows(self, tokens: int) -> int:
         """Most rows of a batch of this length; 0 if no profile accepts the length."""
-        return most_rows(self._profiles, tokens, limit=self._limit(tokens))
+        return max_rows(self._profiles, tokens, limit=self._limit(tokens))
 
 
 def _runtime_cache_file(bundle: Bundle, engine: EngineFile, device: Device) -> RuntimeCacheFile:
@@ -70,8 +70,8 @@ def _runtime_cache_file(bundle: Bundle, engine: EngineFile, device: Device) -> R
 
 def _checked_options(backend: Backend, gpu: GpuOptions) -> tuple[GraphMode, KernelSpecialization]:
     mode = checked_choice(GraphMode, gpu.graphs, option="graphs")
-    if gpu.most_graphs < 1:
-        raise InputError(f"most_graphs is {gpu.most_graphs}; it must be 1 or more. graphs='off' uses none.")
+    if gpu.max_graphs < 1:
+        raise InputError(f"max_graphs is {gpu.max_graphs}; it must be 1 or more. graphs='off' uses none.")
     if backend is not Backend.TENSORRT_RTX:
         if gpu.kernel_specialization is not None:
             raise InputError(f"kernel_specialization is for tensorrt_rtx, not {backend}. Leave it out.")

@@ -61,7 +61,7 @@ def choose_profile(
     return ShapeChoice(index, shape(best))
 
 
-def most_rows(profiles: Sequence[ProfileShape], tokens: int, *, limit: int = sys.maxsize) -> int:
+def max_rows(profiles: Sequence[ProfileShape], tokens: int, *, limit: int = sys.maxsize) -> int:
     """Most rows of a batch of this length; 0 if no profile accepts the length."""
     return max((profile.batch[2] for profile in profiles if _takes(profile, tokens, limit)), default=0)
 
@@ -78,7 +78,7 @@ def check_limits(profiles: Sequence[ProfileShape], limit_of: Callable[[int], int
         limit = limit_of(tokens + 1)
         # A profile that accepts the longest row of a limit also accepts shorter ones.
         tokens = min(limit, last)
-        if not most_rows(profiles, tokens, limit=limit):
+        if not max_rows(profiles, tokens, limit=limit):
             raise BackendUnavailableError(
                 f"The engine runs {tokens} tokens only with padding to more than {limit}, which changes the outputs: "
                 "in this bundle the last block of BigBird's attention is the last block of the padded batch.",
@@ -123,7 +123,7 @@ def _too_large(profiles: Sequence[ProfileShape], batch: int, tokens: int, limit:
                 ".",
             ),
         )
-    rows = most_rows(profiles, tokens, limit=limit)
+    rows = max_rows(profiles, tokens, limit=limit)
     return InputError(
         f"The batch has {batch} rows of {tokens} tokens; this engine accepts up to {rows} of that length.",
         hint=("Split it, or rebuild with ", Setting("batch", f"1:1:{batch}", command="rebuild"), "."),

@@ -237,7 +237,7 @@ def test_the_tokens_of_a_memory_have_sizes_of_their_own(remembering: Path, tmp_p
 def test_a_broken_graph_is_an_error_of_ours(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not ONNX")
-    with pytest.raises(EngineError, match=r"TensorRT did not build the engine: .+\n.*target='onnx'"):
+    with pytest.raises(EngineError, match=r"TensorRT did not build the engine: .+\n.*targets='onnx'"):
         _build(broken, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 
@@ -375,7 +375,7 @@ def test_tensorrt_that_is_not_installed_names_the_command() -> None:
 def test_tensorrt_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     # Only the package is simulated; the missing GPU is real.
     monkeypatch.setattr("hdexport.graph.targets.tensorrt.packages.require", lambda name: object())
-    with pytest.raises(EngineError, match=r"CUDA finds no GPU .*\n.*target='tensorrt-rtx'"):
+    with pytest.raises(EngineError, match=r"CUDA finds no GPU .*\n.*targets='tensorrt-rtx'"):
         EngineTarget(Backend.TENSORRT)
 
 

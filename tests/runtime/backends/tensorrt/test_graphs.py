@@ -50,7 +50,7 @@ def test_graphs_give_every_batch_its_own_results(new_machine: MachineMaker) -> N
     for seed in range(4):
         with named_case(seed):
             machine = new_machine(seed)
-            runner = machine.runner(graphs="on", most_graphs=3)
+            runner = machine.runner(graphs="on", max_graphs=3)
             lengths = np.random.default_rng(seed).choice([1, 20, 33, 60, 100, 200], 40)
             kinds = ("right", "left", "holes")
             batches = (new_batch(1 + n % 2, int(tokens), kinds[n % 3], seed=n) for n, tokens in enumerate(lengths))
@@ -59,7 +59,7 @@ def test_graphs_give_every_batch_its_own_results(new_machine: MachineMaker) -> N
 
 
 def test_the_least_recently_used_graph_is_dropped(machine: Machine) -> None:
-    runner = machine.runner(graphs="on", most_graphs=2)
+    runner = machine.runner(graphs="on", max_graphs=2)
     run_times(machine, runner, 1, tokens=200)  # the scratch memory stays where it is from here on
     for tokens in (10, 20, 60):
         run_times(machine, runner, 2, tokens=tokens)

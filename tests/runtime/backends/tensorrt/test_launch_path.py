@@ -81,11 +81,11 @@ def mixed(count: int) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("graphs", ["off", "on", "auto"])
 def test_batches_in_flight_get_their_own_results(graphs: str, bundle: Bundle) -> None:
     """Copies of one batch overlap with computing another; graphs are captured and replayed in between."""
-    runner = runner_of(bundle, graphs=graphs, most_graphs=3)
+    runner = runner_of(bundle, graphs=graphs, max_graphs=3)
     batches, started = mixed(120), []
     for batch in batches:
         started.append((batch, runner.start(batch, [HIDDEN])))
-        if len(started) == runner.most_in_flight:
+        if len(started) == runner.max_in_flight:
             first, results = started.pop(0)
             check(first, results()[HIDDEN])
     for batch, results in started:
@@ -165,7 +165,7 @@ def test_an_array_that_a_second_thread_releases_during_a_capture_is_freed_afterw
 def test_closing_gives_everything_back(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, for the memory of the GPU is other processes' too."""
     made: Counter[str] = Counter()
-    runner = runner_of(bundle, graphs="on", most_graphs=2)
+    runner = runner_of(bundle, graphs="on", max_graphs=2)
     call = runner._device.call
 
     def counted(name: str, *arguments: Any) -> Any:

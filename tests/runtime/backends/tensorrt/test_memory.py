@@ -85,7 +85,7 @@ def test_memory_that_comes_and_goes_never_gives_a_wrong_answer(new_machine: Mach
         with named_case(seed):
             machine = new_machine(seed)
             machine.trt.scratch_bytes = 3000
-            runner = machine.runner(graphs="on", most_graphs=4)
+            runner = machine.runner(graphs="on", max_graphs=4)
             generator = np.random.default_rng(seed)
             refused = 0
             in_flight: list[tuple[Any, Any]] = []

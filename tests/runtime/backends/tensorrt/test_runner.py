@@ -49,8 +49,8 @@ def test_a_batch_runs_in_the_smallest_shape_of_a_profile(new_machine: MachineMak
 def test_limits_are_reported_and_larger_batches_refused(machine: Machine, new_machine: MachineMaker) -> None:
     assert new_machine(max_len=150).runner().max_len == 150, "a bundle may serve fewer tokens than its engine"
     runner = machine.runner()
-    assert (runner.max_len, runner.most_in_flight, runner.prefers_equal_lengths) == (200, 2, False)
-    assert [runner.most_rows(tokens) for tokens in (1, 32, 33, 200, 201)] == [8, 8, 4, 4, 0]
+    assert (runner.max_len, runner.max_in_flight, runner.prefers_equal_lengths) == (200, 2, False)
+    assert [runner.max_rows(tokens) for tokens in (1, 32, 33, 200, 201)] == [8, 8, 4, 4, 0]
     with pytest.raises(InputError, match="9 rows of 20 tokens; this engine accepts up to 8"):
         runner.start(new_batch(9, 20), [HIDDEN])
     with pytest.raises(InputError, match="201 tokens; this engine accepts 1 to 200"):
@@ -192,7 +192,7 @@ def test_an_error_of_a_plugin_is_raised_even_if_tensorrt_reports_success(
 def test_invalid_options_are_refused(machine: Machine) -> None:
     for options, message in [
         ({"graphs": "sometimes"}, "graphs is 'sometimes'; it must be one of 'auto', 'on', 'off'"),
-        ({"most_graphs": 0}, "most_graphs is 0; it must be 1 or more"),
+        ({"max_graphs": 0}, "max_graphs is 0; it must be 1 or more"),
         ({"kernel_specialization": "eager"}, "kernel_specialization is for tensorrt_rtx, not tensorrt"),
     ]:
         with named_case(options, message), pytest.raises(InputError, match=message):

@@ -90,7 +90,7 @@ def test_where_padding_changes_answers_a_batch_is_answered_as_given(new_machine:
                 # Five rows of more than 32 tokens run in parts, which are no narrower.
                 batch = new_batch(5, tokens, padding)
                 machine.check(batch, session(**batch))
-                assert session.most_rows(tokens) == (8 if tokens <= 32 else 4)
+                assert session.max_rows(tokens) == (8 if tokens <= 32 else 4)
 
 
 def test_an_engine_that_pads_too_far_is_refused(new_machine: MachineMaker) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdruntime.backends.tensorrt.shapes import ShapeChoice, check_limits, choose_profile, longest, most_rows
+from hdruntime.backends.tensorrt.shapes import ShapeChoice, check_limits, choose_profile, longest, max_rows
 from hdruntime.bundle.manifest import ProfileShape, TensorSpec
 from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.gpu.layout import Shape, layout_of, padding_ranges, rounded_up
@@ -42,7 +42,7 @@ def test_a_batch_goes_to_the_narrowest_profile_and_is_padded_up_where_that_compu
 
 @given(st.integers(1, 64), st.integers(1, 1000))
 def test_a_choice_holds_the_batch_and_lies_in_its_profile(batch: int, tokens: int) -> None:
-    rows = most_rows(UNEVEN, tokens)
+    rows = max_rows(UNEVEN, tokens)
     if batch > rows:
         with pytest.raises(InputError, match=f"{batch} rows of {tokens} tokens; this engine accepts up to {rows}"):
             choose_profile(UNEVEN, batch, tokens)
@@ -68,7 +68,7 @@ def test_an_engine_sees_few_lengths() -> None:
 
 
 def test_rows_are_limited_by_the_profiles_that_take_the_length() -> None:
-    assert [most_rows(UNEVEN, tokens) for tokens in (1, 32, 33, 512, 513, 1000, 1001)] == [64, 64, 8, 8, 1, 1, 0]
+    assert [max_rows(UNEVEN, tokens) for tokens in (1, 32, 33, 512, 513, 1000, 1001)] == [64, 64, 8, 8, 1, 1, 0]
     assert longest(UNEVEN) == 1000
 
 
@@ -88,7 +88,7 @@ def test_no_batch_is_padded_beyond_its_limit(batch: int, tokens: int) -> None:
 def test_a_profile_beyond_the_limit_accepts_no_batch() -> None:
     # Profile 1 begins at 100 tokens, and profile 2 takes one row only.
     assert choose_profile(UNEVEN, 4, 81, limit=100).profile == 1
-    assert [most_rows(UNEVEN, tokens, limit=limit_of(tokens)) for tokens in (32, 80, 81, 512)] == [64, 1, 8, 8]
+    assert [max_rows(UNEVEN, tokens, limit=limit_of(tokens)) for tokens in (32, 80, 81, 512)] == [64, 1, 8, 8]
     with pytest.raises(InputError, match="4 rows of 80 tokens; this engine accepts up to 1 of that length"):
         choose_profile(UNEVEN, 4, 80, limit=80)
 

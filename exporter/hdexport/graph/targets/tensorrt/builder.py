@@ -288,11 +288,11 @@ def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[Pr
                 " or ",
                 Setting("bf16", command="build"),
                 ", or without an engine: ",
-                Setting("target", "onnx"),
+                Setting("targets", "onnx"),
             ),
         )
     return EngineError(
-        f"TensorRT did not build the engine: {text}", hint=("Build without the engine: ", Setting("target", "onnx"))
+        f"TensorRT did not build the engine: {text}", hint=("Build without the engine: ", Setting("targets", "onnx"))
     )
 
 

@@ -216,7 +216,7 @@ def _raise_opset(model: ir.Model) -> None:
         raise ExportError(
             f"The graph uses {', '.join(changed)}, whose meaning changed before opset {_ATTENTION_OPSET}, "
             "which attention needs.",
-            hint=("Build without an engine: ", Setting("target", "onnx", command="build")),
+            hint=("Build without an engine: ", Setting("targets", "onnx", command="build")),
         )
     opset = model.graph.opset_imports.get("", 0)
     model.graph.opset_imports[""] = max(opset, _ATTENTION_OPSET)
@@ -264,7 +264,7 @@ class CheckSelections(ir.passes.InPlacePass):
                             " or less, or ",
                             Setting("attention", "window:W,global:G", command="build"),
                             "), or without an engine: ",
-                            Setting("target", "onnx", command="build"),
+                            Setting("targets", "onnx", command="build"),
                         ),
                     )
         return ir.passes.PassResult(model, modified=False)

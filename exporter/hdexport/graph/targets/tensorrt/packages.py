@@ -21,7 +21,7 @@ _VARIANTS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
 _NO_ARCHITECTURE = ("NONE", "CURRENT")
 """Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
 
-_KERNELS_ALONE = ("Kernels for ONNX Runtime alone are built with ", Setting("target", "onnx"), ".")
+_KERNELS_ALONE = ("Kernels for ONNX Runtime alone are built with ", Setting("targets", "onnx"), ".")
 
 
 def load_variant(variant: Backend) -> ModuleType:
@@ -49,7 +49,7 @@ def load_variant(variant: Backend) -> ModuleType:
             f"({'no NVIDIA driver' if driver is None else f'driver {driver}'}).",
             hint=(
                 "Build on the machine with the GPU, or build a TensorRT-RTX engine here: ",
-                Setting("target", "tensorrt-rtx"),
+                Setting("targets", "tensorrt-rtx"),
             ),
         )
     return trt
@@ -104,7 +104,7 @@ class EngineTarget:
             raise InputError(
                 Setting("architectures"),
                 " is for TensorRT-RTX; TensorRT builds for the GPU of this machine.",
-                hint=("Leave it out, or use ", Setting("target", "tensorrt-rtx"), ". ", *_KERNELS_ALONE),
+                hint=("Leave it out, or use ", Setting("targets", "tensorrt-rtx"), ". ", *_KERNELS_ALONE),
             )
         return (gpus()[0].architecture,)
 
