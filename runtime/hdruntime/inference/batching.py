@@ -31,7 +31,7 @@ def pack_by_tokens(
     *,
     batch_tokens: int,
     padding_key: Callable[[int], int] | None = None,
-    most_rows: Callable[[int], int] | None = None,
+    max_rows: Callable[[int], int] | None = None,
     full_tokens: int | None = None,
 ) -> list[list[int]]:
     """Sort rows by length and pack them into batches of at most `batch_tokens` tokens, padding included.
@@ -43,7 +43,7 @@ def pack_by_tokens(
         batch_tokens: maximum of a batch's rows times its longest row. A longer row is a batch of its own.
         padding_key: tokens of a row -> key that all rows of a batch share, monotonic in the tokens; None if rows of any
             length may share a batch.
-        most_rows: tokens of a batch's longest row -> maximum rows of the batch; None for any number.
+        max_rows: tokens of a batch's longest row -> maximum rows of the batch; None for any number.
         full_tokens: number of tokens from which a batch is full for rows that are a sixteenth shorter than its longest
             row; None for no such limit.
 
@@ -53,12 +53,12 @@ def pack_by_tokens(
     if batch_tokens < 1:
         raise InputError(parameter="batch_tokens", value=batch_tokens, accepted="1 or more, for example 16384")
     batches: list[list[int]] = []
-    longest, max_rows, batch_key = 0, 0, None
+    longest, row_limit, batch_key = 0, 0, None
     for row in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         key = None if padding_key is None else padding_key(lengths[row])
         if (
             not batches
-            or len(batches[-1]) == max_rows
+            or len(batches[-1]) == row_limit
             or key != batch_key
             or (
                 full_tokens is not None
@@ -68,9 +68,9 @@ def pack_by_tokens(
         ):
             batches.append([])
             longest, batch_key = lengths[row], key
-            max_rows = max(1, batch_tokens // longest)
-            if most_rows is not None:
-                max_rows = min(max_rows, most_rows(longest))
+            row_limit = max(1, batch_tokens // longest)
+            if max_rows is not None:
+                row_limit = min(row_limit, max_rows(longest))
         batches[-1].append(row)
     return batches
 
@@ -120,7 +120,7 @@ class MemoryLimits:
         self._tokens: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def most_rows(self, tokens: int) -> int:
+    def max_rows(self, tokens: int) -> int:
         """Maximum rows of a batch whose longest row has a number of tokens: at least one."""
         limit = self._tokens.get(_bucket(tokens))
         return sys.maxsize if limit is None else max(1, limit // tokens)

@@ -136,9 +136,9 @@ class Scheduler:
         # Packed here rather than in the generator, so that errors are raised before the first result is requested.
         return _Run(self, lengths, inputs_of, outputs, batch_tokens, batch_size, done).results()
 
-    def most_rows(self, tokens: int) -> int:
+    def max_rows(self, tokens: int) -> int:
         """Maximum rows of a length per batch, as far as known; ``sys.maxsize`` without a limit."""
-        return min(self.runner.most_rows(tokens), self.memory.most_rows(tokens))
+        return min(self.runner.max_rows(tokens), self.memory.max_rows(tokens))
 
     def run_batch(self, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
         """Run one batch of checked inputs, in parts if it is too large for the runner or the memory."""
@@ -322,7 +322,7 @@ class _Run:
             [self._lengths[row] for row in rows],
             batch_tokens=self._batch_tokens,
             padding_key=self._scheduler.padding_key,
-            most_rows=lambda tokens: min(self._scheduler.most_rows(tokens), self._batch_size or sys.maxsize),
+            max_rows=lambda tokens: min(self._scheduler.max_rows(tokens), self._batch_size or sys.maxsize),
             # More tokens make a batch no faster, so that padding is a loss.
             full_tokens=self._scheduler.runner.batch_tokens,
         )

@@ -40,9 +40,9 @@ def test_batches_are_full_within_every_limit_and_the_longest_rows_come_first(
         most = max(1, batch_tokens // tokens)
         return most if rows_of_70 is None else min(most, rows_of_70 * 70 // tokens)
 
-    most_rows = None if rows_of_70 is None else lambda tokens: rows_of_70 * 70 // tokens
+    max_rows = None if rows_of_70 is None else lambda tokens: rows_of_70 * 70 // tokens
     batches = pack_by_tokens(
-        lengths, batch_tokens=batch_tokens, padding_key=padding_key, most_rows=most_rows, full_tokens=enough
+        lengths, batch_tokens=batch_tokens, padding_key=padding_key, max_rows=max_rows, full_tokens=enough
     )
     kind = padding_key or (lambda tokens: 0)
     # Each row is in one batch; rows of one length keep their order.
