@@ -1,4 +1,4 @@
-"""The library's attention interface, mapped to nodes of our operators while a model is traced."""
+"""Transformers' attention interface, mapped to nodes of our operators while a model is traced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _IMPLEMENTATION = "hdexport"
-"""Name under which the library's attention interface knows us."""
+"""Name under which transformers' attention interface knows us."""
 
 
 class LayerMask(Protocol):
@@ -40,9 +40,9 @@ class LayerMask(Protocol):
 
 
 def use_operators(model: PreTrainedModel, query_scale: LogScale | None = None) -> None:
-    """Make every attention of the model, which the library's attention interface reaches, call our operators, in place.
+    """Make every attention of the model, which transformers' attention interface reaches, call our operators, in place.
 
-    Dense attention stays dense, and layers that the library windows are windowed. A kind that takes the place of dense
+    Dense attention stays dense, and layers that transformers windows are windowed. A kind that takes the place of dense
     attention wraps the layers (`hdexport.attention.model_parts.wrap_layers`), which it gives a `LayerMask`. What is
     registered here is the same for every model with the same factor of its queries, whose name says it.
     """
@@ -79,12 +79,12 @@ def _mask(
     Args:
         attention_mask: [batch, tokens], bool, True for real tokens.
         query_scale: factor of the queries; None for none.
-        mask_function: the library's definition of which tokens see each other.
-        local_size: the library's word for layers whose own attention is windowed: the farthest token that one sees, on
+        mask_function: transformers' definition of which tokens see each other.
+        local_size: transformers' word for layers whose own attention is windowed: the farthest token that one sees, on
             each side. (What such layers hand to the attention itself as ``sliding_window`` is one more.) In causal
             layers it counts the token itself, and those before it.
-        allow_is_bidirectional_skip: the library gives it for masks of both sides alone; the functions of windows do not
-            tell, since each is made anew.
+        allow_is_bidirectional_skip: transformers gives it for bidirectional masks alone; the functions of windows do not
+            tell, since each call makes another.
     """
     if local_size is None:
         causal = mask_function is causal_mask_function

@@ -20,7 +20,7 @@ Layers = Callable[[torch.Tensor, Any], torch.Tensor]
 """(hidden states, the mask for every attention) -> hidden states."""
 
 _RECORDING = "hdexport-recording"
-"""Name under which the library's attention interface knows the recorder."""
+"""Name under which transformers' attention interface knows the recorder."""
 
 
 def use_attention(
@@ -29,7 +29,7 @@ def use_attention(
     attend: Callable[..., Any],
     mask: Callable[..., Any] = lambda *_, attention_mask, **__: attention_mask,
 ) -> None:
-    """Make every attention of a model, which the library's attention interface reaches, call a function, in place.
+    """Make every attention of a model, which transformers' attention interface reaches, call a function, in place.
 
     A name means the same functions for all models of the process. `mask` makes what each attention is given for a mask;
     by default it is the model's own, [batch, tokens].
@@ -40,7 +40,7 @@ def use_attention(
 
 
 def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The modules that call the library's attention interface, in the order in which they do, without repeats.
+    """The modules that call transformers' attention interface, in the order in which they do, without repeats.
 
     A model that uses the same layer several times has one.
     """
@@ -48,7 +48,7 @@ def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def attention_calls(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The module of each call of the library's attention interface, in order."""
+    """The module of each call of transformers' attention interface, in order."""
     found: list[torch.nn.Module] = []
 
     def attend(module: torch.nn.Module, query: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
@@ -87,7 +87,7 @@ def states_before_layers(model: PreTrainedModel, input_ids: torch.Tensor) -> tor
 
 
 def wrap_layers(model: PreTrainedModel, around: Callable[[torch.Tensor, torch.Tensor, Layers], torch.Tensor]) -> None:
-    """Put something around the stack of layers of a model that the library's attention interface reaches, in place.
+    """Put something around the stack of layers of a model that transformers' attention interface reaches, in place.
 
     Args:
         around: (hidden states [batch, tokens, width], mask [batch, tokens], bool, the layers) -> hidden states [batch,
@@ -111,7 +111,7 @@ def _forward(
     **kwargs: Any,
 ) -> Any:
     output = None
-    # The library's own model has a tensor; a model with our operators has the object that its dense layers would share.
+    # Transformers' own model has a tensor; a model with our operators has the object that its dense layers would share.
     key_mask = attention_mask if isinstance(attention_mask, torch.Tensor) else attention_mask.key_mask
 
     def layers(states: torch.Tensor, mask: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The library's own model with another attention, as a reference: PyTorch's, nothing of ours.
+"""Transformers' own model with another attention, as a reference: PyTorch's, nothing of ours.
 
 Pairs of tokens are counted, in slices of queries, for sparse attention. Queries grow with the logarithm of the keys
 that they see for ``--attention-scale logn``; keys are counted in the mask that each attention is given, and models are
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hdexport.attention.query_scale import LogScale
 
 _IMPLEMENTATION = "hdexport-pair-counts"
-"""Name under which the library's attention interface knows it."""
+"""Name under which transformers' attention interface knows it."""
 
 _SLICE_VALUES = 2**22
 """Pairs, times heads, that are looked at at once: 16 MB of each temporary, and not all of [heads, tokens, tokens]."""
@@ -49,7 +49,7 @@ class PairCounts(ABC):
 
 
 def use_pair_counts(model: PreTrainedModel) -> None:
-    """Make a model's own attention, which the library's interface reaches, one of counted pairs, in place.
+    """Make a model's own attention, which transformers' interface reaches, one of counted pairs, in place.
 
     Its layers are to be wrapped (`hdexport.attention.model_parts.wrap_layers`), are given the mask as it is, [batch,
     tokens], and hand on the counts.
@@ -92,7 +92,7 @@ def _attend_pairs(
 def use_query_scale(model: PreTrainedModel, family: Family, query_scale: LogScale) -> None:
     """Make a model's own attention scale its queries, in place; also one that `use_pair_counts` has changed.
 
-    The model is dense, or has windows of its own, by PyTorch's scaled_dot_product_attention if the library has that for
+    The model is dense, or has native windows, by PyTorch's scaled_dot_product_attention if transformers has that for
     it. Gradients pass through the factors' products.
     """
     if family.query_projections is not None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BigBirdAttention(rembert.RemBertAttention):
-    """The projections of one of the library's two attentions of a BigBird, or BigBird-Pegasus', around
+    """The projections of one of transformers' two attentions of a BigBird, or BigBird-Pegasus', around
     our operators.
 
     `listed_blocks`, int32, [1 or heads, rows, listed], is the layer's table for the mode ``table``; None for none.
@@ -40,7 +40,7 @@ class BigBirdAttention(rembert.RemBertAttention):
 def block_sparse(config: Any) -> BlockSparse | None:
     """The attention of a BigBird, or a BigBird-Pegasus, as Hugging Face evaluates it; None where it is dense.
 
-    A ModelError says that the library cannot evaluate it.
+    A ModelError says that transformers cannot evaluate it.
     """
     if config.attention_type == "original_full":
         return None
@@ -55,7 +55,7 @@ def block_sparse(config: Any) -> BlockSparse | None:
 
 
 def forget_short_texts(model: PreTrainedModel) -> None:
-    """Make a model of the library answer every call as a new one would, in place.
+    """Make a model of transformers answer every call as a new one would, in place.
 
     A text that is short enough for dense attention makes it a dense model permanently; so does this, and its
     ``forward``, which sentence-transformers calls without the hooks of a module, turns it back first. Modules that are

@@ -35,7 +35,7 @@ class _Layer(torch.nn.Module):
         expanded = self.activation_fn(self.fc1(self.final_layer_norm(hidden_states)))
         hidden_states = hidden_states + self.fc2(expanded)
         if hidden_states.dtype == torch.float16:
-            # States add up from layer to layer and can leave float16's range; the library cuts them off there as well.
+            # States add up from layer to layer and can leave float16's range; transformers cuts them off there as well.
             largest = torch.finfo(torch.float16).max - 1000
             hidden_states = hidden_states.clamp(-largest, largest)
         return hidden_states

@@ -109,7 +109,7 @@ def _tables(attention: Any, embeddings: torch.Tensor | None) -> tuple[torch.Tens
 def rows_of_distances(*, buckets: int, most: int) -> torch.Tensor:
     """[2 * reach + 1], int64: the row of each distance of a key from a query, from -reach to the reach.
 
-    The library's own code decides which bucket a distance is in: its logarithms are rounded. A ModelError says that the
+    Transformers' own code decides which bucket a distance is in: its logarithms are rounded. A ModelError says that the
     table has no row for the farthest distances of each direction.
 
     Args:
@@ -118,7 +118,7 @@ def rows_of_distances(*, buckets: int, most: int) -> torch.Tensor:
     """
     span, far = (buckets, most) if buckets > 0 else (most, most)
     while far <= _FARTHEST:
-        back = torch.arange(far, -far - 1, -1)  # from the key to the query, as the library counts
+        back = torch.arange(far, -far - 1, -1)  # from the key to the query, as transformers counts
         counted = make_log_bucket_position(back, buckets, most).long() if buckets > 0 else back
         rows = (counted + span).clamp(0, 2 * span - 1)
         if bool((rows.diff() > 0).any()):

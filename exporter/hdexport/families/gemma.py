@@ -54,12 +54,12 @@ def _use_wide_states(base: Any) -> None:
 def _forward(
     base: Any, original: Any, *args: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, **others: Any
 ) -> Any:
-    """Gemma 3's forward with masks made here: the library's come as functions that say causal or a window's width."""
+    """Gemma 3's forward with masks made here: transformers' come as functions that say causal or a window's width."""
     config = base.config
     make = functools.partial(
         ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation], attention_mask=attention_mask.bool()
     )
-    # Its window ends one token earlier than the windows that the library gives by their width.
+    # Its window ends one token earlier than the windows that transformers gives by their width.
     masks = {"full_attention": make(), "sliding_attention": make(local_size=config.sliding_window - 1)}
     return original(*args, input_ids=input_ids, attention_mask=masks, use_cache=False, **others)
 

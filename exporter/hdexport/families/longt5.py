@@ -65,14 +65,14 @@ class _Attention(torch.nn.Module):
 def _forward(
     stack: Any, side_tokens: int, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
 ) -> BaseModelOutput:
-    """The encoder's forward without the library's step for float16: clamping states if one of them is infinite."""
+    """The encoder's forward without transformers' step for float16: clamping states if one of them is infinite."""
     tokens = LocalTokens(attention_mask.to(torch.int32), side_tokens)
     return run_layers(stack, wide_states(stack, input_ids), tokens)
 
 
 def _table(attention: Any, embedding: torch.nn.Embedding, reach: int) -> torch.nn.Parameter:
     """The terms that an attention adds to the scores of each distance up to `reach`: [heads, 2 * reach + 1]."""
-    # The library's own code decides which bucket a distance is in.
+    # Transformers' own code decides which bucket a distance is in.
     buckets = attention._relative_position_bucket(
         torch.arange(-reach, reach + 1),
         num_buckets=attention.relative_attention_num_buckets,
@@ -119,7 +119,7 @@ def _attention(config: Any) -> LocalGlobalAttention:
     if not kinds[config.encoder_attention_type]:
         return LocalGlobalAttention(layers=config.num_layers, radius=config.local_radius)
     size = config.global_block_size
-    # The library adds up 1 / size for each token, and of other sizes rounding decides where blocks end.
+    # Transformers adds up 1 / size for each token, and of other sizes rounding decides where blocks end.
     if size < 1 or size & (size - 1):
         raise ModelError(
             f"config.json has global_block_size {size}; a power of two can be built: transformers cuts other blocks "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _ExclusiveAttention(torch.nn.Module):
-    """Takes what lies along a token's own values out of its attention, as the library does, and repeats no values."""
+    """Takes what lies along a token's own values out of its attention, as transformers does, and repeats no values."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()

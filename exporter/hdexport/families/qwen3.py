@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def last_read(
     states: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor, padding_id: int | None
 ) -> torch.Tensor:
-    """The vector that the library's causal classifiers read of states, [batch, tokens, hidden_size]: [batch,
+    """The vector that transformers' causal classifiers read of states, [batch, tokens, hidden_size]: [batch,
     hidden_size].
 
     As there it is that of the last token whose id is not padding's; here that must be real as well, with any id of

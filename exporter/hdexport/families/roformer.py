@@ -22,7 +22,7 @@ _BASE = 10000.0
 
 
 class _SharedTable(torch.nn.Module):
-    """The table in place of the library's embedding of positions."""
+    """The table in place of transformers' embedding of positions."""
 
     def __init__(self, table: RotaryTable) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def _adapt(model: PreTrainedModel) -> None:
 
 
 def _as_trained(model: PreTrainedModel) -> None:
-    """The library's own table, for as many positions as the configuration has by now."""
+    """Transformers' own table, for as many positions as the configuration has by now."""
     encoder: Any = model.base_model.encoder
     width = encoder.embed_positions.weight.shape[1]
     table = type(encoder.embed_positions)(model.config.max_position_embeddings, width)

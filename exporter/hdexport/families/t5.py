@@ -96,7 +96,7 @@ def run_layers(stack: Any, hidden_states: torch.Tensor, mask: Any) -> BaseModelO
 def _forward(
     model: PreTrainedModel, stack: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
 ) -> BaseModelOutput:
-    """The encoder's forward without the library's step for float16: clamping states if one of them is infinite."""
+    """The encoder's forward without transformers' step for float16: clamping states if one of them is infinite."""
     states = wide_states(stack, input_ids)
     # The configuration of the whole model says who attends; UMT5's encoder has a copy.
     mask = create_bidirectional_mask(config=model.config, inputs_embeds=states, attention_mask=attention_mask)
@@ -104,7 +104,7 @@ def _forward(
 
 
 def check_buckets(attention: Any) -> None:
-    """Refuse, by a ModelError, an attention of the library's whose buckets are not buckets of distances."""
+    """Refuse, by a ModelError, an attention of transformers' whose buckets are not buckets of distances."""
     buckets, reach = attention.relative_attention_num_buckets, attention.relative_attention_max_distance
     # Half of the buckets are for each direction, and half of these for single distances.
     if not 4 <= buckets < 4 * reach:
@@ -119,7 +119,7 @@ def _scores_by_distance(attention: Any) -> torch.nn.Parameter:
     """The terms that an attention adds to the scores of each distance it tells apart: [1, 1, heads, 2 * reach + 1]."""
     check_buckets(attention)
     reach = attention.relative_attention_max_distance
-    # One query stands in the middle of its keys: the library's own code decides which bucket a distance is in.
+    # One query stands in the middle of its keys: transformers' own code decides which bucket a distance is in.
     table = attention.compute_bias(1, 2 * reach + 1, past_seen_tokens=reach)
     return torch.nn.Parameter(table.detach().transpose(1, 2).contiguous())
 

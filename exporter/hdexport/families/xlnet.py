@@ -163,7 +163,7 @@ def _adapt(model: PreTrainedModel, conversion: RelativeConversion) -> None:
 
 
 def _remember(model: PreTrainedModel, conversion: RelativeConversion) -> None:
-    """Hand the library's model its memory; it sees all of that, so tokens that are not there are cut off before."""
+    """Hand transformers' model its memory; it sees all of that, so tokens that are not there are cut off before."""
     base: Any = model.base_model
     memory_cache, size = conversion.memory_cache, conversion.record.memory
     assert memory_cache is not None

@@ -260,7 +260,7 @@ class _Pairs(PairCounts):
 
 
 def give_tables(model: PreTrainedModel, tables: Tables) -> None:
-    """Give each attention that the library's attention interface reaches its table, as the buffer `LISTED_BLOCKS`."""
+    """Give each attention that transformers' attention interface reaches its table, as the buffer `LISTED_BLOCKS`."""
     modules = attention_modules(model)
     for module, table in zip(modules, tables(len(modules)), strict=True):
         module.register_buffer(LISTED_BLOCKS, table, persistent=False)
@@ -274,7 +274,7 @@ def use_block_masks(
     tables: Tables,
     global_embeddings: FloatArray | None,
 ) -> None:
-    """Make a model's own attention, which the library's attention interface reaches, block-sparse, in place.
+    """Make a model's own attention, which transformers' attention interface reaches, block-sparse, in place.
 
     Args:
         ordinary_keys: tokens that a query of an ordinary block sees at most.

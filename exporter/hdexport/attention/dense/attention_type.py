@@ -35,7 +35,7 @@ class DenseAttention(AttentionRecord):
 
 
 class DenseAttentionType(AttentionType):
-    """Dense attention: the library's attention interface gives it where no other kind is in the way."""
+    """Dense attention: transformers' attention interface gives it where no other kind is in the way."""
 
     name = "dense"
     rank = 0

@@ -12,7 +12,7 @@ from hdexport.attention.query_scale import scaled
 
 @dataclass(frozen=True)
 class DenseMask:
-    """The values that dense layers share: made once, handed from layer to layer as the library's mask is.
+    """The values that dense layers share: made once, handed from layer to layer as transformers' mask is.
 
     Attributes:
         key_mask: [batch, tokens], bool, True for real tokens.

@@ -33,7 +33,7 @@ class DisentangledAttentionType(ClippedDistanceAttentionType):
     def use_reference(
         self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
     ) -> ReferenceProperties:
-        """The library's own model, in which padding sees everything alike."""
+        """Transformers' own model, in which padding sees everything alike."""
         return ReferenceProperties(undefined_padding=True)
 
 

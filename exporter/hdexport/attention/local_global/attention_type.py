@@ -68,11 +68,11 @@ class LocalGlobalAttentionType(AttentionType):
     def use_reference(
         self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
     ) -> ReferenceProperties:
-        """The library's own model, as it is. Padding there sees all keys alike, where ours is 0."""
+        """Transformers' own model, as it is. Padding there sees all keys alike, where ours is 0."""
         return ReferenceProperties(undefined_padding=True)
 
     def boundaries(self, record: LocalGlobalAttention) -> Boundaries | None:
-        """Around the library's blocks, of a radius and 1, around a window, and where texts get sides."""
+        """Around transformers' blocks, of a radius and 1, around a window, and where texts get sides."""
         block, size = record.radius + 1, record.side_tokens
         edges = {block, 2 * block, 3 * block, *((size, 2 * size, 5 * size) if size else ())}
         lengths = frozenset(edge + step for edge in edges for step in (-1, 0, 1)) - {0}

@@ -143,7 +143,7 @@ class LshAttentionType(AttentionType):
     def use_reference(
         self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
     ) -> ReferenceProperties:
-        """The library's Reformer, or its attention in place of dense one."""
+        """Transformers' Reformer, or its attention in place of dense one."""
         from hdexport.attention.lsh.model import recall, use_hashes, use_own_hashes
 
         assert isinstance(conversion, LshConversion)

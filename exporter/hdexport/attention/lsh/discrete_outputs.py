@@ -2,7 +2,7 @@
 
 A token belongs to the direction with the largest product. Where two products are nearly equal, rounding decides between
 two buckets, and all tokens that are sorted after it move by a place: a few such tokens of a long text change most of
-its answers, in the library's own model on another machine as well.
+its answers, in transformers' own model on another machine as well.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LshDiscreteOutputs:
         self._tokens = torch.ones(0) if tokens is None else tokens
 
     def use(self, attention: LSHSelfAttention) -> None:
-        """Make a module of the library hash as the record says, and in float32, in place."""
+        """Make a module of transformers hash as the record says, and in float32, in place."""
         buckets = self._hashes.buckets
         attention.num_buckets = buckets[0] if len(buckets) == 1 else list(buckets)
         attention.hash_seed, attention.num_hashes = self._hashes.seed, self._hashes.rounds
@@ -107,7 +107,7 @@ class LshDiscreteOutputs:
         attention._hash_vectors = hash_vectors
 
     def _decided(self, vectors: torch.Tensor, found: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """[1, heads, rounds * tokens], the buckets of the graph in place of the library's.
+        """[1, heads, rounds * tokens], the buckets of the graph in place of transformers'.
 
         Args:
             vectors: [1, heads, tokens, head_dim], also of the padding after the text.
@@ -132,7 +132,7 @@ class LshDiscreteOutputs:
 
         Args:
             vectors: [1, heads, tokens, head_dim].
-            own: [heads, rounds, tokens], the library's buckets.
+            own: [heads, rounds, tokens], transformers' buckets.
             decided: the same of the graph.
         """
         heads, rounds, tokens = (own != decided).nonzero(as_tuple=True)

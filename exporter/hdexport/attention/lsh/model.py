@@ -1,6 +1,6 @@
 """LSH and chunk attention in PyTorch: the nodes of a traced model, the mask that converted layers share, the reference.
 
-The reference that bundles are compared with is the attention of the library's Reformer. It runs in float64: in float32
+The reference that bundles are compared with is the attention of transformers' Reformer. It runs in float64: in float32
 its -1e5 for a token's own key leaves two decimals of a weight.
 """
 
@@ -104,13 +104,13 @@ def _attributes(record: LshAttention, chunks: Chunks, scale: float) -> dict[str,
 
 
 _IMPLEMENTATION = "hdexport-lsh-reference"
-"""Name under which the library's attention interface knows the reference."""
+"""Name under which transformers' attention interface knows the reference."""
 
 
 def use_own_hashes(
     model: PreTrainedModel, record: LshAttention, rotations: torch.Tensor, dtype: Dtype
 ) -> LshDiscreteOutputs:
-    """Make the library's Reformer hash as a bundle does, in place; it follows the buckets of a graph, which are
+    """Make transformers' Reformer hash as a bundle does, in place; it follows the buckets of a graph, which are
     returned.
 
     `rotations` are [heads, head_dim, rounds, directions], float32; `dtype` is the bundle's.
@@ -150,7 +150,7 @@ def use_hashes(
 
 @dataclass(frozen=True)
 class _Texts:
-    """The layers' mask: the library's attention, and which tokens of each text are real.
+    """The layers' mask: transformers' attention, and which tokens of each text are real.
 
     Attributes:
         attention: of a Reformer; its hidden states are queries and values side by side.
@@ -182,7 +182,7 @@ def _attend(
         scaling: factor of the scores; None for head_dim ** -0.5.
     """
     head_dim = query.shape[-1]
-    # The library's factor is fixed. Hashes and keys do not depend on the length of a vector.
+    # Transformers' factor is fixed. Hashes and keys do not depend on the length of a vector.
     factor = 1.0 if scaling is None else scaling * math.sqrt(head_dim)
     states = torch.cat([(query * factor).transpose(1, 2).flatten(2), value.transpose(1, 2).flatten(2)], dim=-1).double()
     attended = torch.zeros_like(query).transpose(1, 2).flatten(2)
@@ -237,7 +237,7 @@ def recall(
 ) -> Iterator[str]:
     """A line on the keys with the largest scores that hashes find, over all layers, heads and queries of a text.
 
-    The attention of the model is the library's Reformer's; `rotations` are [heads, head_dim, rounds, directions],
+    The attention of the model is transformers' Reformer's; `rotations` are [heads, head_dim, rounds, directions],
     float32, and `input_ids` [1, tokens].
     """
     found: list[torch.Tensor] = []

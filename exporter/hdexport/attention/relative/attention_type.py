@@ -100,7 +100,7 @@ class RelativeAttentionType(AttentionType):
     def use_reference(
         self, conversion: AttentionConversion, model: PreTrainedModel, family: Family
     ) -> ReferenceProperties:
-        """The library's own model, or its replacement where the library dropped it, and what it carries."""
+        """Transformers' own model, or its replacement where transformers dropped it, and what it carries."""
         assert isinstance(conversion, RelativeConversion)
         assert family.native_attention is not None
         if conversion.memory_cache is not None:

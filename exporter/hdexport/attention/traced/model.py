@@ -1,6 +1,6 @@
 """A model without a family while it is traced: attention that is provably dense or causal becomes our operator.
 
-The proof has two parts. The mask that the library's mask interface makes is tagged, if nothing but padding, or padding
+The proof has two parts. The mask that transformers' mask interface makes is tagged, if nothing but padding, or padding
 and the order of tokens, goes into it. And the module's own attention function is called with numbers of several sizes,
 small and large, and compared with the operator: a cap of scores, a sink or a bias shows there. All else is traced as
 its own code computes it, with masks of numbers.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _WATCHED, _DENSE, _CAUSAL = "hdexport-watched", "hdexport-traced-dense", "hdexport-traced-causal"
-"""Names under which the library's attention interface knows us."""
+"""Names under which transformers' attention interface knows us."""
 
 _CAUSAL_OF_MASK = {bidirectional_mask_function: False, causal_mask_function: True}
 
@@ -176,7 +176,7 @@ def _tagged_mask(
     use_vmap: bool = False,
     **named: Any,
 ) -> torch.Tensor:
-    """The library's mask of numbers, tagged where it is of this call's padding, and of tokens' order, alone."""
+    """Transformers' mask of numbers, tagged where it is of this call's padding, and of tokens' order, alone."""
     mask = eager_mask(*args, mask_function=mask_function, attention_mask=attention_mask, use_vmap=use_vmap, **named)
     is_of_call = attention_mask is not None and torch.equal(attention_mask.bool(), _key_mask.get())
     if is_of_call and not use_vmap:
@@ -205,7 +205,7 @@ def _causal_of_all_pairs(mask_function: Callable[..., Any], tokens: int) -> bool
 
 
 def _own_function(module: torch.nn.Module) -> Callable[..., Any] | None:
-    """The function by which a module's file computes attention where the library's interface is told "eager"."""
+    """The function by which a module's file computes attention where transformers' interface is told "eager"."""
     for kind in type(module).__mro__:
         found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if callable(found):

@@ -155,7 +155,7 @@ class WindowAttentionType(AttentionType):
         )
 
     def record(self, conversion: AttentionConversion | None, nodes: Sequence[OperatorNode]) -> WindowAttention | None:
-        """The windows of the nodes, which layers of the library have, too."""
+        """The windows of the nodes, which layers of transformers have, too."""
         sides = [
             (int(node.attributes["left"]), int(node.attributes["right"]))
             for node in nodes

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WindowMask:
-    """The values that windowed layers share: made once, handed from layer to layer as the library's mask is.
+    """The values that windowed layers share: made once, handed from layer to layer as transformers' mask is.
 
     Attributes:
         token_kind: [batch, tokens], int32, 1 for local tokens, 2 for global ones, -1 for masked ones, which see the
@@ -84,7 +84,7 @@ def window_mask(window: Window, attention_mask: torch.Tensor, query_scale: LogSc
 
 
 def asking_kinds(mask: torch.Tensor) -> torch.Tensor:
-    """Kinds of tokens, int32, of a mask, bool, of any shape: masked tokens attend to others, as in the library.
+    """Kinds of tokens, int32, of a mask, bool, of any shape: masked tokens attend to others, as in transformers.
 
     There, a row of padding is one that is computed and not seen; a model may give its vector all the same, as ColBERT
     does for the tokens that it adds to a query.
@@ -240,7 +240,7 @@ class _Pairs(PairCounts):
 
 
 def use_window_masks(model: PreTrainedModel, window: Window, memory_cache: MemoryCache | None = None) -> None:
-    """Give a model's own attention, which the library's attention interface reaches, a window, in place.
+    """Give a model's own attention, which transformers' attention interface reaches, a window, in place.
 
     With states that are carried from call to call, a window has no global tokens.
     """

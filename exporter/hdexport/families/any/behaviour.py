@@ -1,4 +1,4 @@
-"""What a bundle takes for granted of a model, asked of the library's own code: padding, batch and call change nothing.
+"""What a bundle takes for granted of a model, asked of transformers' own code: padding, batch and call change nothing.
 
 A known family was written with this in mind. Of any other model it is found by running it.
 """

@@ -40,7 +40,7 @@ _READ_OF_ALL = {
 """What is read of every configuration -> what stands for it where a configuration has it nowhere."""
 
 _OFFSET = "offset"
-"""Attribute of the library's tables whose first rows no position uses."""
+"""Attribute of transformers' tables whose first rows no position uses."""
 
 
 @dataclass(frozen=True, kw_only=True)

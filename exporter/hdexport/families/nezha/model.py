@@ -1,7 +1,7 @@
 """NEZHA in PyTorch, with the answers and the names of weights of transformers 4.
 
 Source: Wei et al., "NEZHA: Neural Contextualized Representation for Chinese Language Understanding" (2019). All but the
-embeddings and the attention is the library's BERT.
+embeddings and the attention is transformers' BERT.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class NezhaSelfAttention(torch.nn.Module):
 
 def _waves(rows: int, width: int) -> torch.Tensor:
     """[rows, width], float32: sines and cosines of the number of a row, in turn, of falling frequency."""
-    # As the library computed them: rounding a frequency otherwise is visible in the last digits.
+    # As transformers computed them: rounding a frequency otherwise is visible in the last digits.
     frequency = torch.exp(torch.arange(0, width, 2).float() * (-math.log(10000.0) / width))
     angle = torch.arange(rows).float()[:, None] * frequency
     return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)
@@ -142,7 +142,7 @@ class NezhaModel(_Nezha):
 class NezhaForMaskedLM(_Nezha):
     """Predicts the tokens behind masks."""
 
-    _tied_weights_keys = {  # noqa: RUF012 (as in the library)
+    _tied_weights_keys = {  # noqa: RUF012 (as in transformers)
         "cls.predictions.decoder.weight": "nezha.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }

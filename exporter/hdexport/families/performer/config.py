@@ -44,7 +44,7 @@ class PerformerConfig(PreTrainedConfig):
     """
 
     model_type = "performer"
-    attribute_map = {  # noqa: RUF012 (as in the library)
+    attribute_map = {  # noqa: RUF012 (as in transformers)
         "vocab_size": "num_tokens",
         "max_position_embeddings": "max_seq_len",
         "hidden_size": "dim",
@@ -108,7 +108,7 @@ class PerformerConfig(PreTrainedConfig):
             raise ValueError(f"local_attn_heads is {local}; 0 is supported: all heads attend by features")
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Say in the library's words whether the head is tied."""
+        """Say in transformers' words whether the head is tied."""
         if isinstance(self.local_attn_heads, tuple):
             self.local_attn_heads = list(self.local_attn_heads)
         self.tie_word_embeddings = self.tie_embed

@@ -53,7 +53,7 @@ class _Waves(torch.nn.Module):
 
     @staticmethod
     def frequencies(width: int) -> torch.Tensor:
-        """[width / 2], float32, rounded as the library does."""
+        """[width / 2], float32, rounded as transformers does."""
         return 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width))
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ class TransfoXLConfig(PreTrainedConfig):
     """
 
     model_type = "transfo-xl"
-    attribute_map = {  # noqa: RUF012 (as in the library)
+    attribute_map = {  # noqa: RUF012 (as in transformers)
         "n_token": "vocab_size",
         "hidden_size": "d_model",
         "num_attention_heads": "n_head",

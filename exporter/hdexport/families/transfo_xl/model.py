@@ -167,7 +167,7 @@ class _TransfoXL(PreTrainedModel):
                 initialization.normal_(parameter, std=self.config.init_std)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Name of a weight -> name of the one that it is; the library's has none where no embeddings are tied."""
+        """Name of a weight -> name of the one that it is; transformers' has none where no embeddings are tied."""
         if not all_submodels:
             return dict(self._tied_weights_keys or {})
         expanded: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels=True)
