@@ -83,8 +83,8 @@ def _mask(
         local_size: transformers' word for layers whose own attention is windowed: the farthest token that one sees, on
             each side. (What such layers hand to the attention itself as ``sliding_window`` is one more.) In causal
             layers it counts the token itself, and those before it.
-        allow_is_bidirectional_skip: transformers gives it for bidirectional masks alone; the functions of windows do not
-            tell, since each call makes another.
+        allow_is_bidirectional_skip: transformers gives it for bidirectional masks alone; mask functions of windows
+            cannot be compared, since each call makes another.
     """
     if local_size is None:
         causal = mask_function is causal_mask_function
