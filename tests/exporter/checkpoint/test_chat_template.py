@@ -108,7 +108,9 @@ def test_a_template_that_writes_the_date_is_refused() -> None:
 
 def test_a_tokenizer_that_cuts_the_beginning_is_refused(reranker: Path) -> None:
     change_json(reranker / "tokenizer_config.json", truncation_side="left")
-    with pytest.raises(ModelError, match=r"truncation_side 'left'; pairs in a chat template are cut at the end\.\nSet"):
+    with pytest.raises(
+        ModelError, match=r"truncation_side 'left'; pairs in a chat template are truncated at the end\.\nSet"
+    ):
         sentence_settings(find_checkpoint(reranker), Task.TEXT_CLASSIFICATION)
 
 

@@ -169,7 +169,9 @@ def test_other_modules_are_refused_and_the_tokens_vectors_are_not(model: Callabl
     modules = json.loads((path / "modules.json").read_text())
     modules[2]["type"] = "sentence_transformers.multi_vector_encoder.modules.HierarchicalTokenPooling"
     (path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ModelError, match=r"HierarchicalTokenPooling, Normalize; for vectors.*\n.*feature-extraction"):
+    with pytest.raises(
+        ModelError, match=r"HierarchicalTokenPooling, Normalize; for token embeddings.*\n.*feature-extraction"
+    ):
         settings(path)
     assert sentence_settings(find_checkpoint(path), Task.FEATURE_EXTRACTION) is not None
     del modules[2]
