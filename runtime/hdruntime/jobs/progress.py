@@ -8,14 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from hdruntime.bundle.checked_json import LargeCount, from_values
 from hdruntime.jobs.checksums import Checksum, json_with_checksum, values_with_checksum
 from hdruntime.jobs.input_files import InputFile
 from hdruntime.jobs.rows import Position
 
-_MOST_NAMES = 20
+_MAX_NAMES = 20
 """Names of dropped columns that are kept: every row may have others."""
 
 
@@ -63,11 +63,11 @@ class RowCounts:
             truncated_rows=self.truncated_rows + later.truncated_rows,
             errors=dict(Counter(self.errors) + Counter(later.errors)),
             first_error=self.first_error or later.first_error,
-            dropped_columns=[*dict.fromkeys([*self.dropped_columns, *later.dropped_columns])][:_MOST_NAMES],
+            dropped_columns=[*dict.fromkeys([*self.dropped_columns, *later.dropped_columns])][:_MAX_NAMES],
         )
 
 
-class JobState(str, Enum):
+class JobState(StrEnum):
     """The state of a job."""
 
     RUNNING = "running"
@@ -102,14 +102,14 @@ class JobProgress(RowCounts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedPart:
-    """Rows after the position of `Saved` that are done before the shard that begins there is.
+class PartialEntry:
+    """The entry of a manifest for the finished rows of the shard that runs.
 
     Attributes:
-        counts: of these rows.
-        end: where the shard ends.
-        share: of the shard's tokens, 0 to 1.
-        file: what the file that keeps the rows holds.
+        counts: counts of these rows.
+        end: position at which the shard ends.
+        share: share of the shard's tokens, 0 to 1.
+        file: checksum of the file of these rows.
     """
 
     counts: RowCounts
@@ -119,54 +119,57 @@ class SavedPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    """The outcome of a job, so far.
+class JobManifest:
+    """What a job has finished, and the checksums of the files that hold it. A commit replaces the manifest on the disk.
 
     Attributes:
-        position: where reading continues.
-        stamp: of the file at the position; see `hdruntime.jobs.input_watch`.
-        seconds: time that the rows before the position took.
-        results: what the file of their results holds; bytes after that do not count.
-        ranges: what the file of the calibration ranges of quantised vectors holds; None without ranges.
-        part: rows after the position that are done; None for none.
-        output: the output of all rows, when it is made.
+        position: position in the inputs at which reading continues.
+        counts: counts of the rows before the position.
+        seconds: time that these rows took.
+        results: checksum of their results; the file may hold more bytes, which do not count.
+        ranges: checksum of the calibration ranges of quantized vectors; None without ranges.
+        partial: finished rows after the position; None if there are none.
+        output: checksum of the output when it is made of the results.
+        uploaded: files of the output that are at its URL.
+        is_done: whether the output is in place.
     """
 
     position: Position = field(default_factory=Position)
-    stamp: tuple[int, int] | None = None
     counts: RowCounts = field(default_factory=RowCounts)
     seconds: float = 0.0
     results: Checksum = field(default_factory=Checksum)
     ranges: Checksum | None = None
-    part: SavedPart | None = None
+    partial: PartialEntry | None = None
     output: Checksum | None = None
+    uploaded: Sequence[str] = ()
+    is_done: bool = False
 
     @property
     def all_counts(self) -> RowCounts:
-        """The counts of all rows that are done."""
-        return self.counts if self.part is None else self.counts + self.part.counts
+        """The counts of all finished rows."""
+        return self.counts if self.partial is None else self.counts + self.partial.counts
 
 
-def json_from_saved(saved: Saved) -> str:
+def json_from_manifest(manifest: JobManifest) -> str:
     """A JSON object, with its checksum."""
-    return json_with_checksum(dataclasses.asdict(saved))
+    return json_with_checksum(dataclasses.asdict(manifest))
 
 
-def saved_from_json(text: str | bytes) -> Saved:
-    """Read the text of `json_from_saved`; ValueError for any other."""
+def manifest_from_json(text: str | bytes) -> JobManifest:
+    """Read the text of `json_from_manifest`; ValueError for any other text."""
     values = values_with_checksum(text)
-    saved = from_values(values, Saved, name="progress")
-    if json.loads(json.dumps(dataclasses.asdict(saved))) != values:
-        raise ValueError("not what a job saves: something is missing, or there is more")
-    return saved
+    manifest = from_values(values, JobManifest, name="manifest")
+    if json.loads(json.dumps(dataclasses.asdict(manifest))) != values:
+        raise ValueError("it lacks keys of a manifest, or has others")
+    return manifest
 
 
 class ProgressMeter:
     """Computes progress from the rows that are done, those when this process began, and the time that passes."""
 
-    def __init__(self, files: Sequence[InputFile], saved: Saved) -> None:
+    def __init__(self, files: Sequence[InputFile], manifest: JobManifest) -> None:
         self._files = files
-        self._resumed = saved
+        self._resumed = manifest
         self._began = time.monotonic()
 
     @property
@@ -174,30 +177,30 @@ class ProgressMeter:
         """Time that the job took so far, in this process and earlier ones."""
         return self._resumed.seconds + time.monotonic() - self._began
 
-    def progress(self, state: JobState, saved: Saved) -> JobProgress:
+    def progress(self, state: JobState, manifest: JobManifest) -> JobProgress:
         """How far the job is with this much done."""
         seconds = time.monotonic() - self._began
-        bytes_read, bytes_total = self._bytes_done(saved), sum(f.version.size_bytes for f in self._files)
+        bytes_read, bytes_total = self._bytes_done(manifest), sum(f.version.size_bytes for f in self._files)
         rows = [file.rows for file in self._files]
         is_arriving = any(file.source.is_arriving for file in self._files)
         read_here = bytes_read - self._bytes_done(self._resumed)
         return JobProgress(
-            **vars(saved.all_counts),
+            **vars(manifest.all_counts),
             state=state,
             resumed_rows=self._resumed.all_counts.rows,
             seconds=self._resumed.seconds + seconds,
-            tokens_per_second=(saved.all_counts.tokens - self._resumed.all_counts.tokens) / seconds if seconds else 0.0,
+            tokens_per_second=(manifest.all_counts.tokens - self._resumed.all_counts.tokens) / seconds if seconds else 0.0,
             rows_total=None if None in rows else sum(filter(None, rows)),
             bytes_read=bytes_read,
             bytes_total=bytes_read if is_arriving else bytes_total,
             eta_seconds=seconds * (bytes_total - bytes_read) / read_here if read_here and not is_arriving else None,
         )
 
-    def _bytes_done(self, saved: Saved) -> int:
-        before = self._bytes_before(saved.position)
-        if saved.part is None:
+    def _bytes_done(self, manifest: JobManifest) -> int:
+        before = self._bytes_before(manifest.position)
+        if manifest.partial is None:
             return before
-        return before + round(saved.part.share * (self._bytes_before(saved.part.end) - before))
+        return before + round(manifest.partial.share * (self._bytes_before(manifest.partial.end) - before))
 
     def _bytes_before(self, position: Position) -> int:
         whole = sum(file.version.size_bytes for file in self._files[: position.file])
