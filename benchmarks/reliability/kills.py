@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.record import show
 from benchmarks.reliability.damage import DAMAGES
 from benchmarks.reliability.sample import sample_bundle, texts
-from hdruntime.jobs.files import LOCK_FILE, job_folder_path
+from hdruntime.jobs.state_folder import LOCK_FILE, state_folder_path
 
 _ENDINGS = (".jsonl", ".parquet", ".npy")
 
@@ -86,7 +86,7 @@ def main() -> int:
 
 def damage_kept_file(output: Path, rng: random.Random) -> str:
     """Damage a file that an unfinished job keeps; says which and how, nothing without such a file."""
-    files = [path for path in sorted(job_folder_path(output).glob("*")) if path.name != LOCK_FILE]
+    files = [path for path in sorted(state_folder_path(output).glob("*")) if path.name != LOCK_FILE]
     files = [path for path in files if path.is_file() and path.stat().st_size]
     if not files:
         return ""
@@ -99,7 +99,7 @@ def unfit_refusal(said: str, output: Path) -> str:
     """Return the fault of the message of a job that refuses damaged files, or an empty string."""
     if "Traceback" in said:
         return "a traceback"
-    if str(job_folder_path(output)) not in said:
+    if str(state_folder_path(output)) not in said:
         return "no folder is named"
     return "" if "--restart" in said.splitlines()[-1] else "no next step"
 

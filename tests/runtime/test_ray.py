@@ -25,9 +25,11 @@ import hdruntime
 from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.errors import BackendError, BundleError, HdexportError, InputError
 from hdruntime.jobs import Job, JobOptions, plan_job, run_job
+from hdruntime.jobs.options import RowOptions
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.row_reader import row_maker
 from hdruntime.jobs.rows import Columns, Position, Row
-from hdruntime.jobs.shards import LocalPool, RowOptions, Shard, ShardResult, split_into_shards
+from hdruntime.jobs.shards import Shard, ShardResult, split_into_shards
 from hdruntime.ray import BundleMapper, RayPool
 from hdruntime.ray import pool as pool_module
 from hdruntime.ray.worker import JobWorker

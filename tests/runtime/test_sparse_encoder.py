@@ -20,7 +20,7 @@ from hdruntime import SparseEncoder
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs import plan_job
-from hdruntime.jobs.job import JobOptions
+from hdruntime.jobs.options import JobOptions
 from hdruntime.tasks.sparse_similarity import SparseVector, sparse_vector, stacked
 from hdruntime.text.encoding import Overflow
 from support.commands import run_here

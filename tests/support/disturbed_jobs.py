@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hdexport.cli import main
-from hdruntime.jobs import output, shards
+from hdruntime.jobs import results, row_inference
 from hdruntime.tasks import text_inference
 from support.full_disks import mount_disk
 
@@ -33,9 +33,9 @@ def run_job(
     """
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    output._COMMIT_SECONDS, output._COMMIT_SHARE, text_inference._WINDOW_TEXTS = commit_seconds, 0, 100
+    results._COMMIT_SECONDS, results._COMMIT_SHARE, text_inference._WINDOW_TEXTS = commit_seconds, 0, 100
     if computes_beside:
-        shards.needs_gpu = lambda name: True  # type: ignore[assignment]
+        row_inference.needs_gpu = lambda name: True  # type: ignore[assignment]
     sys.argv = ["hdexport", "run", *arguments]
     return main(sys.argv[1:])
 

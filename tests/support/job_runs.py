@@ -22,8 +22,9 @@ from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.jobs import JobOptions, plan_job, run_job
 from hdruntime.jobs.progress import JobProgress, RowCounts
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Row
-from hdruntime.jobs.shards import LocalPool, Shard, ShardResult
+from hdruntime.jobs.shards import Shard, ShardResult
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")
@@ -209,4 +210,12 @@ def forget_unknown_token(bundle: Path, *, model: str = "WordLevel") -> None:
 
 
 def left_in(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    """Names in a directory, without state folders that are there for a finished job."""
+    return sorted(path.name for path in directory.iterdir() if not _is_record(path))
+
+
+def _is_record(path: Path) -> bool:
+    if path.suffix != ".job" or not {file.name for file in path.iterdir()} <= {"job.json", "manifest.json", "lock"}:
+        return False
+    manifest = path / "manifest.json"
+    return not manifest.exists() or bool(json.loads(manifest.read_text())["is_done"])

@@ -29,7 +29,7 @@ _LANE_OF_FILE: Mapping[str, str] = {
     "text/": TOKENIZING,
     "inference/": ANSWERS,
     "tasks/": ANSWERS,
-    "jobs/shards.py": ANSWERS,
+    "jobs/row_inference.py": ANSWERS,
     "jobs/vectors.py": ANSWERS,
     "backends/": COMPUTING,
     "jobs/": WRITING,

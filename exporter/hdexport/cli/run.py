@@ -284,8 +284,8 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.job_report import job_report
     from hdruntime.hub import opened_bundle
     from hdruntime.jobs import plan_job, run_job
-    from hdruntime.jobs.job import rows_arrive
     from hdruntime.jobs.output import STDOUT
+    from hdruntime.jobs.plan import rows_arrive
 
     if options.output != "-":  # rows that are printed are the result
         outlive_readers()
@@ -301,17 +301,17 @@ def run(options: argparse.Namespace) -> int:
             done = job.done
             if done is None:
                 with _pool(bundle, job, options, report, session) as (pool, backend):
-                    done = run_job(job, pool, on_progress=report.progress)
+                    done = run_job(job, pool, on_progress=report.progress, writer=flag)
             else:
                 report.done_already(done)
                 job.destination.upload()
         except KeyboardInterrupt as stop:
-            report.ended("stopped", f"stopped\n{kept}" if (kept := _kept(job)) else "stopped: nothing was kept")
+            report.ended("stopped", f"Stopped. {_kept(job) or 'No row was finished; the same command starts over.'}")
             return exit_code(stop)
         except BrokenPipeError:
             if job.output != STDOUT:
                 raise
-            report.ended("stopped", "the reader of the standard output is gone: the job is not complete")
+            report.ended("stopped", "Stopped: the program that reads the standard output has ended.")
             return READER_GONE
         except HdexportError as error:
             # Where the same command does not continue the kept rows, the error says how to go on.
@@ -394,7 +394,7 @@ def _pool(
     bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport, session: Session | None
 ) -> Iterator[tuple[JobPool, str]]:
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
-    from hdruntime.jobs.shards import LocalPool
+    from hdruntime.jobs.row_inference import LocalPool
 
     if options.ray is not None:
         if options.rebuild:
@@ -446,9 +446,9 @@ def _backend_line(options: argparse.Namespace, loaded: Session | Loaded) -> str:
 
 
 def _kept(job: Job) -> str:
-    again = "the same command without --restart" if job.options.restart else "the same command"
+    again = "The same command without --restart" if job.options.restart else "The same command"
     kept = job.destination.kept()
-    return f"{kept}: {again} continues after them." if kept else ""
+    return f"{kept}. {again} continues after them." if kept else ""
 
 
 def _failures(done: JobProgress, *, has_column: bool) -> str | None:

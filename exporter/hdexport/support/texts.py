@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from hdruntime.errors import InputError, Setting
+from hdruntime.errors import InputError, Setting, write
 from hdruntime.folders import files_below, require_readable
 from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, RowFormat, format_of
 from hdruntime.jobs.input_search import find_inputs
@@ -99,7 +99,7 @@ def _rows(file: Path, columns: Columns) -> Iterator[NamedText]:
     left_out: list[str] = []
     for row in read_rows(files, columns=replace(columns, keep=(ID,))):
         if row.error is not None:
-            left_out.append(row.error)
+            left_out.append(write(row.error, str))
             continue
         own = kept_value(row.kept, ID)
         yield NamedText(f"{file.name}:{row.end.row}" if own is None else str(own), row.text)

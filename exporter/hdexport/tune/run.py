@@ -215,19 +215,21 @@ def _identity(
     """Options that another run must share to continue; minutes, steps and learning rate may differ."""
     weights = checkpoint.weight_files()
     return {
-        "the version of hdexport": importlib.metadata.version("hdexport"),
-        "MODEL": str(checkpoint.origin),
-        "the size of its weights": sum(file.stat().st_size for file in weights),
-        "max_len": options.max_len,
-        "chunk_tokens": options.longest_chunk(checkpoint.base_positions),
-        "loss": loss.value,
-        "train": options.train.value,
-        "positions": choice.describe(),
-        "attention": options.attention,
-        "tokenizer": options.tokenizer,
-        "batch_tokens": options.batch_tokens,
-        "seed": options.seed,
-        "the digest of texts": corpus.digest,
+        "version": importlib.metadata.version("hdexport"),
+        "model": str(checkpoint.origin),
+        "weights_bytes": sum(file.stat().st_size for file in weights),
+        "settings": {
+            "max_len": options.max_len,
+            "chunk_tokens": options.longest_chunk(checkpoint.base_positions),
+            "loss": loss.value,
+            "train": options.train.value,
+            "positions": choice.describe(),
+            "attention": options.attention,
+            "tokenizer": options.tokenizer,
+            "batch_tokens": options.batch_tokens,
+            "seed": options.seed,
+        },
+        "texts": corpus.digest,
     }
 
 

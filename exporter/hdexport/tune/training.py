@@ -20,17 +20,16 @@ from hdexport.tune.options import TuneOptions
 from hdexport.tune.student import Student
 from hdruntime.errors import InputError, NonFiniteOutputError, Setting
 from hdruntime.jobs.checksums import json_with_checksum
-from hdruntime.jobs.files import (
+from hdruntime.jobs.identity import Identity, difference
+from hdruntime.jobs.state_folder import (
     JOB_FILE,
-    LOCK_FILE,
     RESULTS_FILE,
-    OpenFolder,
+    StateFolder,
     damaged,
     disk_errors_explained,
     locked_folder,
-    opened_folder,
+    state_folder,
 )
-from hdruntime.jobs.identity import Identity, difference
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ def train(
 class TuneFolder:
     """The folder of a tuning, held by this process."""
 
-    def __init__(self, files: OpenFolder, output: Path) -> None:
+    def __init__(self, files: StateFolder, output: Path) -> None:
         self.path = files.path
         self._files, self._output = files, output
         self._saved_at = time.monotonic()
@@ -126,42 +125,42 @@ class TuneFolder:
     def remove(self) -> None:
         """Removes the folder, because the tuning is done."""
         with disk_errors_explained(self._output):
-            self._files.remove_all()
+            self._files.delete()
 
 
 @contextlib.contextmanager
 def opened_tune_folder(output: Path, identity: Identity, *, restart: bool) -> Iterator[TuneFolder]:
     """The folder of a tuning for this process alone; a folder in which nothing was saved is removed. `restart` discards
     the state that is there; else a tuning of another identity is rejected."""
-    with locked_folder(output) as (files, _):
+    with locked_folder(output) as files:
         folder = TuneFolder(files, output)
         try:
             has_state = files.has(RESULTS_FILE) and not restart
             what = difference(files.identity(), identity) if has_state else None
             if what is not None:
                 raise InputError(
-                    f"{output} has an unfinished tuning in {files.path}; this is another one: {what}.",
+                    f"{output} has an unfinished tuning in {files.path}; this is another one: ",
+                    *what,
+                    ".",
                     hint=(
                         "Continue that one by its own command, or discard it and start this one with ",
-                        Setting("restart", True),
-                        ".",
+                        *(Setting("restart", True), "."),
                     ),
                 )
             with disk_errors_explained(output):
                 if not has_state:
-                    files.remove_all(keep=(LOCK_FILE,))
-                    with files.replacing(JOB_FILE) as file:
-                        file.write(json_with_checksum(identity).encode())
+                    files.clear()
+                    files.write(JOB_FILE, json_with_checksum(identity))
             yield folder
         finally:
-            if files.is_in_place() and not files.has(RESULTS_FILE):
-                files.remove_all()
+            if not files.has(RESULTS_FILE):
+                files.delete()
 
 
 def kept_steps(output: Path) -> int | None:
     """Steps of an unfinished tuning that are safe; None where nothing is kept."""
-    with opened_folder(output) as files:
-        state = None if files is None else TuneFolder(files, output).load()
+    files = state_folder(output)
+    state = None if files is None else TuneFolder(files, output).load()
     return None if state is None else len(state["losses"])
 
 

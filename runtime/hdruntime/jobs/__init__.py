@@ -1,6 +1,6 @@
 """Batch jobs: files of texts in, a file of results out, in order, in bounded memory, with errors of invalid rows.
 
-A job may be stopped at any moment; the same job, run again, continues: see :mod:`hdruntime.jobs.output`.
+A job may be stopped at any moment; the same job, run again, continues: see :mod:`hdruntime.jobs.state_folder`.
 
 ::
 
@@ -23,8 +23,10 @@ __all__ = [
     "run_job",
 ]
 
-from hdruntime.jobs.job import Job, JobOptions, plan_job, run_job
+from hdruntime.jobs.job import Job, run_job
+from hdruntime.jobs.options import JobOptions, RowOptions
+from hdruntime.jobs.plan import plan_job
 from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.shards import LocalPool, RowOptions
 from hdruntime.jobs.vectors import VectorOptions

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting, joined
 from hdruntime.jobs.arriving import ArrivingInput
 from hdruntime.jobs.input_files import InputFile, RowFormat, arrow_batches, format_of, opened_parquet
 from hdruntime.jobs.row_reader import csv_records, is_encodable, read_values
@@ -27,21 +27,25 @@ logger = logging.getLogger(__name__)
 FIRST_ROWS = 100
 """Rows of a JSON Lines file that define its columns."""
 
-_ENDINGS = ".jsonl, .ndjson, .json, .csv, .tsv, .txt (each also with .gz or .zst), .parquet or .arrow"
+_SUFFIXES = ".jsonl, .ndjson, .json, .csv, .tsv, .txt (each also with .gz or .zst), .parquet or .arrow"
 
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 """Names of files without rows in a message."""
 
-_ROW_ID = "--id-column"
-_INPUT_IDS = "--input-ids-column"
-_SPANS = "--late-chunking"
-"""The option that names the column of chunks."""
+_KEEP = Setting("keep_columns")
+_ROW_ID = Setting("id_column")
+_INPUT_IDS = Setting("input_ids_column")
+_SPANS = Setting("late_chunking")
+"""The setting that names the column of chunks."""
 
 _APART = (pa.types.is_floating, pa.types.is_decimal, pa.types.is_string, pa.types.is_uint64)
 """Types whose common type with others would change values: large integers and decimals as floats, texts as bytes."""
 
-_OTHER_VALUES = {_SPANS: ", or type tokens:256 or sentences", _ROW_ID: ", or number all rows: --id-column ''"}
-"""Option -> its value besides a column."""
+_OTHER_VALUES: dict[Setting, tuple[str | Setting, ...]] = {
+    _SPANS: (", or set it to tokens:256 or sentences",),
+    _ROW_ID: (", or number all rows: ", Setting("id_column", "")),
+}
+"""Setting -> its value besides a column."""
 
 
 def find_inputs(
@@ -75,7 +79,7 @@ def find_inputs(
             continue
         found = find_sources(name, known=lambda path: bool(input_format or format_of(path)), spool=spool)
         if not found:
-            raise InputError(f"{name} holds no file that ends in {_ENDINGS}.")
+            raise InputError(f"{name} holds no file that ends in {_SUFFIXES}.")
         sources += found
     sources = without_notes(sources)
     files = _with_partitions([_found_file(source, columns, input_format) for source in sources])
@@ -135,8 +139,8 @@ def _with_partition(file: InputFile, partitions: Mapping[str, object], types: Ma
 def _require_rows(files: Sequence[InputFile], *, inputs: Sequence[str | Path]) -> None:
     # A saved dataset without rows has no data file.
     empty = [file.name for file in files if file.rows == 0] if files else list(map(str, inputs))
-    others = f", and {len(empty) - _MOST_NAMES} others" if len(empty) > _MOST_NAMES else ""
-    names = ", ".join(empty[:_MOST_NAMES]) + others
+    others = f", and {len(empty) - _MAX_NAMES} others" if len(empty) > _MAX_NAMES else ""
+    names = ", ".join(empty[:_MAX_NAMES]) + others
     if len(empty) == len(files) or not files:
         raise InputError(f"No input holds a row: {names}.", hint="Check what wrote them, or name other inputs.")
     if empty:
@@ -167,7 +171,7 @@ def _found_file(source: Source, columns: Columns, input_format: RowFormat | None
         ending = PurePath(source.path).suffix or "nothing"
         raise InputError(
             f"{source.name} has no known format: its name ends in {ending!r}.",
-            hint=f"Inputs end in {_ENDINGS}; or name the format: --input-format",
+            hint=(f"Inputs end in {_SUFFIXES}; or set ", Setting("input_format"), "."),
         )
     if isinstance(source, ArrivingInput):
         source.wait_for_rows(lambda: _has_row(source, kind, columns), lines=FIRST_ROWS)
@@ -189,37 +193,38 @@ def _has_row(source: Source, kind: RowFormat, columns: Columns) -> bool:
 
 
 def _check_columns(file: InputFile, columns: Columns) -> None:
-    content = {columns.input_ids: _INPUT_IDS, columns.text_pair: "--text-pair-column"}
-    options = {
-        **dict.fromkeys(file.columns if columns.keep is None else columns.keep, "--keep-columns"),
+    content = {columns.input_ids: _INPUT_IDS, columns.text_pair: Setting("text_pair_column")}
+    settings = {
+        **dict.fromkeys(file.columns if columns.keep is None else columns.keep, _KEEP),
         **({columns.id: _ROW_ID} if columns.id else {}),
         **({columns.spans: _SPANS} if columns.spans else {}),
-        **{name: content.get(name, "--text-column") for name in columns.content},
+        **{name: content.get(name, Setting("text_column")) for name in columns.content},
     }
-    for name, option in options.items():
+    for name, setting in settings.items():
         count = file.columns.count(name)
         if count != 1 and (file.columns or file.format is not RowFormat.JSONL):
-            others = _OTHER_VALUES.get(option, "")
+            others = _OTHER_VALUES.get(setting, ())
             raise InputError(
                 f"{file.name} has {count or 'no'} column{'s' if count else ''} {name!r}; "
                 f"its columns are {', '.join(file.columns)}.",
-                hint=f"{'Rename one, or name another' if count else 'Name one of them'} with {option}{others}.",
+                hint=("Rename one, or name another" if count else "Name one of them", " with ", setting, *others, "."),
             )
         kind = file.types.get(name)
         # A column of nulls has its own type; its rows fail one by one.
-        if kind is None or pa.types.is_null(kind) or _fits(kind, option):
+        if kind is None or pa.types.is_null(kind) or _fits(kind, setting):
             continue
-        wanted = {_INPUT_IDS: "lists of integers", _SPANS: "lists of [start, end]"}.get(option, "strings")
+        wanted = {_INPUT_IDS: "lists of integers", _SPANS: "lists of [start, end]"}.get(setting, "strings")
         raise InputError(
-            f"Column {name!r} of {file.name} holds {kind}, not {wanted}.", hint=f"Name another one with {option}."
+            f"Column {name!r} of {file.name} holds {kind}, not {wanted}.",
+            hint=("Name another column with ", setting, "."),
         )
 
 
-def _fits(kind: pa.DataType, option: str) -> bool:
-    if option in ("--keep-columns", _ROW_ID):
+def _fits(kind: pa.DataType, setting: Setting) -> bool:
+    if setting in (_KEEP, _ROW_ID):
         return True
-    if option in (_INPUT_IDS, _SPANS):
-        for _ in range(1 if option == _INPUT_IDS else 2):
+    if setting in (_INPUT_IDS, _SPANS):
+        for _ in range(1 if setting == _INPUT_IDS else 2):
             if not any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
                 return False
             kind = kind.value_type
@@ -262,7 +267,7 @@ def _mapped(source: Source) -> Any:
 def _csv_columns(file: InputFile, columns: Columns) -> InputFile:
     names, error, _ = next(csv_records(file, Position()), ([], None, None))
     if error is not None:
-        raise InputError(f"The header of {file.name} cannot be read: {error}")
+        raise InputError(*joined(f"The header of {file.name} cannot be read: ", error))
     return replace(file, columns=tuple(names), types=dict.fromkeys(names, pa.string()))
 
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from hdruntime.errors import InputError, Message, OutputExistsError, Setting
+from hdruntime.errors import InputError, OutputExistsError, Setting
 from hdruntime.folders import special_kind
 from hdruntime.jobs.checksums import checksum_at
 from hdruntime.jobs.identity import Identity, difference
@@ -19,6 +19,7 @@ from hdruntime.jobs.state_folder import (
     JOB_FILE,
     RESULTS_FILE,
     StateFolder,
+    damaged,
     locked_folder,
     state_folder,
     state_folder_path,
@@ -76,8 +77,8 @@ class LocalOutput:
             self.check_free(force=force)
             return None
         with locked_folder(self.path):
-            manifest = folder.manifest()
-            is_own = not restart and difference(folder.identity(), identity) is None and self._has_output_of(manifest)
+            manifest = JobManifest() if restart else folder.manifest()
+            is_own = self._is_of(manifest, folder, identity) and self._has_output_of(manifest)
             if not is_own:
                 self.check_free(force=force)
             if not restart:
@@ -96,7 +97,7 @@ class LocalOutput:
     def check_ranges(self, *, force: bool) -> None:
         """Raise if ranges would replace those of another job whose output is gone."""
         path = self.ranges_path
-        if path is not None and path.exists() and not (force or state_folder_path(self.path).exists()):
+        if path is not None and path.exists() and not (force or self.kept_rows()):
             raise OutputExistsError(f"{path}, the file for the ranges, exists.", hint=REPLACE)
 
     def kept(self) -> str:
@@ -123,7 +124,9 @@ class LocalOutput:
         with locked_folder(self.path) as folder:
             results = KeptResults(folder, self, encoding, identity)
             try:
-                results.begin(fresh=restart or not self._continues(folder, identity))
+                fresh = restart or not self._continues(folder, identity)
+                is_in_place = not fresh and self._has_output_of(folder.manifest())
+                results.begin(fresh=fresh, is_in_place=is_in_place)
                 yield results
             finally:
                 results.close()
@@ -164,6 +167,8 @@ class LocalOutput:
         rows = manifest.all_counts.rows
         if not rows or manifest.is_done:
             return False
+        if not folder.has(JOB_FILE):
+            raise damaged(folder.path, f"{JOB_FILE} is missing")
         what = difference(folder.identity(), identity)
         if manifest.output is not None and not folder.has(RESULTS_FILE):
             # The output was moved into place, and then the process was killed.
@@ -180,6 +185,10 @@ class LocalOutput:
                 ),
             )
         return True
+
+    def _is_of(self, manifest: JobManifest, folder: StateFolder, identity: Identity) -> bool:
+        """Whether the output that a folder describes is the output of a job."""
+        return manifest.output is not None and difference(folder.identity(), identity) is None
 
     def _has_output_of(self, manifest: JobManifest) -> bool:
         return manifest.output is not None and self.path.exists() and checksum_at(self.path) == manifest.output

@@ -1,4 +1,4 @@
-"""Rows of a shard that are kept before the whole shard is done, as bytes to which more can be appended."""
+"""Finished rows of a shard that still runs, as bytes to which more rows can be appended."""
 
 from __future__ import annotations
 

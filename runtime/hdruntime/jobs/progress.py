@@ -180,6 +180,7 @@ class ProgressMeter:
     def progress(self, state: JobState, manifest: JobManifest) -> JobProgress:
         """How far the job is with this much done."""
         seconds = time.monotonic() - self._began
+        tokens = manifest.all_counts.tokens - self._resumed.all_counts.tokens
         bytes_read, bytes_total = self._bytes_done(manifest), sum(f.version.size_bytes for f in self._files)
         rows = [file.rows for file in self._files]
         is_arriving = any(file.source.is_arriving for file in self._files)
@@ -189,7 +190,7 @@ class ProgressMeter:
             state=state,
             resumed_rows=self._resumed.all_counts.rows,
             seconds=self._resumed.seconds + seconds,
-            tokens_per_second=(manifest.all_counts.tokens - self._resumed.all_counts.tokens) / seconds if seconds else 0.0,
+            tokens_per_second=tokens / seconds if seconds else 0.0,
             rows_total=None if None in rows else sum(filter(None, rows)),
             bytes_read=bytes_read,
             bytes_total=bytes_read if is_arriving else bytes_total,

@@ -25,6 +25,7 @@ from hdruntime.jobs.state_folder import (
     PARTIAL_FILE,
     RANGES_FILE,
     RESULTS_FILE,
+    STORED_RANGES_FILE,
     StateFolder,
     damaged,
     disk_errors_explained,
@@ -110,9 +111,7 @@ class KeptResults(Results):
     are not on the disk, and results that another program has changed are not continued.
     """
 
-    def __init__(
-        self, folder: StateFolder, output: LocalOutput, encoding: ResultEncoding, identity: Identity
-    ) -> None:
+    def __init__(self, folder: StateFolder, output: LocalOutput, encoding: ResultEncoding, identity: Identity) -> None:
         super().__init__(folder.path, encoding)
         self._folder = folder
         self._output = output
@@ -123,15 +122,15 @@ class KeptResults(Results):
         self._committed_at = time.monotonic()
         self._commit_seconds = 0.0
 
-    def begin(self, *, fresh: bool) -> None:
-        """Open the committed results, or start without any."""
+    def begin(self, *, fresh: bool, is_in_place: bool) -> None:
+        """Open the committed results, or start without any; nothing is opened if the output is in place."""
         with disk_errors_explained(self._output.path):
             if fresh:
                 self._folder.clear()
                 self._folder.write(JOB_FILE, json_with_checksum(self._identity))
             manifest = self._folder.manifest()
             self.ranges = self._folder.ranges(manifest.ranges)
-            if manifest.output is not None and self._folder.has(RESULTS_FILE):
+            if manifest.output is not None and not is_in_place:
                 manifest = dataclasses.replace(manifest, output=None)  # the output is made again
             self.manifest = self._committed = manifest
             if manifest.output is not None:
@@ -206,13 +205,13 @@ class KeptResults(Results):
         path = self._output.ranges_path
         if self.ranges is None or path is None:
             return
-        made = self._folder.path / path.name
+        made = self._folder.path / STORED_RANGES_FILE
         with synced(made) as file:
             write_ranges(file, self.ranges, {name: value for name, value in metadata.items() if name != RANGES_KEY})
         self._folder.move_out(made, path)
 
     def close(self) -> None:
-        """Commit appended rows, if the disk takes them."""
+        """Commit appended rows, if the disk takes them; without any, clear the folder."""
         if self._results is None:
             return
         if self.manifest != self._committed and self.manifest.output is None:
@@ -222,6 +221,8 @@ class KeptResults(Results):
             if descriptor is not None:
                 os.close(descriptor)
         self._results = None
+        if not self._committed.all_counts.rows:
+            self._folder.clear()
 
     def _commit_if_due(self) -> None:
         pause = max(_COMMIT_SECONDS, _COMMIT_SHARE * self._commit_seconds)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from hdruntime.errors import Message, Setting
 from hdruntime.jobs.input_files import (
     MAX_LINE_BYTES,
     Cell,
@@ -307,8 +308,8 @@ _READERS = {
 }
 
 
-def _check_id(name: str | None, values: dict[str, Any]) -> str | None:
-    """The reason why a row has no id, and the remedy; `name` is None where rows are numbered for want of ids."""
+def _check_id(name: str | None, values: dict[str, Any]) -> Message | None:
+    """The reason why a row has no id, and what to do; `name` is None where rows are numbered for want of ids."""
     row_id = values.get(ID if name is None else name)
     if name is None:
         error = None if row_id is None else f"The row has the column {ID!r}, which none of the first rows has."
@@ -319,7 +320,7 @@ def _check_id(name: str | None, values: dict[str, Any]) -> str | None:
         error = f"Column {name!r} is {row_id}; an id is required."
     else:
         error = _reason_against(name, row_id)
-    return error and f"{error}\nGive every row an id, or number all rows: --id-column ''"
+    return error and (f"{error}\nGive every row an id, or number all rows: ", Setting("id_column", ""))
 
 
 def _check_text(name: str, values: dict[str, Any]) -> str | None:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from hdruntime.bundle.checked_json import LargeCount
+from hdruntime.errors import Message
 from hdruntime.tasks.task import Text
 
 ID = "id"
@@ -100,6 +101,6 @@ class Row(Text, frozen=True, kw_only=True):
     id: object
     kept: Mapping[str, object] = {}
     dropped: tuple[str, ...] = ()
-    error: str | None = None
+    error: Message | None = None
     error_kind: ErrorKind = ErrorKind.COLUMN
     end: Position = Position()

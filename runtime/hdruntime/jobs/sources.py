@@ -49,13 +49,10 @@ class Version:
 
     Attributes:
         modified: modification time in nanoseconds; or, as text, a digest of a store's metadata or of the content.
-        stamp: inode and its change time in nanoseconds, which programs cannot set; (0, 0) without an inode. If only
-            this differs, the file may just have been copied, or its owner changed.
     """
 
     size_bytes: int
     modified: int | str
-    stamp: tuple[int, int] = (0, 0)
 
     def change(self, now: Version) -> str | None:
         """How size or modification time changed, in words; None if neither did."""
@@ -108,8 +105,7 @@ class LocalFile:
     def version(self) -> Version:
         """The file's current version."""
         status = self.file.stat()
-        stamp = (status.st_ino, status.st_ctime_ns)
-        return Version(size_bytes=status.st_size, modified=status.st_mtime_ns, stamp=stamp)
+        return Version(size_bytes=status.st_size, modified=status.st_mtime_ns)
 
 
 @dataclass(frozen=True)

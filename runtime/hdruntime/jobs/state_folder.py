@@ -48,6 +48,9 @@ RESULTS_FILE = "results"
 PARTIAL_FILE = "partial"
 RANGES_FILE = "ranges.json"
 OUTPUT_FILE = "output"
+STORED_RANGES_FILE = "ranges.npz"
+"""The file of ranges that is moved beside the output."""
+
 LOCK_FILE = "lock"
 
 _REPLACED = "replaced"
@@ -57,7 +60,7 @@ _TEMPORARY = ".tmp"
 """Suffix of a file while it is written."""
 
 _RECORDS = (JOB_FILE, MANIFEST_FILE)
-_WORK_FILES = (PARTIAL_FILE, RESULTS_FILE, OUTPUT_FILE, _REPLACED, RANGES_FILE)
+_WORK_FILES = (PARTIAL_FILE, RESULTS_FILE, OUTPUT_FILE, _REPLACED, RANGES_FILE, STORED_RANGES_FILE)
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HELD_BY_ANOTHER = (errno.EAGAIN, errno.EACCES)
@@ -114,11 +117,20 @@ class StateFolder:
             raise damaged(self.path, f"{name} is a directory") from error
 
     def write(self, name: str, text: str) -> None:
+        """Replace a file by a text."""
+        with self.replacing(name) as file:
+            file.write(text.encode())
+
+    @contextlib.contextmanager
+    def replacing(self, name: str) -> Iterator[BinaryIO]:
         """Replace a file atomically, even if the machine stops."""
         temporary = self.path / (name + _TEMPORARY)
         with synced(temporary) as file:
-            file.write(text.encode())
-        os.replace(temporary, self.path / name)
+            yield file
+        try:
+            os.replace(temporary, self.path / name)
+        except IsADirectoryError as error:
+            raise damaged(self.path, f"{name} is a directory") from error
 
     def move_out(self, path: Path, target: Path) -> None:
         """Move a file or directory of this folder to the output's place, durably."""
@@ -133,6 +145,7 @@ class StateFolder:
         """Remove everything but the records of the job and the lock."""
         for name in _WORK_FILES:
             remove(self.path / name)
+            remove(self.path / (name + _TEMPORARY))
 
     def clear(self) -> None:
         """Remove every file of the job but the lock; without the records, the other files have no meaning."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from hdruntime.errors import DamagedJobError, HdexportError, InputError, OutputExistsError
 from hdruntime.jobs.checksums import checksum_at
-from hdruntime.jobs.identity import Identity, difference
+from hdruntime.jobs.identity import Identity
 from hdruntime.jobs.output import REPLACE, STDOUT, LocalOutput, StandardOutput
 from hdruntime.jobs.progress import JobManifest
 from hdruntime.jobs.sources import filesystem_of
@@ -75,9 +75,8 @@ class UploadedOutput(LocalOutput):
 
     def finished(self, identity: Identity, *, force: bool, restart: bool) -> JobManifest | None:
         with locked_folder(self.path) as folder:
-            manifest = folder.manifest()
-            is_own = manifest.output is not None and not restart and difference(folder.identity(), identity) is None
-            if not is_own:
+            manifest = JobManifest() if restart else folder.manifest()
+            if not self._is_of(manifest, folder, identity):
                 self._remove_local()
             elif self.path.exists() and checksum_at(self.path) != manifest.output:
                 raise DamagedJobError(

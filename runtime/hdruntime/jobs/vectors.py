@@ -11,13 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import ErrorKind
-from hdruntime.jobs.shards import ShardResult
+from hdruntime.jobs.shards import FirstFailure, ShardResult
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 
 COLUMN = "embedding"
+
+_NORMALIZE_OR_FLOAT32 = (Setting("normalize", True), ", or use float32.")
 
 Ranges = npt.NDArray[np.float32]
 
@@ -96,7 +98,7 @@ class Vectors:
         matrix = truncated(np.concatenate(vectors) if of_tokens else np.stack(vectors), self._options.truncate_dim)
         if self._options.normalize:
             matrix = normalized(matrix)
-        counts = result.counts
+        counts, first_failure = result.counts, result.first_failure
         if self._options.output_dtype is EmbeddingPrecision.FLOAT16:
             small = np.abs(matrix).max(axis=1) <= np.finfo(np.float16).max
             fits = np.array([each.all() for each in _parts(small, sizes)])
@@ -105,20 +107,25 @@ class Vectors:
             matrix, sizes = matrix[np.repeat(fits, sizes)], sizes[fits]
             numbers = itertools.accumulate(not (self._chunked and row["chunk"]) for row in results)
             of_input = {id(row): number for row, number in zip(results, numbers, strict=True)}
-            counts += _refused(failed, inputs=len({of_input[id(row)] for row in failed}))
+            counts += _too_large(failed, inputs=len({of_input[id(row)] for row in failed}))
+            if failed and first_failure is None:
+                name = "a row without an id" if failed[0]["id"] is None else f"row {failed[0]['id']}"
+                first_failure = FirstFailure(name, failed[0]["error"])
         finished = quantized(matrix, self._options.output_dtype, self._ranges(matrix))
         for row, of_row in zip(rows, _parts(finished, sizes), strict=True):
             row[COLUMN] = of_row if of_tokens else of_row[0]
-        return ShardResult(results=results, counts=counts)
+        return ShardResult(results=results, counts=counts, first_failure=first_failure)
 
     def _ranges(self, matrix: npt.NDArray[Any]) -> Ranges | None:
         if self.ranges is None and self._options.output_dtype.needs_ranges:
             if len(matrix) < 2:
                 raise InputError(
-                    f"--output-dtype {self._options.output_dtype.value} takes each dimension's range from the job's "
-                    "first shard of rows, which has a single vector.",
-                    hint="Give the ranges of other vectors of the model "
-                    "(--ranges FILE), or use --output-dtype float16 or binary.",
+                    Setting("output_dtype", self._options.output_dtype),
+                    " takes each dimension's range from the job's first shard of rows, which has a single vector.",
+                    hint=(
+                        *("Pass the ranges of other vectors of the model as ", Setting("ranges"), ", or use "),
+                        *(Setting("output_dtype", EmbeddingPrecision.FLOAT16), " or binary."),
+                    ),
                 )
             self.ranges = np.stack([matrix.min(axis=0), matrix.max(axis=0)]).astype(np.float32)
         return self.ranges
@@ -129,18 +136,13 @@ def _parts(joined: npt.NDArray[Any], sizes: npt.NDArray[np.int64]) -> list[npt.N
     return [joined[end - size : end] for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True)]
 
 
-def _refused(rows: list[dict[str, Any]], *, inputs: int) -> RowCounts:
+def _too_large(rows: list[dict[str, Any]], *, inputs: int) -> RowCounts:
     """Mark results as failed whose vectors float16 cannot hold; the change of the counts, for rows of the input."""
     for row in rows:
         row |= {
             COLUMN: None,
-            "error": "The embedding has a value that is too large for float16.\nAdd --normalize, or use float32.",
+            "error": ("The embedding has a value that is too large for float16.\nAdd ", *_NORMALIZE_OR_FLOAT32),
         }
     if not rows:
         return RowCounts()
-    name = "a row without an id" if rows[0]["id"] is None else f"row {rows[0]['id']}"
-    return RowCounts(
-        tokens=-sum(row["tokens"] for row in rows),
-        errors={ErrorKind.INPUT.value: inputs},
-        first_error=f"{name}: {rows[0]['error']}",
-    )
+    return RowCounts(tokens=-sum(row["tokens"] for row in rows), errors={ErrorKind.INPUT.value: inputs})

@@ -6,12 +6,12 @@ import base64
 import contextlib
 import itertools
 import json
-import os
 import re
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,25 +21,21 @@ import pyarrow.parquet
 from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import grouped
-from hdruntime.jobs.files import FINISHED_FILE, RESULTS_FILE, OpenFolder
 from hdruntime.jobs.input_files import Cell, cells_of_column
 from hdruntime.jobs.kept_columns import columns_in_parts
-from hdruntime.jobs.shards import cut_by_bytes
+from hdruntime.jobs.shards import split_by_bytes
+from hdruntime.jobs.state_folder import OUTPUT_FILE, RESULTS_FILE, remove, sync, synced
 from hdruntime.jobs.vectors import COLUMN
 
 OPEN_TYPE = {b"hdexport": b"open type"}
 """Metadata of a string field whose values are JSON; its type is known when all rows are done."""
 
-_PIECE_BYTES = 2**20
-"""Results of about this size are encoded together. The memory of small pieces is used again; that of pieces of 64 MB
+_BLOCK_BYTES = 2**20
+"""Results of about this size are encoded together. The memory of small blocks is used again; that of blocks of 64 MB
 comes from the system each time, which for token vectors took half as long as writing Parquet."""
 
 _NUMBERS = 2**18
 """Numbers of vectors that become JSON together, also of a text with more: a few MB of text."""
-
-_TEXTS = {-(2**31): "-0.0", 0x15AE43FD: "7.03853069e-26", 0x15AE43FD - 2**31: "-7.03853069e-26"}
-"""Bits of a float32, as an int32 -> its JSON, where Arrow's text reads back as another number: readers take -0 for an
-integer, and the float64 of 7.038531e-26 is rounded to another float32. All others were tried."""
 
 _GROUP_ROWS = 4096
 """Rows of a Parquet row group. Readers prefer large groups; a writer holds one in memory."""
@@ -62,7 +58,7 @@ Batches = Callable[[], Iterator[pa.RecordBatch]]
 """Reads all record batches; can be called several times."""
 
 
-class ResultFormat(str, Enum):
+class ResultFormat(StrEnum):
     """How an output holds results; the value is the ending of its name."""
 
     PARTS = ""
@@ -102,7 +98,7 @@ def encoding_of(kind: ResultFormat, fields: Sequence[pa.Field]) -> ResultEncodin
 
 
 class ResultEncoding(ABC):
-    """How results are kept while the job runs: bytes to which more can be appended after any piece of `encode`.
+    """How results are kept while the job runs: bytes to which more can be appended after any block of `encode`.
 
     Fields of the schema with the metadata `OPEN_TYPE` get their type at the end.
     """
@@ -111,28 +107,26 @@ class ResultEncoding(ABC):
         self._schema = schema
 
     @abstractmethod
-    def begin(self) -> bytes:
+    def start(self) -> bytes:
         """The bytes before the first row."""
 
     def encode(self, rows: ResultRows) -> Iterator[bytes | memoryview]:
-        """Rows, each with a value for every column, None for no value; in pieces, which bound memory."""
-        return map(self._encoded_rows, cut_by_bytes(rows, most=_PIECE_BYTES))
+        """Rows, each with a value for every column, None for no value; in blocks, which bound memory."""
+        return map(self._encoded_rows, split_by_bytes(rows, max_bytes=_BLOCK_BYTES))
 
     @abstractmethod
     def _encoded_rows(self, rows: ResultRows) -> bytes | memoryview:
-        """Rows of one piece."""
+        """Rows of one block."""
 
     @abstractmethod
-    def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
-        """Make the output, `FINISHED_FILE`, whole and on the disk, from all that was encoded, `RESULTS_FILE`, which may
-        be gone then.
-        """
+    def finish(self, folder: Path, *, metadata: Mapping[str, str]) -> Path:
+        """Make the output of the folder's `RESULTS_FILE`, on the disk; its path: `OUTPUT_FILE`, or the results."""
 
 
 class _JsonLines(ResultEncoding):
     """Lines are kept in their final form."""
 
-    def begin(self) -> bytes:
+    def start(self) -> bytes:
         return b""
 
     def _encoded_rows(self, rows: ResultRows) -> bytes:
@@ -143,14 +137,14 @@ class _JsonLines(ResultEncoding):
         lines = zip(*parts, itertools.repeat("}\n"))
         return "".join(itertools.chain.from_iterable(lines)).encode()
 
-    def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
-        folder.rename(RESULTS_FILE, FINISHED_FILE)
+    def finish(self, folder: Path, *, metadata: Mapping[str, str]) -> Path:
+        return folder / RESULTS_FILE
 
 
 class _ArrowResults(ResultEncoding):
     """A stream of record batches, from which the file is made at the end."""
 
-    def begin(self) -> bytes:
+    def start(self) -> bytes:
         return bytes(self._schema.serialize())
 
     def _encoded_rows(self, rows: ResultRows) -> memoryview:
@@ -158,13 +152,16 @@ class _ArrowResults(ResultEncoding):
         columns = [_array(parts, field) for field, parts in zip(self._schema, in_parts, strict=True)]
         return memoryview(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
-    def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
-        with self._encoded(folder) as batches, folder.replacing(FINISHED_FILE) as file:
-            self._write(batches, file, metadata)
+    def finish(self, folder: Path, *, metadata: Mapping[str, str]) -> Path:
+        output = folder / OUTPUT_FILE
+        remove(output)  # a part of it, from a process that was killed
+        with self._encoded(folder) as batches:
+            self._make(output, batches, metadata)
+        return output
 
     @contextlib.contextmanager
-    def _encoded(self, folder: OpenFolder) -> Iterator[Batches]:
-        with open(folder.open(RESULTS_FILE, os.O_RDONLY), "rb") as source:
+    def _encoded(self, folder: Path) -> Iterator[Batches]:
+        with (folder / RESULTS_FILE).open("rb") as source:
 
             def batches() -> Iterator[pa.RecordBatch]:
                 source.seek(0)
@@ -172,6 +169,10 @@ class _ArrowResults(ResultEncoding):
                     yield from stream
 
             yield batches
+
+    def _make(self, output: Path, batches: Batches, metadata: Mapping[str, str]) -> None:
+        with synced(output) as file:
+            self._write(batches, file, metadata)
 
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
         """Write an output that is a file."""
@@ -235,23 +236,24 @@ class _ParquetResults(_ArrowResults):
 class _PartsResults(_ParquetResults):
     """Parquet files in a directory; the last one may be small, and without rows there is one without rows."""
 
-    def finish(self, folder: OpenFolder, *, metadata: Mapping[str, str]) -> None:
-        with self._encoded(folder) as batches, folder.filling() as open_part:
-            schema = self._closed_schema(batches()).with_metadata(dict(metadata))
-            dictionaries = _columns_of_a_dictionary(schema)
-            groups = self._groups(batches(), schema)
-            group = next(groups, schema.empty_table())
-            for number in itertools.count():
-                with (
-                    open_part(f"part-{number:05}.parquet") as file,
-                    pa.parquet.ParquetWriter(file, schema, use_dictionary=dictionaries) as writer,
-                ):
-                    rows = size = 0
-                    while group is not None and rows < _PART_ROWS and size < _PART_BYTES:
-                        writer.write_table(group)
-                        rows, size, group = rows + len(group), size + group.nbytes, next(groups, None)
-                if group is None:
-                    break
+    def _make(self, output: Path, batches: Batches, metadata: Mapping[str, str]) -> None:
+        output.mkdir()
+        schema = self._closed_schema(batches()).with_metadata(dict(metadata))
+        dictionaries = _columns_of_a_dictionary(schema)
+        groups = self._groups(batches(), schema)
+        group = next(groups, schema.empty_table())
+        for number in itertools.count():
+            with (
+                synced(output / f"part-{number:05}.parquet") as file,
+                pa.parquet.ParquetWriter(file, schema, use_dictionary=dictionaries) as writer,
+            ):
+                rows = size = 0
+                while group is not None and rows < _PART_ROWS and size < _PART_BYTES:
+                    writer.write_table(group)
+                    rows, size, group = rows + len(group), size + group.nbytes, next(groups, None)
+            if group is None:
+                break
+        sync(output)
 
 
 class _NpyResults(_ArrowResults):
@@ -506,7 +508,7 @@ def _json_from_cells(cells: list[Any]) -> Iterable[str]:
 
 
 def _json_from_vectors(vectors: Sequence[AnyArray]) -> Iterator[str]:
-    """Vectors as JSON: numbers with the fewest digits that read back as the same, and null for NaN and infinity."""
+    """Vectors as JSON: numbers with the fewest digits that identify a float32, and null for NaN and infinity."""
     from pyarrow import compute  # which takes long to load, and which other outputs go without
 
     for some in grouped([len(vector) for vector in vectors], max_items=len(vectors), max_total=_NUMBERS):
@@ -515,9 +517,6 @@ def _json_from_vectors(vectors: Sequence[AnyArray]) -> Iterator[str]:
             # Of these Arrow writes all digits.
             values = values.astype(np.float32)
         texts = pa.array(values, mask=~np.isfinite(values)).cast(pa.string()).fill_null("null")
-        for bits, text in _TEXTS.items() if values.dtype == np.float32 else ():
-            if (same := values.view(np.int32) == np.int32(bits)).any():
-                texts = compute.if_else(same, text, texts)
         ends = np.cumsum([0, *map(len, vectors[some])])
         joined = compute.binary_join(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), texts), ", ")
         yield from map("[{}]".format, joined.to_pylist())

@@ -9,9 +9,11 @@ import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
+from hdruntime.jobs.options import RowOptions
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.row_reader import row_maker
 from hdruntime.jobs.rows import Columns, Position, Row
-from hdruntime.jobs.shards import LocalPool, RowOptions, split_into_shards
+from hdruntime.jobs.shards import split_into_shards
 from hdruntime.jobs.writers import array_of_cells, parquet_field
 from hdruntime.ray.worker import session_in_worker
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
@@ -112,7 +114,7 @@ class BundleMapper:
             )
         self._check_names(batch)
         shards = split_into_shards(self._rows(batch), characters=self._pool.shard_characters)
-        done = [of_shard for _, of_shard in self._pool.map(shards)]
+        done = [of_shard.written(str) for _, of_shard in self._pool.map(shards)]
         results = [result for of_shard in done for result in of_shard.results]
         truncated = sum(of_shard.counts.truncated_rows for of_shard in done)
         if truncated and self._says_truncation:

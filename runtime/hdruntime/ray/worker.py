@@ -13,8 +13,9 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError, joined
 from hdruntime.jobs import JobOptions
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Row
-from hdruntime.jobs.shards import LocalPool, Shard, ShardResult
+from hdruntime.jobs.shards import Shard, ShardResult
 from hdruntime.optional import require
 from hdruntime.session import Session, load
 from hdruntime.tasks.of_bundle import task_of_bundle

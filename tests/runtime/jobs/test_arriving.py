@@ -17,7 +17,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.jobs import JobOptions, VectorOptions, arriving, plan_job, run_job
 from hdruntime.jobs.arriving import ArrivingInput, ArrivingShards
 from hdruntime.jobs.input_search import find_inputs
-from hdruntime.jobs.job import rows_arrive
+from hdruntime.jobs.plan import rows_arrive
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns, Row
 from hdruntime.jobs.shards import Shard

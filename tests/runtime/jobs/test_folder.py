@@ -19,12 +19,13 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, writers
-from hdruntime.jobs import output as job_output
+from hdruntime.jobs import results as job_results
 from hdruntime.jobs.checksums import json_with_checksum
-from hdruntime.jobs.files import OpenFolder, job_folder_path
 from hdruntime.jobs.output import LocalOutput
 from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.results import KeptResults
 from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.state_folder import state_folder_path
 from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.splitting import SplitPooling
@@ -42,15 +43,8 @@ def run_until(rows: int, bundle: Path, inputs: Path, output: Path, **options: ob
         run(bundle, inputs, output, on_progress=stop_at(rows), **options)
 
 
-def skip_without_attributes(file: Path) -> None:
-    try:
-        os.setxattr(file, "user.test", b"")
-    except (OSError, AttributeError):  # AttributeError: not on Linux
-        pytest.skip("the file system has no extended attributes")
-
-
 KILLED_AT_EVERY_STEP = """
-import os, shutil, sys
+import builtins, os, shutil, sys, traceback
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +54,18 @@ pyarrow.array([None])
 
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.jobs import VectorOptions
-from hdruntime.jobs import output as job_output
+from hdruntime.jobs import results as job_results
 from hdruntime.jobs import writers
 from hdruntime.tasks import text_inference
-from hdruntime.errors import OutputExistsError
 from hdruntime.text.embeddings import EmbeddingPrecision
-from hdruntime.jobs.files import job_folder_path
-from support.job_runs import content_of, run_words
+from support.job_runs import content_of, left_in, run_words
 
 inputs, output = map(Path, sys.argv[2:4])
 vectors = VectorOptions(output_dtype=EmbeddingPrecision(sys.argv[4]))
 bundle = open_bundle(Path(sys.argv[1]))
 text_inference._WINDOW_TEXTS = 10
 writers._GROUP_ROWS = writers._PART_ROWS = 10
-job_output._COMMIT_SECONDS = job_output._COMMIT_SHARE = 0
+job_results._COMMIT_SECONDS = job_results._COMMIT_SHARE = 0
 STEPS = ("open", "write", "ftruncate", "fsync", "replace", "unlink", "rmdir", "mkdir")
 
 
@@ -93,6 +85,7 @@ def die_at(step):
     originals = {name: getattr(os, name) for name in STEPS}
     for name, function in originals.items():
         setattr(os, name, dying(function))
+    builtins.open = dying(builtins.open)
 
 
 def killed(step):
@@ -103,9 +96,8 @@ def killed(step):
             die_at(step)
             run_words(bundle, [inputs], output, computes_beside=True, vectors=vectors, skip_failed=True)
             code = 0
-        except OutputExistsError:
-            # Killed so late that nothing but its output is left of the job, without a note of which it is.
-            code = 0 if not has_attributes and not job_folder_path(output).exists() else 1
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -113,17 +105,12 @@ def killed(step):
     return status == 9
 
 
-try:
-    os.setxattr(inputs, "user.test", b"")
-    has_attributes = True
-except (AttributeError, OSError):
-    has_attributes = False
 step = 0
 while killed(step := step + 1):
     if step % 3 == 0:
         killed(1 + step * 7 % 23)  # going on, too
     assert not killed(sys.maxsize)
-    print(step, content_of(output), sorted(path.name for path in output.parent.iterdir()))
+    print(step, content_of(output), left_in(output.parent))
     shutil.rmtree(output) if output.is_dir() else output.unlink()
 """
 
@@ -204,17 +191,17 @@ def unfinished(bundle_path: Path, tmp_path: Path, small_shards: None) -> Path:
 
 
 OTHER_OPTIONS = [
-    ({"columns": Columns(id="text")}, "--id-column was None, and is text"),
-    ({"columns": Columns(keep=None)}, "--keep-columns was None, and is text"),
-    ({"vectors": VectorOptions(normalize=True)}, "--normalize was False, and is True"),
-    ({"vectors": VectorOptions(truncate_dim=2)}, "--truncate-dim was None, and is 2"),
-    ({"vectors": VectorOptions(output_dtype=EmbeddingPrecision.FLOAT16)}, "--output-dtype was float32, and is float16"),
-    ({"skip_failed": True}, "--skip-failed was False, and is True"),
-    ({"prompt": "a "}, "--prompt was .*, and is a "),
-    ({"precision": Precision.FLOAT32}, "--precision was auto, and is float32"),
-    ({"overflow": Overflow.SPLIT, "stride": 3}, "--stride was 2, and is 3"),
-    ({"overflow": Overflow.SPLIT, "stride": 2, "split_pooling": SplitPooling.MAX}, "--split-pooling was .* is max"),
-    ({"overflow": Overflow.TRUNCATE}, "--overflow was error, and is truncate"),
+    ({"columns": Columns(id="text")}, "id_column was None, and is text"),
+    ({"columns": Columns(keep=None)}, "keep_columns was None, and is text"),
+    ({"vectors": VectorOptions(normalize=True)}, "normalize was False, and is True"),
+    ({"vectors": VectorOptions(truncate_dim=2)}, "truncate_dim was None, and is 2"),
+    ({"vectors": VectorOptions(output_dtype=EmbeddingPrecision.FLOAT16)}, "output_dtype was float32, and is float16"),
+    ({"skip_failed": True}, "skip_failed was False, and is True"),
+    ({"prompt": "a "}, "prompt was .*, and is a "),
+    ({"precision": Precision.FLOAT32}, "precision was auto, and is float32"),
+    ({"overflow": Overflow.SPLIT, "stride": 3}, "stride was 2, and is 3"),
+    ({"overflow": Overflow.SPLIT, "stride": 2, "split_pooling": SplitPooling.MAX}, "split_pooling was .* is max"),
+    ({"overflow": Overflow.TRUNCATE}, "overflow was error, and is truncate"),
 ]
 
 
@@ -225,7 +212,7 @@ def test_a_job_with_other_options_is_refused_with_the_difference(
     run_until(10, bundle_path, inputs, split, overflow=Overflow.SPLIT, stride=2)
     for options, what in OTHER_OPTIONS:
         output = split if "stride" in options else unfinished
-        message = rf"job with 10 rows in .*/\.{output.name}.job; .*: {what}\.\n.* --restart"
+        message = rf"job with 10 rows in .*/\.{output.name}.job; .*: {what}\.\n.* restart=True"
         with named_case(what), pytest.raises(InputError, match=message):
             plan_job(open_bundle(bundle_path), [inputs], output, options=JobOptions(**options))  # type: ignore[arg-type]
     assert LocalOutput(unfinished).kept_rows() == 10
@@ -274,7 +261,6 @@ def test_files_without_rows_that_appear_or_go_away_leave_a_job_the_same(
     (folder / "a.csv").write_text("other\n")
     assert run_words(bundle, [folder], output).resumed_rows == 20
     assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    skip_without_attributes(output)
     (folder / "e.txt").touch()
     assert run_words(bundle, [folder], output).resumed_rows == 30
     (folder / "e.txt").write_text("read")
@@ -305,7 +291,7 @@ def test_another_version_does_not_continue(
 
 def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp_path: Path) -> None:
     # As a job leaves it that was killed before its first row was done.
-    folder = job_folder_path(tmp_path / "out.jsonl")
+    folder = state_folder_path(tmp_path / "out.jsonl")
     folder.mkdir()
     (folder / "job.json").write_text('{"bundle": "another"}')
     (folder / "results").write_text("half a li")
@@ -318,13 +304,13 @@ def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp
     ("name", "content", "reason"),
     [
         ("results", "", "results, which holds 10 rows, is missing or has changed"),
-        ("progress.json", "{", "progress.json: "),
+        ("manifest.json", "{", "manifest.json: "),
         (
-            "progress.json",
+            "manifest.json",
             json_with_checksum({"counts": {"rows": -3}}),
-            "progress.json: progress.counts.rows should be",
+            "manifest.json: manifest.counts.rows should be",
         ),
-        ("progress.json", json_with_checksum({}), "progress.json: not what a job saves"),
+        ("manifest.json", json_with_checksum({}), "manifest.json: it lacks keys of a manifest, or has others"),
         ("job.json", "[]", "job.json: not an object"),
         ("job.json", "[" * 10**5, "job.json: too many lists and objects are inside each other"),
     ],
@@ -332,8 +318,8 @@ def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp
 def test_a_damaged_folder_is_refused_without_restart(
     bundle_path: Path, tmp_path: Path, unfinished: Path, name: str, content: str, reason: str
 ) -> None:
-    (job_folder_path(unfinished) / name).write_text(content)
-    with pytest.raises(HdexportError, match=rf"is damaged: {reason}.*\nStart over with --restart"):
+    (state_folder_path(unfinished) / name).write_text(content)
+    with pytest.raises(HdexportError, match=rf"is damaged: {reason}.*\nStart over with restart=True"):
         run(bundle_path, tmp_path / "in.jsonl", unfinished)
     assert run(bundle_path, tmp_path / "in.jsonl", unfinished, restart=True).rows == 25
 
@@ -347,7 +333,7 @@ def test_ranges_that_are_not_those_of_the_kept_rows_are_refused(
     vectors = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
     with pytest.raises(KeyboardInterrupt):
         run(bundle_path, rows, output, vectors=vectors, on_progress=stop_at(10))
-    file = job_folder_path(output) / "ranges.json"
+    file = state_folder_path(output) / "ranges.json"
     right = file.read_text()
     if content is None:
         file.unlink()
@@ -361,34 +347,37 @@ def test_ranges_that_are_not_those_of_the_kept_rows_are_refused(
 
 
 def test_a_position_beyond_the_inputs_is_refused(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
-    path = job_folder_path(unfinished) / "progress.json"
+    path = state_folder_path(unfinished) / "manifest.json"
     saved = json.loads(path.read_text())
     del saved["crc32"]
     saved["position"][0] = 1
     path.write_text(json_with_checksum(saved))
-    with pytest.raises(HdexportError, match=r"is damaged: it continues in input 2 of 1\.\nStart over with --restart"):
+    with pytest.raises(
+        HdexportError, match=r"is damaged: it continues in input 2 of 1\.\nStart over with restart=True"
+    ):
         run(bundle_path, tmp_path / "in.jsonl", unfinished)
 
 
 def test_other_files_in_the_folder_stay(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
-    (job_folder_path(unfinished) / "notes.txt").write_text("mine")
+    (state_folder_path(unfinished) / "notes.txt").write_text("mine")
     run(bundle_path, tmp_path / "in.jsonl", unfinished)
     assert len(read(unfinished)) == 25
-    assert left_in(job_folder_path(unfinished)) == ["notes.txt"]
+    assert "notes.txt" in left_in(state_folder_path(unfinished))
 
 
 @pytest.mark.parametrize("removed", [False, True])
 def test_an_output_is_only_taken_for_that_of_the_same_job(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
 ) -> None:
-    """The folder of a finished job is left beside its output, as a kill between the two last steps leaves it."""
+    """A job is killed between the two last steps: its output is in place, and its manifest does not say so."""
     inputs = write_rows(tmp_path / "in.jsonl", ["long"])
     output = tmp_path / "out.jsonl"
     with monkeypatch.context() as patched:
-        patched.setattr(OpenFolder, "remove_all", lambda *arguments, **options: None)
-        run(bundle_path, inputs, output)
+        patched.setattr(KeptResults, "_write_ranges", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(bundle_path, inputs, output)
     assert left_in(tmp_path) == [".out.jsonl.job", "bundle", "in.jsonl", "out.jsonl"]
-    with pytest.raises(OutputExistsError, match="Replace it with --force"):
+    with pytest.raises(OutputExistsError, match="Replace it with force=True"):
         plan_job(open_bundle(bundle_path), [inputs], output, options=JobOptions(overflow=Overflow.TRUNCATE))
     content = output.read_bytes()
     if removed:
@@ -402,7 +391,6 @@ def test_a_finished_job_is_not_run_again(bundle_path: Path, tmp_path: Path, monk
     inputs = write_rows(tmp_path / "in.jsonl", ["long", None])
     output = tmp_path / "out.jsonl"
     done = run(bundle_path, inputs, output)
-    skip_without_attributes(output)
     monkeypatch.setattr(hdruntime.Session, "run_batches", None)
     again = run(bundle_path, inputs, output)
     assert (again.rows, again.errors, again.first_error) == (done.rows, done.errors, done.first_error)
@@ -428,13 +416,13 @@ def test_commits_take_a_bounded_share_of_the_time(
         time.sleep(0.05)
 
     monkeypatch.setattr(os, "fsync", slow)
-    monkeypatch.setattr(job_output, "_COMMIT_SECONDS", 0)
+    monkeypatch.setattr(job_results, "_COMMIT_SECONDS", 0)
     run(bundle_path, write_rows(tmp_path / "in.jsonl", list(random_texts(300))), tmp_path / "out.jsonl")
-    # job.json; results and note of two commits; the note of the output's checksum; the folder; the output's directory.
-    assert len(synced) == 1 + 2 * 2 + 1 + 2
+    # job.json; results and manifest of two commits; the output's checksum; both folders; that the job is done.
+    assert len(synced) == 1 + 2 * 2 + 1 + 2 + 1
 
 
 def test_a_file_in_place_of_the_folder_is_refused(bundle_path: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.jsonl.job").write_text("")
-    with pytest.raises(HdexportError, match=r"\.out\.jsonl\.job is a file, not a folder.*\nRemove it, or choose"):
+    with pytest.raises(HdexportError, match=r"\.out\.jsonl\.job is a file, not a folder.*\nRemove it, or change"):
         run(bundle_path, write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out.jsonl")

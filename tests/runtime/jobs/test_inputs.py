@@ -135,10 +135,10 @@ def test_a_quotation_mark_that_the_header_opens_is_refused_before_any_work(tmp_p
 
 
 MISSING_COLUMNS = [
-    (Columns(text="body"), "--text-column"),
-    (Columns(text_pair="body"), "--text-pair-column"),
-    (Columns(id="body"), "--id-column"),
-    (Columns(keep=("body",)), "--keep-columns"),
+    (Columns(text="body"), "text_column"),
+    (Columns(text_pair="body"), "text_pair_column"),
+    (Columns(id="body"), "id_column"),
+    (Columns(keep=("body",)), "keep_columns"),
 ]
 
 
@@ -336,7 +336,7 @@ def test_the_column_id_is_the_rows_id_and_every_input_needs_it(tmp_path: Path) -
     assert [row.id for row in rows_of(first, columns=Columns(id=""))] == [0, 1]
     (tmp_path / "b.txt").write_text("two")
     for second in (tmp_path / "b.txt", write(tmp_path / "b.csv", ["two"]), write(tmp_path / "b.parquet", ["two"])):
-        advice = r"with --id-column, or number all rows: --id-column ''\."
+        advice = r"with id_column, or number all rows: id_column=''\."
         with pytest.raises(InputError, match=rf"{second.name} has no column 'id'; .*\n.*{advice}"):
             rows_of(first, second, columns=Columns())
         assert [row.id for row in rows_of(first, second, columns=Columns(id=""))] == [0, 1, 2]
@@ -348,14 +348,16 @@ def test_an_id_that_comes_after_the_first_rows_is_an_error_of_its_row(tmp_path: 
     )
     *_, before, late, after = rows_of(tmp_path / "a.jsonl", columns=Columns())
     assert (before.error, after.error, after.id) == (None, None, FIRST_ROWS + 1)
-    assert str(late.error).startswith("The row has the column 'id', which none of the first rows has.\nGive every row")
+    assert write(late.error or "").startswith(
+        "The row has the column 'id', which none of the first rows has.\nGive every row"
+    )
     *_, numbered, _ = rows_of(tmp_path / "a.jsonl", columns=Columns(id=""))
     assert (numbered.error, numbered.text) == (None, "two")
 
 
 def test_two_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,text,id\n1,one,2\n")
-    for columns, option in ((Columns(), "--id-column"), (Columns(id="", keep=None), "--keep-columns")):
+    for columns, option in ((Columns(), "id_column"), (Columns(id="", keep=None), "keep_columns")):
         with pytest.raises(InputError, match=rf"has 2 columns 'id'; .*\nRename one, or name another with {option}"):
             rows_of(tmp_path / "a.csv", columns=columns)
     assert [row.text for row in rows_of(tmp_path / "a.csv", columns=Columns(id=""))] == ["one"]

@@ -18,8 +18,8 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, BundleCorruptError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, plan_job, run_job
 from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.shards import LocalPool
 from hdruntime.tasks import text_inference
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.tokenization import TextTokenizer
@@ -173,7 +173,7 @@ def test_a_job_that_is_interrupted_before_any_row_leaves_nothing(bundle_path: Pa
 def test_an_output_that_exists_is_refused_before_any_work(bundle_path: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     output.write_text("old")
-    with pytest.raises(OutputExistsError, match=r"out.jsonl exists.\nReplace it with --force, or choose"):
+    with pytest.raises(OutputExistsError, match=r"out.jsonl exists.\nReplace it with force=True, or change"):
         plan_job(open_bundle(bundle_path), [tmp_path / "missing.jsonl"], output)
     run(bundle_path, write_rows(tmp_path / "in.jsonl", ["long"]), output, force=True)
     assert len(read(output)) == 1
@@ -202,8 +202,8 @@ def test_a_linked_output_keeps_its_link(bundle_path: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("out.csv", r"Outputs end in \.jsonl, \.parquet, \.npy or \.npz; a name without an ending is a directory"),
-        ("directory", r"directory is a directory that holds notes\.txt\.\nName a file .* or another directory"),
+        ("out.csv", r"Outputs end in \.jsonl, \.parquet, \.npy or \.npz; a name without a suffix is a directory"),
+        ("directory", r"directory is a directory that holds notes\.txt\.\nGive output a name .* another directory"),
         ("inputs", r"inputs is an input as well as the output"),
         ("missing/out.jsonl", r"There is no directory .*missing for the output.\nMake it: mkdir -p"),
         ("directory.jsonl", r"directory.jsonl is a directory"),

@@ -215,6 +215,6 @@ def test_a_job_that_was_stopped_continues_with_the_columns_of_its_rows(
 
 
 def test_a_shard_ends_with_the_row_whose_columns_fill_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_MOST_BYTES", 100)
+    monkeypatch.setattr(shards, "_MAX_BYTES", 100)
     file = write(tmp_path / "in.parquet", rows=5, x=pa.array(["x" * size for size in (60, 40, 99, 0, 1)]))
     assert [len(shard.rows) for shard in split_into_shards(rows_in(file, "x"), characters=1000)] == [2, 3]

@@ -17,8 +17,9 @@ import pytest
 import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, shards, writers
-from hdruntime.jobs.output import JobFolder
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, writers
+from hdruntime.jobs.options import RowOptions
+from hdruntime.jobs.results import KeptResults
 from hdruntime.jobs.rows import Columns
 from hdruntime.ray.mapper import BundleMapper
 from hdruntime.tasks import text_inference
@@ -193,9 +194,9 @@ def test_a_stopped_job_continues_and_writes_the_same_bytes(
         with pytest.raises(KeyboardInterrupt):
             run(bundle_path, inputs, output, on_progress=stop_at(rows), **options)
     for other, what in (
-        ({"late_chunking": "tokens:5"}, "--late-chunking was tokens:4, and is tokens:5"),
-        ({"overlap": 1}, "--overlap was None, and is 1"),
-        ({"late_chunking": None}, "--late-chunking was tokens:4, and is None"),
+        ({"late_chunking": "tokens:5"}, "late_chunking was tokens:4, and is tokens:5"),
+        ({"overlap": 1}, "overlap was None, and is 1"),
+        ({"late_chunking": None}, "late_chunking was tokens:4, and is None"),
     ):
         with pytest.raises(InputError, match=rf"an unfinished job with 20 rows .*: {what}\.\n"):
             run(bundle_path, inputs, output, **options | other)
@@ -217,17 +218,17 @@ def test_chunks_that_repeat_a_long_kept_column_are_written_in_pieces(
     options = {"late_chunking": "tokens:1", "columns": Columns(keep=kept)}
     run(bundle_path, tmp_path / "in.jsonl", tmp_path / f"whole{ending}", **options)
 
-    monkeypatch.setattr(writers, "_PIECE_BYTES", 3000)
+    monkeypatch.setattr(writers, "_BLOCK_BYTES", 3000)
     sizes: list[int] = []
-    append = JobFolder.append
+    append = KeptResults.append
 
-    def interrupted_once(folder: JobFolder, data: bytes) -> None:
+    def interrupted_once(folder: KeptResults, data: bytes) -> None:
         append(folder, data)
         sizes.append(len(data))
         if len(sizes) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(JobFolder, "append", interrupted_once)
+    monkeypatch.setattr(KeptResults, "append", interrupted_once)
     for _ in range(2):
         with contextlib.suppress(KeyboardInterrupt):
             run(bundle_path, tmp_path / "in.jsonl", tmp_path / f"out{ending}", **options)
@@ -269,12 +270,12 @@ def refused(bundle: Path, rows: Path, output: str = "out.jsonl", **options: Any)
 CONTRADICTIONS = [
     (
         {"overflow": Overflow.SPLIT},
-        "--overflow split and --late-chunking contradict each other: late chunking reads lo",
+        "overflow='split' and late_chunking contradict each other: late chunking reads lo",
     ),
-    ({"late_chunking": None, "overlap": 3}, "--overlap is for late chunking.\nAdd --late-chunking tokens:256, or"),
-    ({"overlap": -1}, "--overlap -1 is negative."),
-    ({"overlap": 16}, "--overlap 16 leaves no new token for a macro chunk, which has 16 tokens.\nUse fewer, or"),
-    ({"columns": Columns(text_pair="id")}, "--late-chunking reads one text per row.\nLeave out --text-pair"),
+    ({"late_chunking": None, "overlap": 3}, "overlap is for late chunking.\nAdd late_chunking='tokens:256', or"),
+    ({"overlap": -1}, "overlap is -1; it must be 0 or more."),
+    ({"overlap": 16}, "overlap=16 leaves no new token for a macro chunk, which has 16 tokens.\nUse fewer, or"),
+    ({"columns": Columns(text_pair="id")}, "late_chunking reads one text per row.\nLeave out text_pair"),
     ({"columns": Columns(input_ids="spans")}, "late_chunking needs texts, not ids: a chunk has characters.\nLea"),
     ({"late_chunking": ""}, "late_chunking is empty.\nGive tokens:256, sentences, or the name of a column."),
 ]
@@ -288,9 +289,7 @@ def test_what_contradicts_late_chunking_is_refused(bundle_path: Path, rows: Path
         bundle_path, rows, late_chunking="sentence"
     )
     npy = refused(bundle_path, rows, "out.npy")
-    assert npy.startswith(
-        "A .npy file holds vectors alone, and with --late-chunking nothing would tell which text each"
-    )
+    assert npy.startswith("A .npy file holds vectors alone, and with late_chunking nothing would tell which text each")
     table = rows.with_name("in.parquet")
     pa.parquet.write_table(pa.table({"text": ["a"], "spans": ["0-1"], "end": [1]}), table)
     assert f"Column 'spans' of {table} holds string, not lists of [" in refused(
@@ -302,9 +301,9 @@ def test_what_contradicts_late_chunking_is_refused(bundle_path: Path, rows: Path
 
 
 def test_options_of_split_texts_stay_those_of_split_texts() -> None:
-    with pytest.raises(InputError, match=r"--stride is for texts that are split"):
+    with pytest.raises(InputError, match=r"stride is for texts that are split"):
         JobOptions(late_chunking="sentences", stride=3, split_pooling=SplitPooling.MEAN).check()
     with pytest.raises(
         InputError, match=r"^BundleMapper adds columns to rows, and late chunking makes several rows of one"
     ):
-        BundleMapper("none", options=shards.RowOptions(late_chunking="sentences"))
+        BundleMapper("none", options=RowOptions(late_chunking="sentences"))

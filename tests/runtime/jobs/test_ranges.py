@@ -14,7 +14,7 @@ from hdruntime import SentenceEncoder
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job
-from hdruntime.jobs.files import OpenFolder
+from hdruntime.jobs.state_folder import StateFolder
 from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.text.ranges import read_ranges
 from support.comparators import named_case
@@ -97,10 +97,10 @@ def test_ranges_of_other_dimensions_bundles_or_types_are_refused_in_words(
             "out.jsonl",
             bundle_path,
             "float32",
-            "--ranges is for --output-dtype int8 and uint8, and the",
+            "ranges is for output_dtype int8 and uint8, and the",
         ),
         ("out.jsonl", other, "int8", "out.jsonl are of another bundle's vectors.\nRun that bundle, or, if both"),
-        ("wide.npy", bundle_path, "int8", "wide.npy have 5 dimensions, and the vectors of this job 4.\nUse the same"),
+        ("wide.npy", bundle_path, "int8", "wide.npy have 5 dimensions, and the vectors of this job 4.\nUse one model"),
         ("turned.npy", bundle_path, "int8", "turned.npy are not finite, or a minimum is larger than its maximum"),
         ("flat.npy", bundle_path, "int8", r"flat.npy have the shape \[4\]; it must be \[2, dimensions\]"),
         ("gone.npy", bundle_path, "int8", "There is no file .*gone.npy with ranges.\nAccepted are a .npy file of"),
@@ -154,7 +154,7 @@ def test_an_unfinished_job_continues_with_its_own_ranges_alone(
     )
     with pytest.raises(KeyboardInterrupt):
         run(bundle_path, rows, output, vectors=first, on_progress=stop_at(10))
-    with pytest.raises(InputError, match=r"--ranges was ranges with the checksum .*, and is ranges with the checksum"):
+    with pytest.raises(InputError, match=r"ranges was ranges with the checksum .*, and is ranges with the checksum"):
         run(bundle_path, rows, output, vectors=other)
     assert run(bundle_path, rows, output, vectors=first).resumed_rows == 10
     np.testing.assert_array_equal(read_ranges(output), np.load(tmp_path / "a.npy"))
@@ -165,15 +165,15 @@ def test_ranges_are_there_after_a_kill_beside_them_and_never_replaced_unasked(
 ) -> None:
     bundle, rows, output = open_bundle(bundle_path), write_rows(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl"
     vectors = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
-    move_out = OpenFolder.move_out
+    move_out = StateFolder.move_out
 
-    def killed(folder: OpenFolder, target: Path, *name: str) -> None:
+    def killed(folder: StateFolder, target: Path, *name: str) -> None:
         if name:
             raise KeyboardInterrupt
         move_out(folder, target, *name)
 
     with monkeypatch.context() as patched:
-        patched.setattr(OpenFolder, "move_out", killed)
+        patched.setattr(StateFolder, "move_out", killed)
         with pytest.raises(KeyboardInterrupt):
             run_words(bundle, [rows], output, vectors=vectors)
     assert "out.jsonl.ranges.npz" not in left_in(tmp_path)
@@ -181,7 +181,7 @@ def test_ranges_are_there_after_a_kill_beside_them_and_never_replaced_unasked(
     assert left_in(tmp_path) == ["bundle", "in.jsonl", "out.jsonl", "out.jsonl.ranges.npz"]
     output.unlink()
     with pytest.raises(
-        OutputExistsError, match=r"out\.jsonl\.ranges\.npz, the place of the ranges, exists.\nReplace it"
+        OutputExistsError, match=r"out\.jsonl\.ranges\.npz, the file for the ranges, exists.\nReplace it"
     ):
         run_words(bundle, [rows], output, vectors=vectors)
     run_words(bundle, [rows], output, vectors=vectors, force=True)

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from hdruntime.errors import InputError
+from hdruntime.errors import write as written
 from hdruntime.jobs import input_files
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.row_reader import read_rows
@@ -102,7 +103,7 @@ def test_a_bad_line_is_a_row_with_an_error_and_reading_continues(tmp_path: Path)
 
 
 def test_a_row_without_a_proper_id_is_an_error(tmp_path: Path) -> None:
-    advice = "Give every row an id, or number all rows: --id-column ''"
+    advice = "Give every row an id, or number all rows: id_column=''"
     for value, error in (
         ("null", "Column 'key' is null; an id is required."),
         ("-Infinity", "Column 'key' is -inf; an id is required."),
@@ -111,7 +112,7 @@ def test_a_row_without_a_proper_id_is_an_error(tmp_path: Path) -> None:
         file = write(tmp_path / "a.jsonl", f'{{"key": {value}, "text": "a"}}')
         with named_case(value):
             (row,) = rows_of(file, Columns(id="key"))
-            assert (row.id, row.error) == (None, f"{error}\n{advice}")
+            assert (row.id, written(row.error or "")) == (None, f"{error}\n{advice}")
 
 
 def test_bad_cells_of_parquet_are_bad_rows(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_bad_cells_of_parquet_are_bad_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        *((name, b"x", "Inputs end in .jsonl, .*--input-format") for name in ("a.xlsx", "a", "a.parquet.gz")),
+        *((name, b"x", "Inputs end in .jsonl, .*input_format") for name in ("a.xlsx", "a", "a.parquet.gz")),
         *((name, None, rf"{name} is a named pipe; a job reads files, ") for name in ("a.txt", "a.parquet")),
         ("a.parquet", b"hello", "a.parquet is not a readable Parquet file"),
     ],
@@ -192,7 +193,7 @@ def test_a_damaged_parquet_file_stops_the_reading(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "columns", "message"),
     [
-        ([1], Columns(text="x"), "int64, not strings.\nName another one with --text-column"),
+        ([1], Columns(text="x"), "int64, not strings.\nName another column with text_column"),
         ([[1.5]], Columns(input_ids="x"), "list<.*double>, not lists of integers"),
     ],
 )

@@ -17,8 +17,10 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError
 from hdruntime.jobs import JobOptions, plan_job, run_job, shards
 from hdruntime.jobs.input_files import Cell
+from hdruntime.jobs.options import RowOptions
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.jobs.rows import Columns, Position, Row
-from hdruntime.jobs.shards import LocalPool, RowOptions, split_into_shards
+from hdruntime.jobs.shards import split_into_shards
 from hdruntime.tasks import text_inference
 from hdruntime.tasks.of_bundle import task_of_bundle
 from hdruntime.text.encoding import Overflow
@@ -68,7 +70,7 @@ def test_a_shard_ends_with_the_row_that_fills_it() -> None:
 
 
 def test_a_shard_ends_with_the_row_whose_kept_columns_fill_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_MOST_BYTES", 100)
+    monkeypatch.setattr(shards, "_MAX_BYTES", 100)
     for value in ("x" * 50, [0] * 50, [{"a": ["x" * 50]}], {"x" * 50: None}, Cell(pa.scalar(b"x" * 50))):
         rows = [msgspec.structs.replace(row, kept={"kept": value, "more": None}) for row in rows_of(*"abc")]
         assert [len(shard.rows) for shard in split_into_shards(rows, characters=10)] == [2, 1]
@@ -200,10 +202,10 @@ def test_a_long_text_is_run_in_chunks(bundle_path: Path, tmp_path: Path) -> None
 
 
 IMPOSSIBLE = [
-    (RowOptions(batch_tokens=0), "--batch-tokens 0 is too small.\\nUse 1 or more"),
-    (RowOptions(batch_size=0), "--batch-size 0 is too small"),
-    (RowOptions(overflow=Overflow.SPLIT, stride=-1), "--stride -1 is negative"),
-    (RowOptions(stride=1), "--stride is for texts that are split.\\nAdd --overflow split"),
+    (RowOptions(batch_tokens=0), "batch_tokens is 0; it must be 1 or more"),
+    (RowOptions(batch_size=0), "batch_size is 0; it must be 1 or more"),
+    (RowOptions(overflow=Overflow.SPLIT, stride=-1), "stride is -1; it must be 0 or more"),
+    (RowOptions(stride=1), "stride is for texts that are split.\\nAdd overflow='split'"),
 ]
 
 

@@ -16,7 +16,7 @@ from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.jobs import JobOptions, plan_job, run_job
-from hdruntime.jobs.shards import LocalPool
+from hdruntime.jobs.row_inference import LocalPool
 from hdruntime.session import Session
 from hdruntime.text.encoding import Overflow
 from support.comparators import assert_close
@@ -178,7 +178,7 @@ def plan(bundle: Path, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"segment": 4}, r"--segment is for texts that are streamed\.\nAdd --overflow recur"),
+        ({"segment": 4}, r"segment is for texts that are streamed\.\nAdd overflow='recur'"),
         ({"overflow": RECUR, "segment": 17}, r"segment is 17; it must be 1 to 16"),
     ],
 )

@@ -11,13 +11,13 @@ import pytest
 
 import hdruntime
 from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError
-from hdruntime.jobs import VectorOptions, shards
-from hdruntime.jobs import output as job_output
-from hdruntime.jobs.files import job_folder_path
+from hdruntime.jobs import VectorOptions, row_inference
+from hdruntime.jobs import results as job_results
 from hdruntime.jobs.output import LocalOutput
-from hdruntime.jobs.part_file import bytes_of_rows, rows_of_bytes
+from hdruntime.jobs.partial_file import bytes_of_rows, rows_of_bytes
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns, Position
+from hdruntime.jobs.state_folder import state_folder_path
 from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.text.encoding import Encoding, Overflow
 from support.job_runs import content_of, left_in, random_texts, run, write_rows
@@ -31,9 +31,9 @@ FEW_TOKENS = 24
 @pytest.fixture
 def parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch ends a part, and is committed."""
-    monkeypatch.setattr(shards, "_PART_SECONDS", 0.0)
-    monkeypatch.setattr(job_output, "_COMMIT_SECONDS", 0.0)
-    monkeypatch.setattr(job_output, "_COMMIT_SHARE", 0)
+    monkeypatch.setattr(row_inference, "_PARTIAL_SECONDS", 0.0)
+    monkeypatch.setattr(job_results, "_COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(job_results, "_COMMIT_SHARE", 0)
 
 
 def stopped(bundle: Path, inputs: Path, output: Path, *, rows: int, **options: Any) -> list[JobProgress]:
@@ -174,11 +174,11 @@ def test_kept_rows_that_are_damaged_are_refused(
 ) -> None:
     inputs, output = write_rows(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl"
     stopped(bundle_path, inputs, output, rows=20)
-    part = job_folder_path(output) / "part"
+    part = state_folder_path(output) / "partial"
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes({"shorter": content[:-9], "flipped": content, "missing": b""}[damage])
-    with pytest.raises(DamagedJobError, match=r"is damaged: part is missing or has changed.\nStart over with"):
+    with pytest.raises(DamagedJobError, match=r"is damaged: partial is missing or has changed.\nStart over with"):
         run(bundle_path, inputs, output, batch_tokens=FEW_TOKENS)
     assert run(bundle_path, inputs, output, restart=True).rows == len(TEXTS)
 
@@ -190,9 +190,9 @@ def test_a_file_of_kept_rows_that_is_removed_while_the_job_runs_ends_the_job(
 
     def remove(progress: JobProgress) -> None:
         if progress.rows > 20:
-            (job_folder_path(output) / "part").unlink(missing_ok=True)
+            (state_folder_path(output) / "partial").unlink(missing_ok=True)
 
-    with pytest.raises(HdexportError, match="part, which the job writes, was removed or replaced while it ran"):
+    with pytest.raises(HdexportError, match="partial is missing or has changed"):
         run(bundle_path, inputs, output, batch_tokens=FEW_TOKENS, on_progress=remove)
 
 
@@ -203,8 +203,8 @@ def test_a_job_killed_while_a_shard_follows_one_with_parts_loses_neither(
     run(bundle_path, inputs, tmp_path / "whole.jsonl", batch_tokens=FEW_TOKENS)
     for rows in range(3, 60, 5):
         stopped(bundle_path, inputs, output, rows=rows)
-        saved = json.loads((job_folder_path(output) / "progress.json").read_text())
-        assert saved["counts"]["rows"] + (saved["part"]["counts"]["rows"] if saved["part"] else 0) >= rows
+        saved = json.loads((state_folder_path(output) / "manifest.json").read_text())
+        assert saved["counts"]["rows"] + (saved["partial"]["counts"]["rows"] if saved["partial"] else 0) >= rows
     run(bundle_path, inputs, output, batch_tokens=FEW_TOKENS)
     assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
