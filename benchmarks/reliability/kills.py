@@ -75,7 +75,7 @@ def main() -> int:
                     wrong.append(f"job {number}, {damaged}: {why}")
                 _start(bundle, rows, output, "--restart").wait()
             is_equal = output.is_file() and output.read_bytes() == expected[ending]
-            left = [path.name for path in output.parent.iterdir() if path != output]
+            left = [path.name for path in output.parent.iterdir() if path not in (output, state_folder_path(output))]
             found["equal"] += is_equal and not left
             if not is_equal or left:
                 wrong.append(f"job {number}, {damaged or 'not damaged'}: equal {is_equal}, left {left}")

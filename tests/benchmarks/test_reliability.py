@@ -68,13 +68,13 @@ def test_a_kept_file_is_damaged_and_the_lock_is_not(tmp_path: Path, seed: int) -
     folder, output = tmp_path / ".out.jsonl.job", tmp_path / "out.jsonl"
     assert kills.damage_kept_file(output, random.Random(seed)) == ""
     folder.mkdir()
-    for name in ("lock", "results", "progress.json", "part"):
-        (folder / name).write_bytes(b"" if name == "part" else b"kept" * 2000)
+    for name in ("lock", "results", "manifest.json", "partial"):
+        (folder / name).write_bytes(b"" if name == "partial" else b"kept" * 2000)
     before = _content(folder)
-    assert kills.damage_kept_file(output, random.Random(seed)).endswith(("of results", "of progress.json"))
+    assert kills.damage_kept_file(output, random.Random(seed)).endswith(("of results", "of manifest.json"))
     changed = {name for name in before if _content(folder).get(name) != before[name]}
     assert len(changed) == 1
-    assert changed <= {"results", "progress.json"}
+    assert changed <= {"results", "manifest.json"}
 
 
 def _content(folder: Path) -> dict[str, bytes | str]:

@@ -276,7 +276,11 @@ def test_a_job_that_is_stopped_before_its_first_row_says_that_nothing_was_kept(
 
     monkeypatch.setattr("hdruntime.jobs.run_job", interrupt)
     done = hdexport("run", small / "bücher-文", small / "tëxt.txt", "-o", tmp_path / "out.jsonl")
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped: nothing was kept\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        130,
+        "",
+        "Stopped. No row is kept: the same command starts over.\n",
+    )
     assert not list(tmp_path.iterdir())
 
 

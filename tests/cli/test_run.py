@@ -139,8 +139,8 @@ UNUSABLE = [
     (
         b'{"text": "' + b"long " * 15 + b'"}',
         r"The text has 17 tokens; this bundle accepts 1 to 16\.\n"
-        r"Truncate it \(overflow='truncate'\), run it in chunks \(overflow='split'\), or build the bundle again with "
-        r"max_len=17\.",
+        r"Truncate it \(--overflow truncate\), run it in chunks \(--overflow split\), or build the bundle again with "
+        r"--max-len 17\.",
     ),
     (b'{"text": "' + b"x" * 17_000_000 + b'"}', r"Line 4 has more than 16777216 bytes, the maximum length of a line"),
     (b'{"text": "\xff"}', r"Line 6 is not valid UTF-8: its byte 11"),
@@ -336,4 +336,5 @@ def test_every_option_that_changes_results_belongs_to_the_identity_of_a_job(
     changing_nothing |= {"--backend", "--device", "--rebuild", "--threads", "--ray", "--max-wait-ms"}
     changing_nothing |= {"--ranges-from"}  # another name of --ranges
     identity = plan_job(open_bundle(bundle), [rows], tmp_path / "out.jsonl").identity
-    assert {name for name in identity if name.startswith("--")} - {"--max-answer-tokens"} == flags - changing_nothing
+    settings = {f"--{name.replace('_', '-')}" for name in identity["settings"]}
+    assert settings - {"--max-answer-tokens"} == flags - changing_nothing

@@ -138,8 +138,11 @@ def test_a_job_that_waits_for_rows_ends_with_a_signal_or_its_reader(bundle: Path
         else:
             job.process.send_signal(number)
         said = job.process.stderr.read().decode()
-        gone = "the reader of the standard output is gone: the job is not complete\n"
-        assert (job.process.wait(60), said) == (code, gone if number is None else "stopped: nothing was kept\n")
+        gone = "Stopped: the program that reads the standard output has ended.\n"
+        assert (job.process.wait(60), said) == (
+            code,
+            gone if number is None else "Stopped. No row is kept: the same command starts over.\n",
+        )
 
 
 def test_a_job_whose_reader_is_gone_before_the_first_row_ends(bundle: Path, jobs: list[Job]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hdexport.cli.job_report import PlainLines, job_report
 from hdexport.support.memory import GpuMemory
 from hdruntime.jobs.input_search import find_inputs
-from hdruntime.jobs.progress import JobState, ProgressMeter, RowCounts, Saved
+from hdruntime.jobs.progress import JobManifest, JobState, ProgressMeter, RowCounts
 from hdruntime.jobs.rows import Columns, Position
 from support.commands import HDEXPORT, Command
 from support.tiny_bundle import make_bundle
@@ -123,7 +123,7 @@ def test_results_go_to_the_standard_output_and_its_reader_may_have_enough(
     said = process.stderr.read()
     assert (process.wait(timeout=60), said) == (
         141,
-        "the reader of the standard output is gone: the job is not complete\n",
+        "Stopped: the program that reads the standard output has ended.\n",
     )
     process.stderr.close()
     left = ["bundle", "out.jsonl", "out.jsonl.ranges.npz", "rows.jsonl"]
@@ -138,11 +138,11 @@ def test_the_time_to_go_follows_from_the_bytes_and_the_speed_of_this_process(
     text, parquet = find_inputs([tmp_path], columns=Columns())
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    before = Saved(counts=RowCounts(rows=5, tokens=1000), position=Position(offset=50, row=5), seconds=7.0)
+    before = JobManifest(counts=RowCounts(rows=5, tokens=1000), position=Position(offset=50, row=5), seconds=7.0)
     meter = ProgressMeter([text, parquet], before)
     assert meter.progress(JobState.RUNNING, before).eta_seconds is None
     clock[0] = 2.0
-    after = Saved(counts=RowCounts(rows=8, tokens=1600), position=Position(file=1, offset=5, row=8))
+    after = JobManifest(counts=RowCounts(rows=8, tokens=1600), position=Position(file=1, offset=5, row=8))
     now = meter.progress(JobState.RUNNING, after)
     half = round(parquet.version.size_bytes / 2)
     assert (now.bytes_read, now.bytes_total) == (100 + half, 100 + parquet.version.size_bytes)
@@ -154,12 +154,12 @@ def test_gpu_memory_is_reported_where_the_rows_run_on_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.txt").write_text("long\n")
-    meter = ProgressMeter(find_inputs([tmp_path], columns=Columns()), Saved())
+    meter = ProgressMeter(find_inputs([tmp_path], columns=Columns()), JobManifest())
     monkeypatch.setattr("hdexport.cli.job_report.gpu_memory", lambda: GpuMemory(used_bytes=5, total_bytes=9))
     for has_gpu in (True, False):
         with job_report("json") as report:
             report.loaded(has_gpu=has_gpu)
-            report.progress(meter.progress(JobState.RUNNING, Saved()))
+            report.progress(meter.progress(JobState.RUNNING, JobManifest()))
         (line,) = capsys.readouterr().err.splitlines()
         expected = {"gpu_used_bytes": 5, "gpu_total_bytes": 9} if has_gpu else {}
         assert {key: value for key, value in json.loads(line).items() if key not in KEYS} == expected

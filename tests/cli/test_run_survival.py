@@ -135,7 +135,7 @@ def test_killed_at_random_moments_it_writes_the_same_bytes(
         if len(kept) == kills:
             break
         output.unlink()
-    assert os.listdir(tmp_path) == [output.name]
+    assert sorted(os.listdir(tmp_path)) == sorted([output.name, f".{output.name}.job"])
     assert max(kept) > 0
 
 
@@ -147,10 +147,10 @@ def has_committed_more(output: Path, process: Fork) -> Callable[[], bool]:
 def kept_rows(output: Path) -> int:
     """Rows of whole shards, and those that are done of the next one."""
     try:
-        saved = json.loads((output.parent / f".{output.name}.job" / "progress.json").read_text())
+        saved = json.loads((output.parent / f".{output.name}.job" / "manifest.json").read_text())
     except FileNotFoundError:
         return 0
-    rows: int = saved["counts"]["rows"] + (saved["part"]["counts"]["rows"] if saved["part"] else 0)
+    rows: int = saved["counts"]["rows"] + (saved["partial"]["counts"]["rows"] if saved["partial"] else 0)
     return rows
 
 
@@ -175,13 +175,15 @@ def test_a_job_that_is_stopped_says_how_to_continue(
     stopped = process.finished(timeout=60)
     errors = stopped.stderr
     assert stopped.returncode == code, errors
-    again = " ".join(["the same command", *(f"without {option}" for option in options)])
-    said = re.fullmatch(rf"stopped\n(\d+) rows are kept in (.*): {again} continues after them\.\n", errors)
+    again = " ".join(["The same command", *(f"without {option}" for option in options)])
+    said = re.fullmatch(rf"Stopped\. (\d+) rows are kept in (.*)\. {again} continues after them\.\n", errors)
     assert said, errors
     assert (int(said[1]), said[2]) == (kept_rows(output), str(tmp_path / ".out.jsonl.job"))
     assert not output.exists()
     done = finished(bundle, rows, "-o", output)
-    assert done.stderr.startswith(f"continuing at row {said[1]}\n{ROWS // 250} of {ROWS} rows failed")
+    assert done.stderr.startswith(
+        f"Continuing after {said[1]} rows that are done.\n{ROWS // 250} of {ROWS} rows failed"
+    )
     assert output.read_bytes() == whole(output.name).read_bytes()
 
 
@@ -221,13 +223,13 @@ def test_a_full_disk_stops_the_job_and_what_is_done_is_kept(
     assert re.search(
         rf"^error: {output} could not be written: File too large\.\n"
         rf"Free some space there; then the same command continues\.\n"
-        rf"\d+ rows are kept in {tmp_path}/\.out\.{ending}\.job: the same command continues after them\.\n",
+        rf"\d+ rows are kept in {tmp_path}/\.out\.{ending}\.job\. The same command continues after them\.\n",
         full.stderr,
     ), full.stderr
     kept = kept_rows(output)
     assert kept > 0
     done = finished(bundle, rows, "-o", output)
-    assert done.stderr.startswith(f"continuing at row {kept}\n")
+    assert done.stderr.startswith(f"Continuing after {kept} rows that are done.\n")
     assert output.read_bytes() == whole(output.name).read_bytes()
 
 
@@ -241,7 +243,7 @@ def test_a_disk_that_is_really_full_loses_nothing(
     done = in_mount_namespace(run_job_on_a_small_disk_and_a_large_one, job, output, (size * 2 // 3, size * 10))
     assert re.findall(r"exit code \d+", done.stdout) == ["exit code 1", "exit code 2"], done.stderr
     assert "could not be written: No space left on device.\nFree some space there" in done.stderr
-    assert int(re.search(r"continuing at row (\d+)", done.stderr)[1]) > 0  # type: ignore[index]
+    assert int(re.search(r"Continuing after (\d+) rows", done.stderr)[1]) > 0  # type: ignore[index]
     assert done.stdout.endswith(f"\n{[output.name]}\n")
     assert (tmp_path / output.name).read_bytes() == whole(output.name).read_bytes()
 
@@ -265,7 +267,7 @@ def test_a_job_whose_input_is_cut_says_so_and_what_is_kept(
     assert errors.endswith(
         f"error: {copy} has changed: its size was {size} bytes, and is {size - 1}.\n"
         f"{kept} rows are kept in {tmp_path}/.out.jsonl.job; they belong to the old content. Restore the file "
-        "with its modification time, and the same command continues after them, or start over with --restart.\n"
+        "with its modification time, and the same command continues after them. Start over with --restart.\n"
     )
     assert '"state": "failed"' in errors
     results = (tmp_path / ".out.jsonl.job" / "results").read_bytes().splitlines(keepends=True)
@@ -286,7 +288,7 @@ def test_a_killed_job_with_force_continues_and_keeps_the_old_output_until_its_en
     refused = finished(bundle, rows, "-o", output)
     assert refused.stderr.startswith(f"error: {output} exists.\nReplace it with --force")
     done = finished(bundle, rows, "-o", output, "--force")
-    assert done.stderr.startswith("continuing at row ")
+    assert done.stderr.startswith("Continuing after ")
     assert output.read_bytes() == whole(output.name).read_bytes()
 
 

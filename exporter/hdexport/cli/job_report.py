@@ -123,11 +123,11 @@ class _TextReport(JobReport):
 
     def progress(self, progress: JobProgress) -> None:
         if progress.resumed_rows and self._latest is None:
-            complain(f"continuing at row {progress.resumed_rows}")
+            complain(f"Continuing after {progress.resumed_rows} rows that are done.")
         super().progress(progress)
 
     def done_already(self, progress: JobProgress) -> None:
-        complain("this job is done already, and its output has not changed: nothing to do")
+        complain("This job is done already, and its output has not changed.")
 
     def ended(self, state: str, message: str | None) -> None:
         if message is not None and state != "failed":

@@ -306,7 +306,8 @@ def run(options: argparse.Namespace) -> int:
                 report.done_already(done)
                 job.destination.upload()
         except KeyboardInterrupt as stop:
-            report.ended("stopped", f"Stopped. {_kept(job) or 'No row was finished; the same command starts over.'}")
+            nothing = "No row is kept: the same command starts over."
+            report.ended("stopped", f"Stopped. {_kept(job) or nothing}")
             return exit_code(stop)
         except BrokenPipeError:
             if job.output != STDOUT:
