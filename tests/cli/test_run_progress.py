@@ -16,6 +16,7 @@ from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.progress import JobManifest, JobState, ProgressMeter, RowCounts
 from hdruntime.jobs.rows import Columns, Position
 from support.commands import HDEXPORT, Command
+from support.job_runs import left_in
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
 
@@ -127,7 +128,7 @@ def test_results_go_to_the_standard_output_and_its_reader_may_have_enough(
     )
     process.stderr.close()
     left = ["bundle", "out.jsonl", "out.jsonl.ranges.npz", "rows.jsonl"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    assert left_in(tmp_path) == left
 
 
 def test_the_time_to_go_follows_from_the_bytes_and_the_speed_of_this_process(
