@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from hdruntime.errors import InputChangedError, Message, Writer
-from hdruntime.inference.overlapping import done_behind
+from hdruntime.inference.overlapping import run_behind
 from hdruntime.jobs.arriving import ArrivingInput, ArrivingShards
 from hdruntime.jobs.identity import Identity
 from hdruntime.jobs.input_files import InputFile
@@ -192,7 +192,7 @@ def _run_shards(
             shards = with_partials(watch.shards(start, characters=pool.shard_characters))
         exits.enter_context(_rare_garbage_collection())
         computed = exits.enter_context(contextlib.closing(pool.map(shards)))
-        for manifest in done_behind(save, computed) if pool.computes_beside else map(save, computed):
+        for manifest in run_behind(save, computed) if pool.computes_beside else map(save, computed):
             report(meter.progress(JobState.RUNNING, manifest))
     watch.require_all_unchanged()
 

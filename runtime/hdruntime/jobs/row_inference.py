@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.errors import BackendError, HdexportError, Message, NonFiniteOutputError, joined
-from hdruntime.inference.overlapping import made_ahead
+from hdruntime.inference.overlapping import prefetched
 from hdruntime.inference.scheduling import PaddingCount
 from hdruntime.jobs.options import RowOptions
 from hdruntime.jobs.progress import RowCounts
@@ -47,7 +47,7 @@ class LocalPool:
         """Run every shard; see `JobPool`. Beside a GPU the next shard is read and tokenized meanwhile."""
         encoded = ((shard, self._infer.encode(shard.rows)) for shard in shards)
         stop = shards.stop if isinstance(shards, Stoppable) else None
-        with made_ahead(encoded, is_ahead=self.computes_beside, stop=stop) as ahead:
+        with prefetched(encoded, is_ahead=self.computes_beside, stop=stop) as ahead:
             for shard, items in ahead:
                 yield shard, self._infer.run(shard, items)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hdruntime.errors import InputError, Message, Setting
 
 RANGES_SUFFIX = ".ranges.npz"
-"""Ending that a job appends to the name of an output without metadata, for the file of its ranges."""
+"""Suffix that a job appends to the name of an output without metadata, for the file of its ranges."""
 
 RANGES_KEY, BUNDLE_KEY, NORMALIZED_KEY = "hdexport.ranges", "hdexport.bundle", "hdexport.normalized"
 """Keys of an output's metadata; the last one's values are true, false and unknown."""
@@ -45,7 +45,7 @@ def read_ranges(path: str | Path, *, bundle: str | None = None, normalized: str 
     try:
         if not file.exists():
             raise InputError(f"There is no file {file} with ranges.", hint=_FILES)
-        ranges, metadata = _found(file)
+        ranges, metadata = _read(file)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{file} cannot be read as ranges: {error}.", hint=_FILES) from error
     if ranges.ndim != 2 or len(ranges) != 2 or not ranges.size:
@@ -83,14 +83,14 @@ def write_ranges(file: BinaryIO, ranges: Ranges, metadata: dict[str, str]) -> No
                 np.lib.format.write_array(member, array)
 
 
-def _found(file: Path) -> tuple[Ranges, dict[str, str]]:
+def _read(file: Path) -> tuple[Ranges, dict[str, str]]:
     """The ranges, and the metadata of the output; empty where the file has none."""
     if file.is_dir() or file.suffix == ".parquet":
-        import pyarrow.parquet  # which takes long to load, and which the other files go without
+        import pyarrow.parquet  # slow to import, and only needed here
 
         first = file / "part-00000.parquet" if file.is_dir() else file
-        found = pyarrow.parquet.read_schema(first).metadata or {}
-        return _of_metadata({name.decode(): value.decode() for name, value in found.items() if b"hdexport." in name})
+        entries = pyarrow.parquet.read_schema(first).metadata or {}
+        return _of_metadata({name.decode(): value.decode() for name, value in entries.items() if b"hdexport." in name})
     if file.suffix in (".npy", ".npz"):
         with file.open("rb") as stream:
             content: Any = np.load(stream, allow_pickle=False)
@@ -104,7 +104,7 @@ def _found(file: Path) -> tuple[Ranges, dict[str, str]]:
     beside = file.with_name(file.name + RANGES_SUFFIX)
     if not beside.exists():
         raise ValueError(f"there is no {beside.name} beside it")
-    return _found(beside)
+    return _read(beside)
 
 
 def _of_metadata(metadata: dict[str, str]) -> tuple[Ranges, dict[str, str]]:
