@@ -112,7 +112,7 @@ def test_ranges_of_other_dimensions_bundles_or_types_are_refused_in_words(
         with named_case(name, dtype), pytest.raises(InputError, match=message):
             plan_job(open_bundle(bundle), [rows], tmp_path / "new.jsonl", options=JobOptions(vectors=vectors))
     with SentenceEncoder(bundle_path) as encoder:
-        with pytest.raises(InputError, match="ranges are for the precisions int8 and uint8, and precision is"):
+        with pytest.raises(InputError, match="ranges are for the precisions int8 and uint8; precision is"):
             encoder.encode(TEXTS, ranges=tmp_path / "out.jsonl")
         with pytest.raises(InputError, match=r"ranges has the shape \[2, 5\]; it must be \[2, 4\]"):
             encoder.encode(TEXTS, precision="int8", ranges=tmp_path / "wide.npy")
