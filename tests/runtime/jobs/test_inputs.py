@@ -19,6 +19,7 @@ import pytest
 
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputChangedError, InputError, MissingDependencyError
+from hdruntime.errors import write as written
 from hdruntime.jobs import plan_job
 from hdruntime.jobs.input_files import RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, find_inputs, resolved_columns
@@ -348,7 +349,7 @@ def test_an_id_that_comes_after_the_first_rows_is_an_error_of_its_row(tmp_path: 
     )
     *_, before, late, after = rows_of(tmp_path / "a.jsonl", columns=Columns())
     assert (before.error, after.error, after.id) == (None, None, FIRST_ROWS + 1)
-    assert write(late.error or "").startswith(
+    assert written(late.error or "").startswith(
         "The row has the column 'id', which none of the first rows has.\nGive every row"
     )
     *_, numbered, _ = rows_of(tmp_path / "a.jsonl", columns=Columns(id=""))
