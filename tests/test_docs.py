@@ -78,7 +78,14 @@ def test_links_beside_the_site_lead_somewhere() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     text = "".join(page(name) for name in PAGES if name.startswith("docs/api/"))
     shown = set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
-    modules = ["hdruntime", "hdruntime.jobs", "hdruntime.ray", "hdexport.publish", "hdexport.verify"]
+    modules = [
+        "hdruntime",
+        "hdruntime.jobs",
+        "hdruntime.ray",
+        "hdexport.publish",
+        "hdexport.package",
+        "hdexport.verify",
+    ]
     modules += ["hdexport.build", "hdexport.extend"]
     public = {f"{name}.{each}" for name in modules for each in importlib.import_module(name).__all__}
     assert {name for name in public if not name.endswith("__version__")} <= shown

@@ -25,6 +25,7 @@ _EXTRA_OF_PACKAGE = {
     "onnx_ir": "export",
     "onnxscript": "export",
     "openvino": "openvino",
+    "openvino_tokenizers": "targets",
     "polygraphy": "rtx",
     "prometheus_client": "serve",
     "ray": "ray",

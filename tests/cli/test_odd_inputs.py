@@ -240,7 +240,7 @@ def _command_line(command: str, bundle: Path, checkpoint: Path, texts: Path, out
         "serve": {"bundle": [bundle], "port": ["--port", 0]},
         "quality": {"bundles": [bundle], "texts": ["--texts", texts]},
         "bench": {"": ["--peers", "none"], "bundles": [bundle], "output": ["-o", output]},
-        "package": {"bundle": [bundle], "triton": ["--triton", output]},
+        "package": {"": ["--for", "triton"], "bundle": [bundle], "output": ["-o", output]},
         "push": {"bundle": [bundle], "name": ["nobody/nothing"]},
     }.get(command, {})
 
@@ -397,17 +397,6 @@ def test_a_row_without_an_id_is_named_by_its_number(
     rows.write_text(f'{{"id": "a", "text": "a"}}\n{bad}\n')
     said = hdexport("run", bundle, rows, "-o", tmp_path / "out.jsonl").stderr
     assert "The first of them is row number 1, which has no id: " in said
-
-
-def test_the_option_of_a_place_is_advised_where_the_place_is_wrong(
-    hdexport: Callable[..., Any], bundle: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    said = hdexport("package", bundle, "--triton", tmp_path / "file").stderr
-    assert "--triton" in said
-    assert "--name" not in said
-    hdexport("package", bundle, "--triton", tmp_path / "models")
-    assert "--name" in hdexport("package", bundle, "--triton", tmp_path / "models").stderr
 
 
 def test_a_name_as_long_as_names_can_be_is_written(

@@ -15,21 +15,37 @@ def test_a_model_is_written_once_with_a_bundle_that_loads(
     bundle: Path,
     tmp_path: Path,
 ) -> None:
-    models = tmp_path / "models"
-    done = installed("package", bundle, "--triton", models, "--name", "encoder", "--backend", "onnxruntime")
+    model = tmp_path / "models" / "encoder"
+    done = installed("package", bundle, "--for", "triton", "-o", model, "--backend", "onnxruntime")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
-        f"{models}/encoder: a model of Triton's Python backend, whose Python needs hdexport\n"
-        f"Serve it: tritonserver --model-repository {models}\n"
+        "Not compared with the bundle: the package runs the bundle itself, in hdexport's runtime.\n"
+        f"{model}: for Triton Inference Server\n"
+        f"Next: tritonserver --model-repository REPOSITORY, the directory that holds {model}; its Python needs "
+        "hdexport.\n"
     )
-    config = (models / "encoder" / "config.pbtxt").read_text()
+    config = (model / "config.pbtxt").read_text()
     assert 'parameters [ { key: "backend" value: { string_value: "onnxruntime" } } ]' in config
-    with hdruntime.load(models / "encoder" / "1" / "bundle") as session:
+    with hdruntime.load(model / "1" / "bundle") as session:
         assert session.max_len == hdruntime.open_bundle(bundle).manifest.max_len
-    refused("package", bundle, "--triton", models, "--name", "encoder", message="Replace it with --force")
+    refused("package", bundle, "--for", "triton", "-o", model, message="Replace it with --force")
+
+
+def test_every_text_is_compared_and_what_does_not_fit_is_refused_in_flags(
+    hdexport: Command, refused: Refused, bundle: Path, tmp_path: Path
+) -> None:
+    done = hdexport("package", bundle, "--for", "onnx", "-o", tmp_path / "onnx", "--opset", 19, "--ir-version", 9)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[:4]] == ["1", "20", "600", "3000"]
+    assert done.stdout.count("has the cosine 1.0000") == 4
+    place = ("-o", tmp_path / "other")
+    refused("package", bundle, "--for", "triton", *place, "--opset", 19, message="Leave out --opset")
+    refused("package", bundle, "--for", "onnx", *place, "--opset", 16, message="--opset is 16; it must be 17 to 20")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_bundle_that_reads_no_texts_is_refused(refused: Refused, tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle", tokenizer=False)
-    refused("package", bundle, "--triton", tmp_path / "models", message="Serve a bundle that reads texts")
-    assert not (tmp_path / "models").exists()
+    for target in ("triton", "onnx"):
+        refused("package", bundle, "--for", target, "-o", tmp_path / "out", message="has no tokenizer")
+    assert not (tmp_path / "out").exists()

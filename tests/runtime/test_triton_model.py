@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdexport.publish import package_for_triton
+from hdexport.package import PackageOptions, package_bundle
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, OutputExistsError
 from support.splade_models import made_splade
@@ -21,6 +21,10 @@ from support.triton_server import missing_triton, triton_server
 TEXTS = ["A text.", "", "Another text, a little longer than the first.", "Grüße, 你好."]
 
 needs_triton = pytest.mark.skipif(missing_triton() is not None, reason=str(missing_triton()))
+
+
+def packaged(bundle: Path, model: Path, **options: Any) -> Path:
+    return package_bundle(open_bundle(bundle), PackageOptions(target="triton", output=model, **options)).path
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,7 @@ def server(sample_bundle: Path, classifier: Path, tmp_path_factory: pytest.TempP
     """A client of a server of the models ``embedder`` and ``classifier``."""
     models = tmp_path_factory.mktemp("triton") / "models"
     for name, bundle in (("embedder", sample_bundle), ("classifier", classifier)):
-        assert package_for_triton(open_bundle(bundle), models, name=name) == models / name
+        packaged(bundle, models / name)
     with triton_server(models, tmp_path_factory.mktemp("server")) as client:
         yield client
 
@@ -91,7 +95,7 @@ def test_texts_and_pairs_become_the_classes_scores(server: httpx2.Client, classi
     [
         ({"truncate": "begin"}, "truncate is 'begin'; it is error, end or split"),
         ({"overflow": "split"}, "There is no parameter 'overflow'; there are truncate, prompt_name"),
-        ({"prompt_name": "none"}, """"prompt_name" is 'none'"""),
+        ({"prompt_name": "none"}, '"prompt_name" is'),
     ],
 )
 def test_a_parameter_that_means_nothing_is_refused(
@@ -103,23 +107,17 @@ def test_a_parameter_that_means_nothing_is_refused(
 
 
 def test_a_model_is_replaced_on_request_alone_and_nothing_else_is(sample_bundle: Path, tmp_path: Path) -> None:
-    bundle = open_bundle(sample_bundle)
-    model = package_for_triton(bundle, tmp_path, name="model")
+    model = packaged(sample_bundle, tmp_path / "model")
     before = (model / "config.pbtxt").read_text()
-    with pytest.raises(OutputExistsError, match="choose another name with name"):
-        package_for_triton(bundle, tmp_path, name="model")
-    package_for_triton(bundle, tmp_path, name="model", backend="onnxruntime", force=True)
+    with pytest.raises(OutputExistsError, match="choose another place with -o"):
+        packaged(sample_bundle, tmp_path / "model")
+    packaged(sample_bundle, tmp_path / "model", backend="onnxruntime", force=True)
     assert before != (model / "config.pbtxt").read_text()
     (model / "1" / "notes.txt").write_text("mine")
     with pytest.raises(OutputExistsError, match=r"notes\.txt"):
-        package_for_triton(bundle, tmp_path, name="model", force=True)
+        packaged(sample_bundle, tmp_path / "model", force=True)
 
 
-def test_what_triton_cannot_serve_is_refused(
-    sample_bundle: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    splade = open_bundle(made_splade(tmp_path_factory, "max") / "bundle")
+def test_what_triton_cannot_serve_is_refused(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(InputError, match="Serve it with: hdexport serve"):
-        package_for_triton(splade, tmp_path)
-    with pytest.raises(InputError, match="use letters, digits"):
-        package_for_triton(open_bundle(sample_bundle), tmp_path, name="../model")
+        packaged(made_splade(tmp_path_factory, "max") / "bundle", tmp_path / "model")

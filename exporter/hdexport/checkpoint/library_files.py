@@ -14,7 +14,8 @@ from hdexport.checkpoint.extended_files import rewrite_json
 from hdexport.checkpoint.sentence_modules import module_folders, scored_labels, sentence_modules
 from hdexport.checkpoint.tokenizer_files import settings_of_file
 from hdexport.support.json_files import read_json, read_object
-from hdruntime.bundle.manifest import Manifest, Role, Task
+from hdruntime.bundle.manifest import Manifest, Role, Side, Task, TokenizerInfo
+from hdruntime.text.lengths import checked_length
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,12 +42,13 @@ _PACKAGES_OF_MODULES = ("sentence_transformers.base.modules.", "sentence_transfo
 _LIBRARY_INPUTS = {Role.IDS, Role.MASK, Role.TOKEN_TYPES}
 
 
-def write_library_files(
-    checkpoint: Checkpoint, manifest: Manifest, directory: Path, *, text_length: int | None
-) -> None:
-    """Writes these files into a bundle's directory, with the bundle's limits of texts. `text_length` is the number of
-    tokens that encoders cut texts to; None keeps the model's own. sentence-transformers' files are left out where the
-    library would compute something else from the graph's outputs, or does not know its inputs."""
+def write_library_files(checkpoint: Checkpoint, manifest: Manifest, directory: Path) -> None:
+    """Write these files into a bundle's directory.
+
+    Every file that limits texts has one number: the tokens to which `SentenceEncoder` and `Session` truncate by
+    default. sentence-transformers' files are left out where the library would compute something else from the graph's
+    outputs, or does not know its inputs.
+    """
     source, positions, reads_texts = checkpoint.path, manifest.positions, checkpoint.tokenizer is not None
     is_as_published = reads_texts and checkpoint.tokenizer_source == "file"
     is_of_sentences = reads_texts and _fits_sentence_transformers(checkpoint, manifest)
@@ -67,10 +69,12 @@ def write_library_files(
     # Also where it has fewer: the graph of a shorter bundle has no rows for the checkpoint's other positions.
     if positions.rows != positions.base:
         changes["config.json"] = {checkpoint.family.positions_key: positions.first_row + positions.rows}
-    if reads_texts:
-        changes["tokenizer_config.json"] = _of_tokenizer(source) | _limit("model_max_length", text_length)
+    length = checked_length(None, manifest, max_tokens=manifest.max_len)
+    if manifest.tokenizer is not None:
+        changes["tokenizer_config.json"] = _of_tokenizer(source) | {"model_max_length": length}
+        _limit_tokenizer(directory, manifest.tokenizer, length, padding_side=checkpoint.tokenizer.padding_side)
     for name in (file.name for file in directory.glob("sentence_*_config.json")):
-        changes[name] = _limit("max_seq_length", text_length)
+        changes[name] = {"max_seq_length": length}
         if is_as_published:
             changes[name] |= {"do_lower_case": False}
     added = {"tokenizer_config.json": settings_of_file(checkpoint.tokenizer)} if is_as_published else {}
@@ -80,8 +84,22 @@ def write_library_files(
         _name_as_before(directory / "modules.json")
 
 
-def _limit(key: str, text_length: int | None) -> dict[str, object]:
-    return {} if text_length is None else {key: text_length}
+def _limit_tokenizer(directory: Path, info: TokenizerInfo, length: int, *, padding_side: Side) -> None:
+    """Write truncation and padding into ``tokenizer.json``, by which readers without hdexport tokenize.
+
+    The checkpoint's own numbers, such as padding of every text to 128 tokens, are those of its training.
+    """
+    from tokenizers import Tokenizer
+
+    file = str(directory / info.file)
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.enable_truncation(length, direction=info.truncation_side)
+    tokenizer.enable_padding(
+        direction=padding_side,
+        pad_id=info.pad_token_id,
+        pad_token=info.pad_token or tokenizer.id_to_token(info.pad_token_id) or "",
+    )
+    tokenizer.save(file, pretty=False)
 
 
 def _of_tokenizer(source: Path) -> dict[str, object]:

@@ -70,7 +70,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             tokenizer=tokenizer,
             unverified=grid is None and checkpoint.family.is_generic,
         )
-        write_library_files(checkpoint, manifest, directory, text_length=options.text_length)
+        write_library_files(checkpoint, manifest, directory)
         manifest = seal(directory, manifest)
         if options.int8 is not None:
             from hdexport.quantize.bundle import quantize_bundle

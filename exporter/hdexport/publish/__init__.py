@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PushOptions", "Pushed", "package_for_triton", "push"]
+__all__ = ["PushOptions", "Pushed", "push"]
 
 from hdexport.publish.push import Pushed, PushOptions, push
-from hdexport.publish.triton import package_for_triton

@@ -100,7 +100,7 @@ def test_transformers_reads_the_ids_of_the_file_from_a_bundle_of_them(
     """The bundle's settings name a class that keeps all of the file."""
     checkpoint = find_checkpoint(path).with_source("file")
     file = written(checkpoint, tmp_path / "bundle")
-    write_library_files(checkpoint, new_manifest, tmp_path / "bundle", text_length=None)
+    write_library_files(checkpoint, new_manifest, tmp_path / "bundle")
     found = AutoTokenizer.from_pretrained(tmp_path / "bundle")
     assert all_ids(found) == all_ids(file) == all_ids(tokenizer.file())
     library = AutoTokenizer.from_pretrained(path)

@@ -173,7 +173,7 @@ def test_every_backend_and_command_takes_such_a_bundle(
         ("verify", whole, "--grid", "quick", "--model", tmp_path / "model", "--precision", "float32"),
         ("inspect", whole),
         ("bench", whole, "--lengths", "16", "--rounds", "1", "--baselines", "torch", "-o", tmp_path / "bench"),
-        ("package", whole, "--triton", tmp_path / "triton", "--name", "any"),
+        ("package", whole, "--for", "triton", "-o", tmp_path / "triton" / "any"),
     ):
         ran = run_here(*words)
         assert ran.returncode == 0, (words, ran.stdout, ran.stderr)

@@ -1,0 +1,75 @@
+"""Files of a bundle that a package has, too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import string
+from pathlib import Path
+
+from hdexport.package.target import Package
+from hdruntime.errors import InputError
+
+_OF_THE_LIBRARY = ("config.json", "special_tokens_map.json")
+
+
+def write_tokenizer(package: Package, directory: Path | None = None) -> None:
+    """Write the tokenizer's files, whose truncation is that of the package."""
+    from tokenizers import Tokenizer
+
+    directory = directory or package.directory
+    info = package.bundle.manifest.tokenizer
+    assert info is not None
+    tokenizer = Tokenizer.from_file(str(package.bundle.file(info.file)))
+    tokenizer.enable_truncation(package.max_seq_length, direction=info.truncation_side)
+    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    source = package.bundle.path / "tokenizer_config.json"
+    values = json.loads(source.read_text(encoding="utf-8")) if source.is_file() else {}
+    write_json(directory / "tokenizer_config.json", values | {"model_max_length": package.max_seq_length})
+
+
+def write_library_files(package: Package, directory: Path | None = None) -> None:
+    """Write the files by which transformers and its relatives read a model."""
+    directory = directory or package.directory
+    for name in _OF_THE_LIBRARY:
+        if (package.bundle.path / name).is_file():
+            shutil.copyfile(package.bundle.path / name, directory / name)
+    write_tokenizer(package, directory)
+
+
+def write_bundle(package: Package, directory: Path) -> None:
+    """Copy the bundle into a folder of the package, for systems that run hdexport's runtime."""
+    from hdruntime.constants import MANIFEST_FILE
+
+    for file in (MANIFEST_FILE, *package.bundle.manifest.files):
+        target = directory / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(package.bundle.path / file, target)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a file of JSON."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def pooling_of(package: Package, names: dict[str, str], *, system: str) -> str:
+    """The system's name of the bundle's pooling.
+
+    Raises:
+        InputError: the system has none.
+    """
+    settings = package.bundle.manifest.sentence
+    pooling = settings.pooling if settings is not None else ()
+    if len(pooling) == 1 and pooling[0] in names and not (settings and settings.dense):
+        return names[pooling[0]]
+    raise InputError(
+        f"{system} has no pooling {' and '.join(pooling) or 'of that kind'}.",
+        hint="Package for another target, or serve the bundle: hdexport serve",
+    )
+
+
+def write_text(package: Package, name: str, template: str) -> None:
+    """Write a file from a template, in which ``$name``, ``$length`` and ``$size`` are the package's."""
+    values = {"name": package.name, "length": str(package.max_seq_length), "size": str(package.hidden_size)}
+    text = string.Template(template).safe_substitute(values)
+    (package.directory / name).write_text(text, encoding="utf-8")

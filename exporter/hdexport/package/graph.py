@@ -1,0 +1,220 @@
+"""A bundle's graph as one that any reader of ONNX loads: standard operators only, an older opset, weights inside.
+
+`onnx.inliner` replaces calls of functions by their nodes, and `onnx.version_converter` lowers the opset. What they lack
+is here: outputs for readers that pool themselves, an input that a reader insists on, float32 arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from hdexport.graph.bundle_graph import read_portable_graph
+from hdexport.graph.passes.widen_to_float32 import widen_to_float32
+from hdruntime.bundle.manifest import InputSpec, Role
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import ExportError, InputError, Setting
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir
+
+OPSETS = range(17, 21)
+IR_VERSIONS = range(8, 11)
+_GELU = ("", "Gelu")
+_GELU_OPSET = 20
+_REDUCTIONS_OPSET = 18
+"""The first opset in which reductions take their axes as an input."""
+
+_SINGLE_FILE_BYTES = 2**31 - 2**20
+"""The largest message of protobuf, less what the nodes take."""
+
+_TOKEN_TYPES = "token_type_ids"
+_STATES, _EMBEDDING = "last_hidden_state", "sentence_embedding"
+
+
+class Outputs(StrEnum):
+    """Outputs of the graph.
+
+    BUNDLE: those of the bundle.
+    POOLED: the pooled embedding alone, ``[batch, hidden]``.
+    POOLED_TOKENS: the pooled embedding in place of each token's state, ``[batch, tokens, hidden]``, so that a reader's
+        own pooling, whichever it is, gives the embedding.
+    """
+
+    BUNDLE = "bundle"
+    POOLED = "pooled"
+    POOLED_TOKENS = "pooled-tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """What a graph is made for.
+
+    Attributes:
+        opset: of the standard operators, 17 to 20.
+        ir_version: of ONNX's file format, 8 to 10; older runtimes read older versions only.
+        dtype: type of the arithmetic; None for the bundle's. Weights stay as the bundle stores them.
+        token_type_ids: whether the graph has this input, which it ignores if the model has none.
+        outputs: which outputs the graph has.
+        single_file: whether weights are inside the file; None for up to 2 GB.
+        weights_file: name of the file of weights that are outside.
+    """
+
+    opset: int = 18
+    ir_version: int = 8
+    dtype: Literal["float32", "float16"] | None = None
+    token_type_ids: bool = False
+    outputs: Outputs = Outputs.BUNDLE
+    single_file: bool | None = None
+    weights_file: str = "model.onnx.data"
+
+    def check(self) -> None:
+        """Refuse versions that are not supported.
+
+        Raises:
+            InputError: an option is out of range.
+        """
+        for name, value, accepted in (
+            ("opset", self.opset, OPSETS),
+            ("ir_version", self.ir_version, IR_VERSIONS),
+        ):
+            if value not in accepted:
+                raise InputError(parameter=name, value=value, accepted=f"{accepted[0]} to {accepted[-1]}")
+
+
+def write_graph(bundle: Bundle, path: Path, options: GraphOptions) -> None:
+    """Write a bundle's graph into a file.
+
+    Args:
+        bundle: an opened bundle.
+        path: file to write; its directory exists.
+        options: see `GraphOptions`.
+
+    Raises:
+        InputError: the bundle has inputs that no other reader feeds, or no pooled embedding, or its weights are too
+            large for one file.
+    """
+    import onnx_ir as ir
+
+    options.check()
+    model = read_portable_graph(bundle)
+    _check_inputs(bundle)
+    if options.dtype == "float32":
+        widen_to_float32(model)
+    elif options.dtype == "float16" and bundle.manifest.dtype != "float16":
+        raise InputError(
+            f"{bundle.path} has the dtype {bundle.manifest.dtype}; float16 arithmetic needs a float16 bundle.",
+            hint=("Build the bundle with ", Setting("fp16", True, command="build"), "."),
+        )
+    if options.token_type_ids:
+        _add_token_types(model)
+    _set_outputs(model, options.outputs, bundle)
+    # The weights stay in their files while the graph is rewritten: a message of protobuf is at most 2 GB.
+    directory = bundle.path
+    standard = ir.from_proto(_with_standard_operators(ir.to_proto(model), options))
+    ir.external_data.set_base_dir(standard.graph, directory)
+    size = sum(value.const_value.nbytes for value in standard.graph.initializers.values() if value.const_value)
+    fits = size < _SINGLE_FILE_BYTES
+    if options.single_file and not fits:
+        raise InputError(
+            f"The weights of {bundle.path} take {size / 2**30:.2f} GiB; one file of ONNX holds at most 2 GiB.",
+            hint=("Leave out ", Setting("single_file"), "."),
+        )
+    if options.single_file or (options.single_file is None and fits):
+        ir.save(ir.external_data.load_to_model(standard), path)
+    else:
+        ir.save(standard, path, external_data=options.weights_file)
+
+
+def _check_inputs(bundle: Bundle) -> None:
+    others = [spec for spec in bundle.manifest.inputs if spec.role not in (Role.IDS, Role.MASK, Role.TOKEN_TYPES)]
+    if others:
+        raise InputError(
+            f"{bundle.path} has the inputs {', '.join(map(_described, others))}, which only hdexport's runtime feeds.",
+            hint="Run the bundle itself: hdexport run, hdexport serve, or hdruntime.load.",
+        )
+
+
+def _described(spec: InputSpec) -> str:
+    return f"{spec.name} ({spec.role.value.replace('_', ' ')})"
+
+
+def _add_token_types(model: onnx_ir.Model) -> None:
+    """Add an input that no node reads, for readers that always feed it."""
+    import onnx_ir as ir
+
+    inputs = model.graph.inputs
+    if any(value.name == _TOKEN_TYPES for value in inputs):
+        return
+    ids = inputs[0]
+    inputs.append(ir.Value(name=_TOKEN_TYPES, type=ir.TensorType(ir.DataType.INT64), shape=ids.shape))
+
+
+def _set_outputs(model: onnx_ir.Model, outputs: Outputs, bundle: Bundle) -> None:
+    if outputs is Outputs.BUNDLE:
+        return
+    import onnx_ir as ir
+
+    graph = model.graph
+    embedding = next((value for value in graph.outputs if value.name == _EMBEDDING), None)
+    if embedding is None:
+        raise InputError(
+            f"{bundle.path} has no {_EMBEDDING}: its task is {bundle.manifest.task}.",
+            hint=("Build it with ", Setting("task", "sentence-similarity", command="build"), "."),
+        )
+    if outputs is Outputs.POOLED:
+        graph.outputs[:] = [embedding]
+        return
+    states = next(value for value in graph.outputs if value.name == _STATES)
+    states.name = f"{_STATES}.model"
+    ids = graph.inputs[0]
+    tape = ir.tape.Tape()
+    one = tape.initializer(ir.tensor([1], dtype=ir.DataType.INT64, name=f"{_STATES}.axis"))
+    size = tape.op("Shape", [embedding], attributes={"start": 1})
+    shape = tape.op("Concat", [tape.op("Shape", [ids]), size], attributes={"axis": 0})
+    expanded = tape.op("Expand", [tape.op("Unsqueeze", [embedding, one]), shape])
+    expanded.name, expanded.type = _STATES, embedding.type
+    expanded.shape = ir.Shape([*(ids.shape or ()), *(embedding.shape or ())[1:]])
+    for value in tape.initializers:
+        graph.register_initializer(value)
+    graph.extend(tape.nodes)
+    graph.outputs[:] = [expanded]
+
+
+def _with_standard_operators(model: onnx.ModelProto, options: GraphOptions) -> onnx.ModelProto:
+    """The graph without functions, at the opset and the version of the format that were asked for."""
+    import onnx
+    from onnx import helper, inliner, version_converter
+
+    model = inliner.inline_local_functions(model)
+    if options.opset < _GELU_OPSET:
+        model = inliner.inline_selected_functions(model, [_GELU], inline_schema_functions=True)
+    opset = next(each.version for each in model.opset_import if each.domain == "")
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid("", opset))
+    try:
+        if options.opset != opset:
+            model = version_converter.convert_version(model, options.opset)
+    except RuntimeError as error:
+        raise ExportError(
+            f"onnx {onnx.__version__} cannot convert the graph from opset {opset} to {options.opset}: {error}.",
+            hint=("Choose a higher ", Setting("opset"), f", up to {OPSETS[-1]}."),
+        ) from error
+    if options.opset < _REDUCTIONS_OPSET:
+        _finish_reductions(model.graph)
+    # tract 0.23 takes the names of two axes in them for sizes that differ.
+    del model.graph.value_info[:]
+    model.ir_version = options.ir_version
+    return model
+
+
+def _finish_reductions(graph: onnx.GraphProto) -> None:
+    """Remove an attribute that opset 18 brought, and that onnx 1.23.2's converter leaves behind."""
+    for node in graph.node:
+        if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum":
+            kept = [each for each in node.attribute if each.name != "noop_with_empty_axes"]
+            del node.attribute[:]
+            node.attribute.extend(kept)

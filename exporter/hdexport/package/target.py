@@ -1,0 +1,162 @@
+"""What `hdexport package` can write for: a `Target` in each file of ``targets/``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from hdexport.package.graph import GraphOptions
+from hdruntime.bundle.manifest import Manifest, Task
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import InputError, Setting
+
+if TYPE_CHECKING:
+    from hdruntime.arrays import FloatArray
+
+EMBEDDERS = frozenset({Task.SENTENCE_SIMILARITY})
+"""Tasks whose bundles have a pooled embedding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageOptions:
+    """What to write, and where.
+
+    Attributes:
+        target: name of the system, of `targets()`.
+        output: directory to write; for Triton, the model repository.
+        force: replace a package that is there.
+        check: run the package as its system would, and compare it with the bundle.
+        opset, ir_version, dtype, token_type_ids, single_file: of the graph, as of `GraphOptions`; None for the
+            target's own.
+        pooled: give every token's state the pooled embedding, so that any pooling of the reader is right.
+        max_seq_length: tokens to which the package's tokenizer truncates; None for the bundle's number.
+        name: name of the model in the system; None for the bundle's.
+        backend: what runs the bundle, for targets that run hdexport's runtime.
+    """
+
+    target: str
+    output: Path
+    force: bool = False
+    check: bool = True
+    opset: int | None = None
+    ir_version: int | None = None
+    dtype: Literal["float32", "float16"] | None = None
+    token_type_ids: bool | None = None
+    single_file: bool | None = None
+    pooled: bool | None = None
+    max_seq_length: int | None = None
+    name: str | None = None
+    backend: str = "auto"
+
+
+GRAPH = frozenset({"opset", "ir_version", "dtype", "token_type_ids", "single_file", "pooled"})
+"""Options of targets whose graph may have several forms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package that is being written.
+
+    Attributes:
+        bundle: the bundle that it is made of.
+        directory: where its files go.
+        options: as given.
+        graph: options of its graph.
+        max_seq_length: tokens to which its tokenizer truncates.
+        name: of the model.
+    """
+
+    bundle: Bundle
+    directory: Path
+    options: PackageOptions
+    graph: GraphOptions
+    max_seq_length: int
+    name: str
+
+    @property
+    def hidden_size(self) -> int:
+        """Size of an embedding."""
+        settings = self.bundle.manifest.sentence
+        size = next(spec.shape[-1] for spec in self.bundle.manifest.outputs if spec.name == "sentence_embedding")
+        assert isinstance(size, int)
+        return (settings and settings.truncate_dim) or size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A system that loads packages.
+
+    Attributes:
+        name: of ``--for``.
+        system: the system, as its users call it, with the version whose rules are followed.
+        source: file or page, and version, in which these rules were read.
+        tried: what the package was run with, as ``name version``; empty where it was only read.
+        write: writes the files of a package.
+        run: what the system computes of a package and a text, or a query and a document: output name -> array. None
+            where hdexport's runtime runs the bundle, which is what a package is compared with.
+        next_step: the command or the place in the system that takes the package.
+        tasks: tasks whose bundles the system runs.
+        graph: options of the graph.
+        takes: names of the further options that the target takes.
+        longest: tokens to which the system truncates, whatever the tokenizer says; None if it does not.
+        check: refuses a bundle that the system cannot run, before anything is written.
+    """
+
+    name: str
+    system: str
+    source: str
+    write: Callable[[Package], None]
+    next_step: str
+    run: Callable[..., Mapping[str, FloatArray]] | None = None
+    tried: tuple[str, ...] = ()
+    tasks: frozenset[Task] = EMBEDDERS
+    graph: GraphOptions = field(default_factory=GraphOptions)
+    takes: frozenset[str] = frozenset()
+    longest: int | None = None
+    check: Callable[[Bundle], None] = lambda bundle: None
+
+
+def is_reranker(manifest: Manifest) -> bool:
+    """Whether a classifier scores a query and a document."""
+    return manifest.task is Task.TEXT_CLASSIFICATION and len(manifest.labels) == 1
+
+
+def targets() -> dict[str, Target]:
+    """All targets by name."""
+    from hdexport.package import targets as folder
+
+    names = [each.name for each in pkgutil.iter_modules(folder.__path__)]
+    modules = [importlib.import_module(f"{folder.__name__}.{name}") for name in names]
+    return {module.TARGET.name: module.TARGET for module in modules}
+
+
+def target_named(name: str) -> Target:
+    """A target.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    found = targets()
+    if name not in found:
+        raise InputError(parameter="target", value=name, accepted=f"one of {', '.join(sorted(found))}")
+    return found[name]
+
+
+def check_options(target: Target, options: PackageOptions) -> None:
+    """Refuse options that the target does not take.
+
+    Raises:
+        InputError: an option is given that changes nothing.
+    """
+    defaults = PackageOptions(target=options.target, output=options.output)
+    for option in (*sorted(GRAPH), "name", "backend"):
+        if option not in target.takes and getattr(options, option) != getattr(defaults, option):
+            raise InputError(
+                Setting(option),
+                f" does not change what is written for {target.name}.",
+                hint=("Leave out ", Setting(option), "."),
+            )

@@ -1,0 +1,56 @@
+"""DJL's text embedding translator: a folder with the graph, the tokenizer and serving.properties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hdexport.package.files import write_library_files
+from hdexport.package.graph import GraphOptions, Outputs, write_graph
+from hdexport.package.readers import djl_tokenizer, mean, run_onnx
+from hdexport.package.target import Package, Target
+
+if TYPE_CHECKING:
+    from hdruntime.arrays import FloatArray
+
+_PROPERTIES = """engine=OnnxRuntime
+option.modelName=model
+option.mapLocation=true
+translatorFactory=ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory
+includeTokenTypes={token_types}
+pooling=mean
+normalize=false
+padding=true
+truncation=true
+maxLength={length}
+modelMaxLength={length}
+"""
+
+
+def _write(package: Package) -> None:
+    write_graph(package.bundle, package.directory / "model.onnx", package.graph)
+    write_library_files(package)
+    info = package.bundle.manifest.tokenizer
+    token_types = any(spec.name == "token_type_ids" for spec in package.bundle.manifest.inputs)
+    assert info is not None
+    (package.directory / "serving.properties").write_text(
+        _PROPERTIES.format(length=package.max_seq_length, token_types=str(token_types).lower()), encoding="utf-8"
+    )
+
+
+def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
+    tokenizer = djl_tokenizer(package.directory / "tokenizer.json", model_max_length=package.max_seq_length)
+    encoding = tokenizer.encode(text)
+    states = run_onnx(package.directory / "model.onnx", encoding)["last_hidden_state"]
+    return {"sentence_embedding": mean(states, encoding)}
+
+
+TARGET = Target(
+    name="djl",
+    system="DJL and DJL Serving",
+    source="HuggingFaceTokenizer.java and TextEmbeddingTranslator.java, DJL 0.37",
+    write=_write,
+    run=_run,
+    next_step="Criteria.builder().optModelPath(Paths.get(FOLDER)), or serving.properties in DJL Serving's model store.",
+    graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS),
+)

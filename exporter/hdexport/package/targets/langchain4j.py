@@ -1,0 +1,65 @@
+"""LangChain4j's OnnxEmbeddingModel: a graph and a tokenizer of word pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hdexport.package.files import write_tokenizer
+from hdexport.package.graph import GraphOptions, Outputs, write_graph
+from hdexport.package.readers import DJL_LONGEST, djl_tokenizer, run_onnx
+from hdexport.package.target import Package, Target
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from hdruntime.arrays import FloatArray
+
+_JAVA = """import dev.langchain4j.model.embedding.onnx.OnnxEmbeddingModel;
+import dev.langchain4j.model.embedding.onnx.PoolingMode;
+
+EmbeddingModel model = new OnnxEmbeddingModel("model.onnx", "tokenizer.json", PoolingMode.MEAN);
+"""
+
+
+def _check(bundle: Bundle) -> None:
+    from tokenizers import Tokenizer, models
+
+    assert bundle.manifest.tokenizer is not None
+    model = Tokenizer.from_file(str(bundle.file(bundle.manifest.tokenizer.file))).model
+    if not isinstance(model, models.WordPiece):
+        raise InputError(
+            f"LangChain4j writes a text's tokens as a text again, which is right for word pieces alone; this bundle's "
+            f"tokenizer is {type(model).__name__}.",
+            hint="Serve the bundle, and use LangChain4j's OpenAiEmbeddingModel: hdexport serve",
+        )
+
+
+def _write(package: Package) -> None:
+    write_graph(package.bundle, package.directory / "model.onnx", package.graph)
+    write_tokenizer(package)
+    (package.directory / "Embedding.java").write_text(_JAVA, encoding="utf-8")
+
+
+def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
+    """One partition: a text of at most 512 tokens has at most 510 without the special ones."""
+    tokenizer = djl_tokenizer(package.directory / "tokenizer.json")
+    tokens = tokenizer.encode(text).tokens[1:-1]
+    written = " ".join(tokens).replace(" ##", "").strip()
+    if tokenizer.encode(written).tokens[1:-1] != tokens:
+        written = "".join(tokens)
+    states = run_onnx(package.directory / "model.onnx", tokenizer.encode(written))["last_hidden_state"]
+    return {"sentence_embedding": states[0].mean(0)}
+
+
+TARGET = Target(
+    name="langchain4j",
+    system="LangChain4j",
+    source="OnnxBertBiEncoder.java, langchain4j 289c771a; HuggingFaceTokenizer.java, DJL 0.37",
+    write=_write,
+    run=_run,
+    next_step='new OnnxEmbeddingModel("model.onnx", "tokenizer.json", PoolingMode.MEAN)',
+    graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS, single_file=True),
+    longest=DJL_LONGEST,
+    check=_check,
+)

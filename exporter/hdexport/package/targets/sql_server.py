@@ -1,0 +1,37 @@
+"""SQL Server 2025 and Azure SQL: an external model, with `hdexport serve` as its endpoint."""
+
+from __future__ import annotations
+
+from hdexport.package.files import write_bundle, write_text
+from hdexport.package.target import Package, Target
+
+_SQL = """-- hdexport serve BUNDLE behind https; its API key is the secret.
+CREATE DATABASE SCOPED CREDENTIAL [https://HOST/v1/embeddings]
+WITH IDENTITY = 'HTTPEndpointHeaders', SECRET = '{"Authorization": "Bearer API_KEY"}';
+
+CREATE EXTERNAL MODEL [$name]
+WITH (
+    LOCATION = 'https://HOST/v1/embeddings',
+    API_FORMAT = 'OpenAI',
+    MODEL_TYPE = EMBEDDINGS,
+    MODEL = '$name',
+    CREDENTIAL = [https://HOST/v1/embeddings]
+);
+
+-- SELECT AI_GENERATE_EMBEDDINGS(text USE MODEL [$name]) FROM documents; a VECTOR($size)
+"""
+
+
+def _write(package: Package) -> None:
+    write_bundle(package, package.directory / "bundle")
+    write_text(package, "model.sql", _SQL)
+
+
+TARGET = Target(
+    name="sql-server",
+    system="SQL Server 2025",
+    source="https://learn.microsoft.com/en-us/sql/t-sql/statements/create-external-model-transact-sql",
+    write=_write,
+    next_step="hdexport serve FOLDER/bundle behind https, then run FOLDER/model.sql",
+    takes=frozenset({"name"}),
+)
