@@ -83,7 +83,7 @@ def test_every_public_name_is_in_the_reference() -> None:
         "hdruntime.jobs",
         "hdruntime.ray",
         "hdexport.publish",
-        "hdexport.package",
+        "hdexport.package.write",
         "hdexport.verify",
     ]
     modules += ["hdexport.build", "hdexport.extend"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdexport.package import PackageOptions, package_bundle
+from hdexport.package.write import PackageOptions, package_bundle
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, OutputExistsError
 from support.splade_models import made_splade
@@ -109,7 +109,7 @@ def test_a_parameter_that_means_nothing_is_refused(
 def test_a_model_is_replaced_on_request_alone_and_nothing_else_is(sample_bundle: Path, tmp_path: Path) -> None:
     model = packaged(sample_bundle, tmp_path / "model")
     before = (model / "config.pbtxt").read_text()
-    with pytest.raises(OutputExistsError, match="choose another place with -o"):
+    with pytest.raises(OutputExistsError, match="choose another place with output"):
         packaged(sample_bundle, tmp_path / "model")
     packaged(sample_bundle, tmp_path / "model", backend="onnxruntime", force=True)
     assert before != (model / "config.pbtxt").read_text()

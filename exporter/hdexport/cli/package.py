@@ -16,16 +16,16 @@ SUMMARY = "write a bundle as the files that another system loads"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from hdexport.package.graph import IR_VERSIONS, OPSETS
-    from hdexport.package.target import targets
+    from hdexport.package.targets import names
 
     parser.add_argument("bundle", metavar="BUNDLE", type=local_path, help="directory that `hdexport build` made")
     parser.add_argument(
         "--for",
         dest="target",
         metavar="SYSTEM",
-        choices=sorted(targets()),
+        choices=list(names()),
         required=True,
-        help=f"the system: {', '.join(sorted(targets()))}",
+        help=f"the system: {', '.join(names())}",
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", type=local_path, required=True, help="directory to write")
     parser.add_argument("--force", action="store_true", help="replace a package that this command wrote")
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import dataclasses
 
-    from hdexport.package import PackageOptions, package_bundle
+    from hdexport.package.write import PackageOptions, package_bundle
     from hdruntime.bundle.reader import open_bundle
 
     outlive_readers()

@@ -11,8 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hdexport.graph.bundle_graph import read_portable_graph
-from hdexport.graph.passes.widen_to_float32 import widen_to_float32
+from hdplugins.op_builder import OpBuilder
 from hdruntime.bundle.manifest import InputSpec, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ExportError, InputError, Setting
@@ -99,11 +98,14 @@ def write_graph(bundle: Bundle, path: Path, options: GraphOptions) -> None:
     """
     import onnx_ir as ir
 
+    from hdexport.graph.bundle_graph import read_portable_graph
+    from hdexport.graph.passes.upcast_to_float32 import UpcastToFloat32
+
     options.check()
     model = read_portable_graph(bundle)
     _check_inputs(bundle)
     if options.dtype == "float32":
-        widen_to_float32(model)
+        UpcastToFloat32()(model)
     elif options.dtype == "float16" and bundle.manifest.dtype != "float16":
         raise InputError(
             f"{bundle.path} has the dtype {bundle.manifest.dtype}; float16 arithmetic needs a float16 bundle.",
@@ -171,16 +173,11 @@ def _set_outputs(model: onnx_ir.Model, outputs: Outputs, bundle: Bundle) -> None
     states = next(value for value in graph.outputs if value.name == _STATES)
     states.name = f"{_STATES}.model"
     ids = graph.inputs[0]
-    tape = ir.tape.Tape()
-    one = tape.initializer(ir.tensor([1], dtype=ir.DataType.INT64, name=f"{_STATES}.axis"))
-    size = tape.op("Shape", [embedding], attributes={"start": 1})
-    shape = tape.op("Concat", [tape.op("Shape", [ids]), size], attributes={"axis": 0})
-    expanded = tape.op("Expand", [tape.op("Unsqueeze", [embedding, one]), shape])
+    op = OpBuilder.append(graph)
+    shape = op.Concat(op.Shape(ids), op.Shape(embedding, start=1), axis=0)
+    expanded = op.Expand(op.Unsqueeze(embedding, [1]), shape)
     expanded.name, expanded.type = _STATES, embedding.type
     expanded.shape = ir.Shape([*(ids.shape or ()), *(embedding.shape or ())[1:]])
-    for value in tape.initializers:
-        graph.register_initializer(value)
-    graph.extend(tape.nodes)
     graph.outputs[:] = [expanded]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hdexport.package.graph import GraphOptions
+from hdexport.package.targets import names
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, Setting
@@ -127,11 +127,7 @@ def is_reranker(manifest: Manifest) -> bool:
 
 def targets() -> dict[str, Target]:
     """All targets by name."""
-    from hdexport.package import targets as folder
-
-    names = [each.name for each in pkgutil.iter_modules(folder.__path__)]
-    modules = [importlib.import_module(f"{folder.__name__}.{name}") for name in names]
-    return {module.TARGET.name: module.TARGET for module in modules}
+    return {name: target_named(name) for name in names()}
 
 
 def target_named(name: str) -> Target:
@@ -140,10 +136,11 @@ def target_named(name: str) -> Target:
     Raises:
         InputError: there is none of that name.
     """
-    found = targets()
-    if name not in found:
-        raise InputError(parameter="target", value=name, accepted=f"one of {', '.join(sorted(found))}")
-    return found[name]
+    modules = names()
+    if name not in modules:
+        raise InputError(parameter="target", value=name, accepted=f"one of {', '.join(modules)}")
+    target: Target = importlib.import_module(f"hdexport.package.targets.{modules[name]}").TARGET
+    return target
 
 
 def check_options(target: Target, options: PackageOptions) -> None:

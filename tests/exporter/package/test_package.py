@@ -16,11 +16,10 @@ import onnx
 import onnxruntime
 import pytest
 
-from hdexport.package import PackageOptions, package_bundle
-from hdexport.package import target as target_module
 from hdexport.package.check import COSINE, cosine
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.target import Target, targets
+from hdexport.package.write import PackageOptions, package_bundle
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError, OutputExistsError, VerificationError
 from hdruntime.optional import is_installed
@@ -113,7 +112,7 @@ def test_another_answer_is_found_and_nothing_is_written(
         return {"sentence_embedding": right.run(package, text)["sentence_embedding"] + 1}
 
     wrong = dataclasses.replace(right, run=first_token)
-    monkeypatch.setattr(target_module, "targets", lambda: {"spring-ai": wrong})
+    monkeypatch.setattr("hdexport.package.write.target_named", lambda name: wrong)
     with pytest.raises(VerificationError, match=r"1 words: cosine 0\.\d+ \(sentence_embedding\)"):
         packaged(bundle, "spring-ai", tmp_path / "package")
     assert list(tmp_path.iterdir()) == []
@@ -260,7 +259,7 @@ def test_bundles_that_a_system_cannot_run_are_refused(tiny_bundles: Any, tmp_pat
 
 def test_a_package_is_replaced_on_request_alone(bundle: Bundle, tmp_path: Path) -> None:
     folder = packaged(bundle, "vespa", tmp_path / "package").path
-    with pytest.raises(OutputExistsError, match="Replace it with --force"):
+    with pytest.raises(OutputExistsError, match="Replace it with force=True"):
         packaged(bundle, "vespa", tmp_path / "package")
     (folder / "mine.txt").write_text("mine")
     with pytest.raises(OutputExistsError, match=r"mine\.txt"):
