@@ -112,7 +112,7 @@ def graph_sets(
                 skip(dataclasses.replace(reason, graph=graph_set.name))
     for graph in manifest.graphs:
         if backend is None and target_of(graph.lowering) is None:
-            detail = f"the package that wrote lowering {graph.lowering}"
+            detail = f"the target that wrote the lowering {graph.lowering}"
             skip(Skip(cause=SkipCause.NOT_INSTALLED, graph=graph.file, detail=detail))
     return sets
 

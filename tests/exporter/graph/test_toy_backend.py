@@ -158,6 +158,8 @@ def test_without_the_toy_the_others_run_and_it_is_said_what_is_not_checked(
     assert command("inspect", other, has_toy=False).returncode == 0
     done = command("verify", other, "--grid", "quick", has_toy=False)
     assert done.returncode == 0, done.stderr
-    assert "SKIP  toy.onnx: not installed: the package that wrote lowering toy" in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("toy.onnx")]
+    assert " SKIP " in line
+    assert line.endswith("not installed: the target that wrote the lowering toy")
     with pytest.raises(hdruntime.InputError, match="backend is 'toy'"):
         hdruntime.load(bundle, "toy")
