@@ -53,7 +53,7 @@ class _Layer(torch.nn.Module):
         hidden_states: torch.Tensor,
         memory: torch.Tensor | None,
         key_kind: torch.Tensor,
-        waves: torch.Tensor,
+        sinusoids: torch.Tensor,
         has_segments: bool,
     ) -> torch.Tensor:
         """[batch, tokens, hidden_size], of states of that shape.
@@ -61,13 +61,13 @@ class _Layer(torch.nn.Module):
         Args:
             memory: [batch, memory, hidden_size]; None for none.
             key_kind: [batch, memory + tokens], int32, as the operator wants it.
-            waves: [distances, hidden_size], of all distances.
+            sinusoids: [distances, hidden_size], of all distances.
             has_segments: whether tokens are of different segments.
         """
         seen = hidden_states if memory is None else torch.cat([memory.to(hidden_states.dtype), hidden_states], dim=1)
         query = self._heads(self.query(hidden_states))
         # The positions depend on constants only: a runtime computes them once. The slice of the text follows.
-        positions = self.position(waves.to(hidden_states.dtype)).unflatten(1, (self.heads, -1)).transpose(0, 1)
+        positions = self.position(sinusoids.to(hidden_states.dtype)).unflatten(1, (self.heads, -1)).transpose(0, 1)
         attended = relative_node(
             query,
             self._heads(self.key(seen)),
@@ -118,7 +118,7 @@ def _forward(
         if memory_cache is not None:
             memory = memory_cache.read(number)
             memory_cache.write(number, updated_memory(memory, states[:, :reuse], ends))
-        states = layer(states, memory, kinds, model.waves, token_type_ids is not None)
+        states = layer(states, memory, kinds, model.sinusoids, token_type_ids is not None)
     return XLNetModelOutput(last_hidden_state=states)
 
 
@@ -150,7 +150,7 @@ def _adapt(model: PreTrainedModel, conversion: RelativeConversion) -> None:
     distances = Distances(conversion.record, conversion.max_len)
     base.record = conversion.record
     base.layer = torch.nn.ModuleList(_Layer(layer, distances) for layer in base.layer)
-    base.register_buffer("waves", distances.waves(base.d_model), persistent=False)
+    base.register_buffer("sinusoids", distances.sinusoids(base.d_model), persistent=False)
     base.forward = functools.partial(_forward, base, conversion.memory_cache)
     if isinstance(model, XLNetForSequenceClassification):
         summary = model.sequence_summary.summary_type

@@ -57,7 +57,7 @@ class Distances:
         """The distance of the last query of the longest text from the first key."""
         return self.record.memory + self._longest - 1
 
-    def waves(self, width: int) -> torch.Tensor:
+    def sinusoids(self, width: int) -> torch.Tensor:
         """[distances, width], float32: sines of each distance, and then cosines, of falling frequency.
 
         Source: Transformer-XL, section 3.3; the paper's R.

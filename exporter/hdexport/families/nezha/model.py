@@ -56,7 +56,7 @@ class NezhaSelfAttention(torch.nn.Module):
         width = config.hidden_size
         self.query, self.key, self.value = (torch.nn.Linear(width, width) for _ in range(3))
         self.heads, self.reach = config.num_attention_heads, config.max_relative_position
-        self.register_buffer("rows", _waves(2 * self.reach + 1, width // self.heads), persistent=False)
+        self.register_buffer("rows", _sinusoids(2 * self.reach + 1, width // self.heads), persistent=False)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any, **_: Any) -> tuple[torch.Tensor, None]:
         """[batch, tokens, hidden_size], the same of a mask that is added to scores, [batch, 1, 1 or tokens, tokens]."""
@@ -78,7 +78,7 @@ class NezhaSelfAttention(torch.nn.Module):
         return [project(hidden_states).unflatten(2, (self.heads, -1)) for project in projections]
 
 
-def _waves(rows: int, width: int) -> torch.Tensor:
+def _sinusoids(rows: int, width: int) -> torch.Tensor:
     """[rows, width], float32: sines and cosines of the number of a row, in turn, of falling frequency."""
     # As transformers computed them: rounding a frequency otherwise is visible in the last digits.
     frequency = torch.exp(torch.arange(0, width, 2).float() * (-math.log(10000.0) / width))
@@ -99,7 +99,7 @@ class _Nezha(BertPreTrainedModel):
 
         super()._init_weights(module)
         if isinstance(module, NezhaSelfAttention):
-            initialization.copy_(module.rows, _waves(*module.rows.shape))
+            initialization.copy_(module.rows, _sinusoids(*module.rows.shape))
 
 
 class NezhaModel(_Nezha):

@@ -38,7 +38,7 @@ class _Positions(torch.nn.Module):
         return embedded
 
 
-class _Waves(torch.nn.Module):
+class _Sinusoids(torch.nn.Module):
     """Sines of the products of positions with frequencies, and after them their cosines.
 
     Attributes:
@@ -62,16 +62,16 @@ class _Waves(torch.nn.Module):
         return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
-def _turned(states: torch.Tensor, waves: torch.Tensor) -> torch.Tensor:
+def _rotated(states: torch.Tensor, sinusoids: torch.Tensor) -> torch.Tensor:
     """States [batch, tokens, heads, dim_head] whose pairs of neighbours turn, computed in float32.
 
     Args:
-        waves: [1 or batch, tokens, dim_head].
+        sinusoids: [1 or batch, tokens, dim_head].
     """
-    sine, cosine = waves[:, :, None].chunk(2, dim=-1)
+    sine, cosine = sinusoids[:, :, None].chunk(2, dim=-1)
     first, second = states.float().unflatten(3, (-1, 2)).unbind(4)
-    turned = torch.stack([first * cosine - second * sine, second * cosine + first * sine], dim=4)
-    return turned.flatten(3).to(states.dtype)
+    rotated = torch.stack([first * cosine - second * sine, second * cosine + first * sine], dim=4)
+    return rotated.flatten(3).to(states.dtype)
 
 
 class _Features(torch.nn.Module):
@@ -121,13 +121,13 @@ class _Attention(torch.nn.Module):
         self.record: FavorAttention | None = None
 
     def forward(
-        self, states: torch.Tensor, mask: torch.Tensor, waves: torch.Tensor | None, *, compat: bool
+        self, states: torch.Tensor, mask: torch.Tensor, sinusoids: torch.Tensor | None, *, compat: bool
     ) -> torch.Tensor:
         query, key, value = (
             projection(states).unflatten(2, (self.heads, -1)) for projection in (self.to_q, self.to_k, self.to_v)
         )
-        if waves is not None:
-            query, key = _turned(query, waves), _turned(key, waves)
+        if sinusoids is not None:
+            query, key = _rotated(query, sinusoids), _rotated(key, sinusoids)
         if self.record is None:
             attended = self.fast_attention(query, key, value, mask, compat=compat)
         else:
@@ -189,11 +189,11 @@ class _Layers(torch.nn.Module):
         )  # fmt: skip
 
     def forward(
-        self, states: torch.Tensor, mask: torch.Tensor, waves: torch.Tensor | None, *, compat: bool
+        self, states: torch.Tensor, mask: torch.Tensor, sinusoids: torch.Tensor | None, *, compat: bool
     ) -> torch.Tensor:
         layer: Any
         for layer in self.layers:
-            states = layer[1](layer[0](states, mask, waves, compat=compat))
+            states = layer[1](layer[0](states, mask, sinusoids, compat=compat))
         return states
 
 
@@ -216,8 +216,8 @@ class PerformerModel(PreTrainedModel):
     def __init__(self, config: PerformerConfig) -> None:
         super().__init__(config)
         self.token_emb = torch.nn.Embedding(config.num_tokens, config.dim)
-        self.pos_emb = _Waves(config.dim) if config.rotary_position_emb else _Positions(config)
-        self.layer_pos_emb = _Waves(config.dim_head) if config.rotary_position_emb else None
+        self.pos_emb = _Sinusoids(config.dim) if config.rotary_position_emb else _Positions(config)
+        self.layer_pos_emb = _Sinusoids(config.dim_head) if config.rotary_position_emb else None
         self.performer = _Performer(config)
         self.norm = torch.nn.LayerNorm(config.dim)
         self.compat = False
@@ -234,8 +234,8 @@ class PerformerModel(PreTrainedModel):
         if isinstance(module, _Features):
             features, head_dim = module.projection_matrix.shape
             module.projection_matrix.copy_(draw_projection(0, features=features, head_dim=head_dim))
-        elif isinstance(module, _Waves):
-            module.frequency.copy_(_Waves.frequencies(2 * len(module.frequency)))
+        elif isinstance(module, _Sinusoids):
+            module.frequency.copy_(_Sinusoids.frequencies(2 * len(module.frequency)))
 
     def get_input_embeddings(self) -> torch.nn.Module:
         """The table of tokens."""
@@ -253,8 +253,8 @@ class PerformerModel(PreTrainedModel):
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         tokens = self.token_emb(input_ids)
         states = tokens + self.pos_emb(position_ids).to(tokens.dtype)
-        waves = None if self.layer_pos_emb is None else self.layer_pos_emb(position_ids)
-        result: torch.Tensor = self.norm(self.performer.net(states, mask.bool(), waves, compat=self.compat))
+        sinusoids = None if self.layer_pos_emb is None else self.layer_pos_emb(position_ids)
+        result: torch.Tensor = self.norm(self.performer.net(states, mask.bool(), sinusoids, compat=self.compat))
         return result
 
     def forward(

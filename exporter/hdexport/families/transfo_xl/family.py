@@ -25,8 +25,8 @@ def _adapt(model: PreTrainedModel, conversion: RelativeConversion) -> None:
     distances = Distances(conversion.record, conversion.max_len)
     for layer in base.layers:
         layer.dec_attn.distances = distances
-    del base.waves
-    base.register_buffer("waves", distances.waves(model.config.d_model), persistent=False)
+    del base.sinusoids
+    base.register_buffer("sinusoids", distances.sinusoids(model.config.d_model), persistent=False)
     if conversion.memory_cache is not None:
         _look_up(model, conversion.memory_cache)
 

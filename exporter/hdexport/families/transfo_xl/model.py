@@ -79,7 +79,7 @@ class _Attention(torch.nn.Module):
         self.distances: Distances | None = None
 
     def forward(
-        self, states: torch.Tensor, memory: torch.Tensor | None, key_kind: torch.Tensor, waves: torch.Tensor
+        self, states: torch.Tensor, memory: torch.Tensor | None, key_kind: torch.Tensor, sinusoids: torch.Tensor
     ) -> torch.Tensor:
         tokens, scale = states.shape[1], self.config.d_head**-0.5
         seen = states if memory is None else torch.cat([memory.to(states.dtype), states], dim=1)
@@ -89,7 +89,7 @@ class _Attention(torch.nn.Module):
         )
         text = normalised.narrow(1, seen.shape[1] - tokens, tokens)
         # The positions depend on constants only: a runtime computes them once. The slice of the text follows.
-        positions = self.r_net(waves.to(states.dtype)).unflatten(1, (self.config.n_head, -1)).transpose(0, 1)
+        positions = self.r_net(sinusoids.to(states.dtype)).unflatten(1, (self.config.n_head, -1)).transpose(0, 1)
         query, key, value = (
             self._heads(text, of_query),
             self._heads(normalised, of_key),
@@ -144,9 +144,9 @@ class _Layer(torch.nn.Module):
         self.dec_attn, self.pos_ff = _Attention(config), _FeedForward(config)
 
     def forward(
-        self, states: torch.Tensor, memory: torch.Tensor | None, key_kind: torch.Tensor, waves: torch.Tensor
+        self, states: torch.Tensor, memory: torch.Tensor | None, key_kind: torch.Tensor, sinusoids: torch.Tensor
     ) -> torch.Tensor:
-        result: torch.Tensor = self.pos_ff(self.dec_attn(states, memory, key_kind, waves))
+        result: torch.Tensor = self.pos_ff(self.dec_attn(states, memory, key_kind, sinusoids))
         return result
 
 
@@ -178,7 +178,7 @@ class TransfoXLModel(_TransfoXL):
     """Embeddings and layers.
 
     Attributes:
-        waves: [distances, d_model], float32, of all distances where the operator attends; None else.
+        sinusoids: [distances, d_model], float32, of all distances where the operator attends; None else.
     """
 
     def __init__(self, config: TransfoXLConfig) -> None:
@@ -192,7 +192,7 @@ class TransfoXLModel(_TransfoXL):
                 for layer in range(config.n_layer)
                 for name in ("r_w_bias", "r_r_bias")
             }
-        self.waves: torch.Tensor | None = None
+        self.sinusoids: torch.Tensor | None = None
         self.post_init()
 
     def forward(
@@ -209,7 +209,7 @@ class TransfoXLModel(_TransfoXL):
         mems = self._first_mems(len(input_ids)) if mems is None else mems
         states, left = self.word_emb(input_ids), dict[str, torch.Tensor]()
         kinds = key_kinds(mask, mems.get(MASK))
-        waves = self._waves(kinds.shape[1]) if self.waves is None else self.waves
+        sinusoids = self._sinusoids(kinds.shape[1]) if self.sinusoids is None else self.sinusoids
         ends = text_ends(mask)
         if MASK in mems:
             left[MASK] = updated_memory(mems[MASK], mask, ends)
@@ -217,7 +217,7 @@ class TransfoXLModel(_TransfoXL):
             memory = mems.get(str(number))
             if memory is not None:
                 left[str(number)] = updated_memory(memory, states, ends)
-            states = layer(states, memory, kinds, waves)
+            states = layer(states, memory, kinds, sinusoids)
         return TransfoXLOutput(last_hidden_state=states, mems=left)
 
     def _first_mems(self, rows: int) -> dict[str, torch.Tensor]:
@@ -227,7 +227,7 @@ class TransfoXLModel(_TransfoXL):
         zeros = torch.zeros(rows, size, self.config.d_model)
         return {MASK: torch.ones(rows, size), **dict.fromkeys(map(str, range(self.config.n_layer)), zeros)}
 
-    def _waves(self, keys: int) -> torch.Tensor:
+    def _sinusoids(self, keys: int) -> torch.Tensor:
         """[keys, d_model] of the distances keys - 1 to 0: their sines, and then their cosines."""
         distance = torch.arange(keys - 1, -1, -1, dtype=torch.float32)
         if self.config.clamp_len > 0:
