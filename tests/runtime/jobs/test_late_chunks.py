@@ -43,7 +43,7 @@ TEXTS = [
 KEYS = ["a", "b", "long", "blank", "bad", "c"]
 SPANS: list[Any] = [[[0, 4], [18, 30], [0, 30]], [[0, 4]], [[100, 164]], [], [[6, 10]], [[0, 99]]]
 ERRORS = {
-    "blank": "The text has no chunk: it has no token, or no chunk is given for it.\nLeave it out.",
+    "blank": "The text has no chunk: it has no token, or an empty list of chunks.\nLeave it out.",
     "bad": "The output last_hidden_state holds NaN or infinity.",
 }
 
