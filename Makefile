@@ -107,8 +107,29 @@ $(FASTEMBED): $(INSTALLED)
 		fastembed==0.9.1 loguru==0.7.3 mmh3==5.3.1 pillow==12.3.0 py-rust-stemmers==0.1.8
 	touch $@
 
-test-all: $(TESTED_WITH) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) \
-		$(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
+# Systems that load packages, each in an environment of its own, and their packages from npm without what they would
+# download beside them.
+READERS := onnxruntime tract fastembed light-embed lancedb mlflow openvino
+reader_onnxruntime := onnxruntime==1.16.3 'numpy<2' tokenizers==0.23.3
+reader_tract := tract==0.23.9 numpy tokenizers==0.23.3
+reader_fastembed := fastembed==0.9.1
+reader_light-embed := light-embed==1.0.9
+reader_lancedb := lancedb==0.40.0 onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
+reader_mlflow := mlflow-skinny==3.18.0 pandas onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
+reader_openvino := openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0 numpy
+
+$(VENV)/readers/js: $(INSTALLED)
+	command -v npm > /dev/null && npm install --silent --ignore-scripts --prefix $@ @huggingface/transformers@4.3.2 || \
+		mkdir -p $@
+	touch $@
+
+$(VENV)/readers/%: $(INSTALLED)
+	$(PYTHON) -m venv $@
+	$@/bin/pip --disable-pip-version-check install --quiet $(reader_$*)
+	touch $@
+
+test-all: $(TESTED_WITH) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) $(READERS:%=$(VENV)/readers/%) \
+		$(VENV)/readers/js $(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
 	$(PYTEST)
 
 SEED ?= $(shell date +%s)

@@ -7,7 +7,7 @@ __all__ = ["page"]
 from pathlib import Path
 
 from hdexport.package.check import COSINE, LENGTHS
-from hdexport.package.target import Target, targets
+from hdexport.package.target import PackageTarget, targets
 
 _HEAD = """\
 # Other systems
@@ -64,7 +64,7 @@ def page() -> str:
     return head + rows + _TAIL
 
 
-def _row(target: Target) -> str:
+def _row(target: PackageTarget) -> str:
     longest = "the bundle's length" if target.longest is None else f"{target.longest} tokens"
     tried = ", ".join(target.tried) or "-"
     source = f"<{target.source}>" if target.source.startswith("https") else target.source

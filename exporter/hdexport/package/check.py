@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hdexport.package.target import Package, Target, is_reranker
+from hdexport.package.target import Package, PackageTarget, is_reranker
 from hdruntime.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def cosine(found: FloatArray, expected: FloatArray) -> float:
     return value if np.isfinite(value) else 0.0
 
 
-def compare(target: Target, package: Package) -> list[Compared]:
+def compare(target: PackageTarget, package: Package) -> list[Compared]:
     """Compare every sample text.
 
     Raises:

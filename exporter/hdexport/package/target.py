@@ -1,4 +1,4 @@
-"""What `hdexport package` can write for: a `Target` in each file of ``targets/``."""
+"""What `hdexport package` can write for: a `PackageTarget` in each file of ``targets/``."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Package:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class PackageTarget:
     """A system that loads packages.
 
     Attributes:
@@ -125,12 +125,12 @@ def is_reranker(manifest: Manifest) -> bool:
     return manifest.task is Task.TEXT_CLASSIFICATION and len(manifest.labels) == 1
 
 
-def targets() -> dict[str, Target]:
+def targets() -> dict[str, PackageTarget]:
     """All targets by name."""
     return {name: target_named(name) for name in names()}
 
 
-def target_named(name: str) -> Target:
+def target_named(name: str) -> PackageTarget:
     """A target.
 
     Raises:
@@ -139,11 +139,11 @@ def target_named(name: str) -> Target:
     modules = names()
     if name not in modules:
         raise InputError(parameter="target", value=name, accepted=f"one of {', '.join(modules)}")
-    target: Target = importlib.import_module(f"hdexport.package.targets.{modules[name]}").TARGET
+    target: PackageTarget = importlib.import_module(f"hdexport.package.targets.{modules[name]}").TARGET
     return target
 
 
-def check_options(target: Target, options: PackageOptions) -> None:
+def check_options(target: PackageTarget, options: PackageOptions) -> None:
     """Refuse options that the target does not take.
 
     Raises:

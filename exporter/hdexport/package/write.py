@@ -13,7 +13,7 @@ from pathlib import Path
 from hdexport.package.check import Compared, compare
 from hdexport.package.files import write_json
 from hdexport.package.graph import GraphOptions, Outputs
-from hdexport.package.target import Package, PackageOptions, Target, check_options, target_named
+from hdexport.package.target import Package, PackageOptions, PackageTarget, check_options, target_named
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.errors import InputError, MissingDependencyError, Setting
@@ -37,7 +37,7 @@ class Packaged:
     """
 
     path: Path
-    target: Target
+    target: PackageTarget
     compared: tuple[Compared, ...] = ()
     not_compared: str = ""
 
@@ -82,7 +82,7 @@ def package_bundle(bundle: Bundle, options: PackageOptions) -> Packaged:
     return Packaged(path=Path(options.output), target=target, compared=tuple(compared), not_compared=not_compared)
 
 
-def _compare(target: Target, package: Package) -> tuple[list[Compared], str]:
+def _compare(target: PackageTarget, package: Package) -> tuple[list[Compared], str]:
     if not package.options.check:
         return [], "the check was left out"
     if target.run is None:
@@ -93,7 +93,7 @@ def _compare(target: Target, package: Package) -> tuple[list[Compared], str]:
         return [], str(error.problem[0] if isinstance(error.problem, tuple) else error.problem)
 
 
-def _checked(bundle: Bundle, target: Target, options: PackageOptions) -> int:
+def _checked(bundle: Bundle, target: PackageTarget, options: PackageOptions) -> int:
     """The tokens to which the package truncates; a bundle that the system cannot run is refused."""
     manifest = bundle.manifest
     if manifest.task not in target.tasks:

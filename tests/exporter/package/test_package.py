@@ -18,7 +18,7 @@ import pytest
 
 from hdexport.package.check import COSINE, cosine
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
-from hdexport.package.target import Target, targets
+from hdexport.package.target import PackageTarget, targets
 from hdexport.package.write import PackageOptions, package_bundle
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError, OutputExistsError, VerificationError
@@ -287,7 +287,7 @@ def test_files_say_what_their_readers_ask_for(bundle: Bundle, tmp_path: Path) ->
 
 
 def test_every_target_says_what_it_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, Target] = targets()
+    found: dict[str, PackageTarget] = targets()
     assert all(target.name == name for name, target in found.items())
     assert all(target.source and target.next_step and target.system for target in found.values())
     assert [name for name in found if found[name].run is None and not found[name].tried] == [

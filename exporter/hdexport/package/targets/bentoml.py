@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 _SCRIPT = '''"""$name in BentoML: `bentoml serve service:Embedder`, then POST /embed with {"texts": [...]}."""
 
@@ -33,7 +33,7 @@ def _write(package: Package) -> None:
     write_text(package, "service.py", _SCRIPT)
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="bentoml",
     system="BentoML",
     source="https://docs.bentoml.com/en/latest/build-with-bentoml/services.html",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hdexport.package.files import write_library_files
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.readers import djl_tokenizer, mean, run_onnx
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 if TYPE_CHECKING:
     from hdruntime.arrays import FloatArray
@@ -45,7 +45,7 @@ def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     return {"sentence_embedding": mean(states, encoding)}
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="djl",
     system="DJL and DJL Serving",
     source="HuggingFaceTokenizer.java and TextEmbeddingTranslator.java, DJL 0.37",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hdexport.package.files import write_bundle, write_json
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 
 def _write(package: Package) -> None:
@@ -24,7 +24,7 @@ def _write(package: Package) -> None:
     )
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="elasticsearch",
     system="Elasticsearch",
     source="https://www.elastic.co/docs/api/doc/elasticsearch/operation/operation-inference-put-openai",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hdexport.package.files import write_library_files, write_text
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.readers import run_onnx, transformers_tokenizer
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 if TYPE_CHECKING:
     from hdruntime.arrays import FloatArray
@@ -46,7 +46,7 @@ def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     return {"sentence_embedding": run_onnx(package.directory / "model.onnx", encoding)["last_hidden_state"][0, 0]}
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="fastembed",
     system="fastembed",
     source="fastembed/common/preprocessor_utils.py and text/custom_text_embedding.py, fastembed 0.9.1",

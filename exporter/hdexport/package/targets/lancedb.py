@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 _SCRIPT = '''"""$name in LanceDB: `from embed import function`, then `function.VectorField()`."""
 
@@ -43,7 +43,7 @@ def _write(package: Package) -> None:
     write_text(package, "embed.py", _SCRIPT)
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="lancedb",
     system="LanceDB",
     source="python/lancedb/embeddings/base.py, lancedb 0.40",

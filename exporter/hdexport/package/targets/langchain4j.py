@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hdexport.package.files import write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.readers import DJL_LONGEST, djl_tokenizer, run_onnx
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 
@@ -52,7 +52,7 @@ def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     return {"sentence_embedding": states[0].mean(0)}
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="langchain4j",
     system="LangChain4j",
     source="OnnxBertBiEncoder.java, langchain4j 289c771a; HuggingFaceTokenizer.java, DJL 0.37",

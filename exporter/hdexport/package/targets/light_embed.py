@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hdexport.package.files import write_library_files, write_text
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.readers import run_onnx, transformers_tokenizer
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 if TYPE_CHECKING:
     from hdruntime.arrays import FloatArray
@@ -35,7 +35,7 @@ def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     return run_onnx(package.directory / "model.onnx", transformers_tokenizer(package.directory).encode(text))
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="light-embed",
     system="light-embed",
     source="light_embed/text_embedding.py and modules/ort_text.py, light-embed 1.0.9",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 _SCRIPT = '''"""$name in MLflow: `python save.py OUTPUT`, mlflow.pyfunc.load_model(OUTPUT).predict(texts)."""
 
@@ -49,7 +49,7 @@ def _write(package: Package) -> None:
     write_text(package, "save.py", _SCRIPT)
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="mlflow",
     system="MLflow and Databricks Model Serving",
     source="https://mlflow.org/docs/latest/ml/model/models-from-code, MLflow 3.18",

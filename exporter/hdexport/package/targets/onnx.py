@@ -5,7 +5,7 @@ from __future__ import annotations
 from hdexport.package.files import write_library_files
 from hdexport.package.graph import GraphOptions, write_graph
 from hdexport.package.readers import onnx_package
-from hdexport.package.target import GRAPH, Package, Target
+from hdexport.package.target import GRAPH, Package, PackageTarget
 from hdruntime.bundle.manifest import Task
 
 
@@ -14,7 +14,7 @@ def _write(package: Package) -> None:
     write_library_files(package)
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="onnx",
     system="ONNX Runtime and other readers of ONNX",
     source="https://onnxruntime.ai/docs/reference/compatibility.html",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hdexport.package.files import write_json, write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.readers import DJL_LONGEST, djl_tokenizer, mean, run_onnx
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 if TYPE_CHECKING:
     from hdruntime.arrays import FloatArray
@@ -53,7 +53,7 @@ def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     return {"sentence_embedding": mean(states, encoding)}
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="opensearch",
     system="OpenSearch",
     source="ONNXSentenceTransformerTextEmbeddingTranslator.java, ml-commons 17db055f, with ONNX Runtime 1.16.3 and "

@@ -12,7 +12,7 @@ import numpy as np
 
 from hdexport.package.files import write_json, write_library_files
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
-from hdexport.package.target import EMBEDDERS, Package, Target, is_reranker
+from hdexport.package.target import EMBEDDERS, Package, PackageTarget, is_reranker
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError
 from hdruntime.optional import require
@@ -122,7 +122,7 @@ def _compiled(directory: Path) -> tuple[Any, Any]:
     )
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="openvino",
     system="OpenVINO GenAI and Model Server",
     source="src/cpp/src/rag/text_embedding_pipeline.cpp, openvino.genai 2026.4; demos/embeddings/README.md, "

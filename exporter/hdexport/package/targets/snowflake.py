@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 _SCRIPT = '''"""$name in Snowflake's model registry: `python register.py`, with a connection in ~/.snowflake."""
 
@@ -46,7 +46,7 @@ def _write(package: Package) -> None:
     write_text(package, "register.py", _SCRIPT)
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="snowflake",
     system="Snowflake",
     source="https://docs.snowflake.com/en/developer-guide/snowflake-ml/model-registry/bring-your-own-model-types",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hdexport.package.files import write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.readers import djl_tokenizer, mean, run_onnx
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 if TYPE_CHECKING:
     from hdruntime.arrays import FloatArray
@@ -39,7 +39,7 @@ def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     return {"sentence_embedding": mean(states, encoding)}
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="spring-ai",
     system="Spring AI",
     source="TransformersEmbeddingModel.java, Spring AI 2.0.1; HuggingFaceTokenizer.java, DJL 0.37",

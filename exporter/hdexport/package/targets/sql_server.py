@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 _SQL = """-- hdexport serve BUNDLE behind https; its API key is the secret.
 CREATE DATABASE SCOPED CREDENTIAL [https://HOST/v1/embeddings]
@@ -27,7 +27,7 @@ def _write(package: Package) -> None:
     write_text(package, "model.sql", _SQL)
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="sql-server",
     system="SQL Server 2025",
     source="https://learn.microsoft.com/en-us/sql/t-sql/statements/create-external-model-transact-sql",

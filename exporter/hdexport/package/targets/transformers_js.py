@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from hdexport.package.files import write_json, write_library_files
 from hdexport.package.graph import write_graph
 from hdexport.package.readers import run_onnx, transformers_tokenizer
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 from hdruntime.bundle.manifest import Task
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _run(package: Package, text: str, pair: str | None = None) -> Mapping[str, F
     return run_onnx(package.directory / _FOLDER / "model.onnx", encoding)
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="transformers.js",
     system="Transformers.js",
     source="packages/transformers/src/tokenization_utils.js and src/utils/model-loader.js, 4.3",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hdexport.package.files import write_bundle
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.serve.triton_model import BUNDLE_FOLDER, tensors_of
@@ -48,7 +48,7 @@ def _write(package: Package) -> None:
     (package.directory / "config.pbtxt").write_text(config, encoding="utf-8")
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="triton",
     system="Triton Inference Server",
     source="https://github.com/triton-inference-server/python_backend",

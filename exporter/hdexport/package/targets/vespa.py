@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 from hdexport.package.files import write_text, write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.readers import run_onnx, tokenizer_file
-from hdexport.package.target import Package, Target
+from hdexport.package.target import Package, PackageTarget
 
 if TYPE_CHECKING:
     from hdruntime.arrays import FloatArray
@@ -49,7 +49,7 @@ def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     return {"sentence_embedding": run_onnx(package.directory / "model.onnx", encoding)["last_hidden_state"][0, 0]}
 
 
-TARGET = Target(
+TARGET = PackageTarget(
     name="vespa",
     system="Vespa",
     source="https://docs.vespa.ai/en/embedding.html and hugging-face-embedder.def",

@@ -1,0 +1,288 @@
+"""Packages of a trained model in the systems themselves, each in an environment of its own: `make test-all` makes them.
+
+A text has up to 3 000 words; every embedding is compared with the bundle's.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hdruntime
+from hdexport.package.check import sample_texts
+from hdexport.package.write import PackageOptions, package_bundle
+from hdruntime.bundle.reader import open_bundle
+from support.commands import run_here
+
+ROOT = Path(__file__).parents[3]
+READERS = ROOT / ".venv" / "readers"
+SOURCES = [ROOT / name for name in ("runtime", "plugins")]
+TEXTS = [text for _, text in sample_texts()]
+
+ONNX_RUNTIME = """
+import json, sys
+import numpy as np, onnxruntime
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("tokenizer.json")
+session = onnxruntime.InferenceSession(open("model.onnx", "rb").read(), providers=["CPUExecutionProvider"])
+found = []
+for text in json.load(sys.stdin):
+    encoding = tokenizer.encode(text)
+    values = {"input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids}
+    feeds = {each.name: np.array([values[each.name]], np.int64) for each in session.get_inputs()}
+    found.append(session.run(["sentence_embedding"], feeds)[0][0].tolist())
+print(json.dumps(found))
+"""
+TRACT = """
+import json, sys
+import numpy as np, tract
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("tokenizer.json")
+model = tract.onnx().load("model.onnx").into_model().into_runnable()
+found = []
+for text in json.load(sys.stdin):
+    encoding = tokenizer.encode(text)
+    inputs = [encoding.ids, encoding.attention_mask, encoding.type_ids]
+    outputs = model.run([np.array([values], np.int64) for values in inputs])
+    found.append(outputs[1].to_numpy()[0].tolist())
+print(json.dumps(found))
+"""
+FASTEMBED = """
+import json, sys
+sys.path.insert(0, ".")
+from embed import model
+print(json.dumps([next(iter(model.embed([text]))).tolist() for text in json.load(sys.stdin)]))
+"""
+LIGHT_EMBED = """
+import json, sys
+sys.path.insert(0, ".")
+from embed import model
+print(json.dumps([model.encode([text])[0].tolist() for text in json.load(sys.stdin)]))
+"""
+LANCEDB = """
+import json, sys, tempfile
+sys.path.insert(0, ".")
+import lancedb
+from embed import function
+from lancedb.pydantic import LanceModel, Vector
+
+class Document(LanceModel):
+    text: str = function.SourceField()
+    vector: Vector(function.ndims()) = function.VectorField()
+
+with tempfile.TemporaryDirectory() as folder:
+    table = lancedb.connect(folder).create_table("documents", schema=Document)
+    texts = json.load(sys.stdin)
+    table.add([{"text": text} for text in texts])
+    assert table.search(texts[1]).limit(1).to_list()[0]["text"] == texts[1]
+    print(json.dumps(table.to_arrow()["vector"].to_pylist()))
+"""
+MLFLOW = """
+import json, subprocess, sys, tempfile
+import mlflow.pyfunc
+
+with tempfile.TemporaryDirectory() as folder:
+    subprocess.run([sys.executable, "save.py", folder + "/model"], check=True, stdout=subprocess.DEVNULL)
+    model = mlflow.pyfunc.load_model(folder + "/model")
+    print(json.dumps(model.predict(json.load(sys.stdin)).tolist()))
+"""
+OPENVINO = """
+import json, sys
+import openvino_genai
+
+config = openvino_genai.TextEmbeddingPipeline.Config()
+config.normalize = True
+pipeline = openvino_genai.TextEmbeddingPipeline(".", "CPU", config, INFERENCE_PRECISION_HINT="f32")
+print(json.dumps([list(pipeline.embed_query(text)) for text in json.load(sys.stdin)]))
+"""
+PROGRAMS = {
+    "onnxruntime": ("onnx", {}, ONNX_RUNTIME),
+    "tract": ("onnx", {"token_type_ids": True}, TRACT),
+    "fastembed": ("fastembed", {}, FASTEMBED),
+    "light-embed": ("light-embed", {}, LIGHT_EMBED),
+    "lancedb": ("lancedb", {}, LANCEDB),
+    "mlflow": ("mlflow", {}, MLFLOW),
+    "openvino": ("openvino", {}, OPENVINO),
+}
+"""Reader -> the target of its package, options, and a program: texts as JSON on standard input, embeddings on standard
+output."""
+
+NODE = """
+import { readFileSync } from 'fs';
+import { pipeline, env } from '@huggingface/transformers';
+env.allowRemoteModels = false;
+env.localModelPath = process.argv[2];
+const extract = await pipeline('feature-extraction', process.argv[3], { dtype: 'fp32' });
+const found = [];
+for (const text of JSON.parse(readFileSync(0))) {
+  const output = await extract(text, { pooling: 'mean', normalize: true });
+  found.push(Array.from(output.data));
+}
+console.log(JSON.stringify(found));
+"""
+PAGE = """<!doctype html>
+<meta charset="utf-8">
+<title>A bundle in a browser</title>
+<h1>A bundle in a browser</h1>
+<p id="state">Loading...</p>
+<script type="importmap">
+{"imports": {"onnxruntime-web/webgpu": "/node_modules/onnxruntime-web/dist/ort.all.bundle.min.mjs",
+             "onnxruntime-web": "/node_modules/onnxruntime-web/dist/ort.all.bundle.min.mjs",
+             "onnxruntime-common": "/node_modules/onnxruntime-common/dist/esm/index.js"}}
+</script>
+<script type="module">
+import { pipeline, env } from '/node_modules/@huggingface/transformers/dist/transformers.web.js';
+env.allowRemoteModels = false;
+env.allowLocalModels = true;
+env.localModelPath = '/';
+env.useBrowserCache = false;
+env.backends.onnx.wasm.wasmPaths = '/node_modules/onnxruntime-web/dist/';
+env.backends.onnx.wasm.numThreads = 1;
+const state = document.getElementById('state');
+try {
+  const texts = await (await fetch('/texts.json')).json();
+  const extract = await pipeline('feature-extraction', 'package', { dtype: 'fp32', device: 'wasm' });
+  const found = [];
+  for (const text of texts) {
+    const output = await extract(text, { pooling: 'mean', normalize: true });
+    found.push(Array.from(output.data));
+  }
+  window.found = found;
+  const words = texts.map(text => text.split(' ').length).join(', ');
+  state.textContent = `Texts of ${words} words are embedded in ${found[0].length} dimensions.`;
+} catch (error) {
+  window.failure = String(error.stack || error);
+  state.textContent = window.failure;
+}
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample model for 4096 tokens, in float16."""
+    path = tmp_path_factory.mktemp("sample") / "bundle"
+    options = ("--max-len", "4096", "--fp16", "--target", "onnx", "--verify", "none")
+    done = run_here("build", *options, "-o", path)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(bundle: Path) -> np.ndarray:
+    with hdruntime.load(bundle, "onnxruntime") as session:
+        return session.embed(TEXTS)
+
+
+def assert_like(found: list[list[float]], expected: np.ndarray) -> None:
+    assert len(found) == len(expected)
+    for vector, wanted in zip(np.array(found, np.float64), expected.astype(np.float64), strict=True):
+        assert vector @ wanted / np.linalg.norm(vector) / np.linalg.norm(wanted) > 0.99999
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("reader", PROGRAMS)
+def test_a_reader_gives_the_bundles_embeddings(reader: str, bundle: Path, expected: np.ndarray, tmp_path: Path) -> None:
+    python = READERS / reader / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python.parent.parent} is made by make test-all")
+    target, options, program = PROGRAMS[reader]
+    package_bundle(open_bundle(bundle), PackageOptions(target=target, output=tmp_path / "package", **options))
+    done = subprocess.run(
+        [python, "-c", program],
+        input=json.dumps(TEXTS),
+        cwd=tmp_path / "package",
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert_like(json.loads(done.stdout.splitlines()[-1]), expected)
+
+
+@pytest.fixture(scope="module")
+def modules() -> Path:
+    folder = READERS / "js" / "node_modules"
+    if not folder.is_dir() or shutil.which("node") is None:
+        pytest.skip(f"{folder} is made by make test-all, which needs node")
+    return folder
+
+
+@pytest.mark.nightly
+def test_transformers_js_gives_the_bundles_embeddings_in_node(
+    bundle: Path, expected: np.ndarray, modules: Path, tmp_path: Path
+) -> None:
+    package_bundle(open_bundle(bundle), PackageOptions(target="transformers.js", output=tmp_path / "package"))
+    (tmp_path / "node_modules").symlink_to(modules)
+    (tmp_path / "embed.mjs").write_text(NODE)
+    done = subprocess.run(
+        ["node", "embed.mjs", f"{tmp_path}/", "package"],
+        input=json.dumps(TEXTS),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert_like(json.loads(done.stdout.splitlines()[-1]), expected)
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    extensions_map = http.server.SimpleHTTPRequestHandler.extensions_map | {
+        ".mjs": "text/javascript",
+        ".js": "text/javascript",
+        ".wasm": "application/wasm",
+    }
+
+    def log_message(self, *arguments: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """A server of the files of `tmp_path`."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_transformers_js_gives_the_bundles_embeddings_in_a_browser(
+    bundle: Path, expected: np.ndarray, modules: Path, address: str, tmp_path: Path
+) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    package_bundle(open_bundle(bundle), PackageOptions(target="transformers.js", output=tmp_path / "package"))
+    (tmp_path / "node_modules").symlink_to(modules)
+    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
+    (tmp_path / "index.html").write_text(PAGE)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"{address}/index.html")
+        page.wait_for_function("window.found || window.failure", timeout=600_000)
+        failure, found = page.evaluate("[window.failure, window.found]")
+        page.screenshot(path=str(tmp_path / "page.png"))
+        browser.close()
+    assert failure is None, failure
+    assert_like(found, expected)
+
+
+def test_an_embedding_of_another_text_is_found() -> None:
+    assert_like([[1.0, 0.0]], np.array([[2.0, 0.0]], np.float32))
+    with pytest.raises(AssertionError):
+        assert_like([[1.0, 0.0]], np.array([[1.0, 0.1]], np.float32))
