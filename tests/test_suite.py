@@ -37,6 +37,8 @@ def test_everything_that_tests_and_benchmarks_import_exists() -> None:
     root = TESTS.parent
     for folder in ("tests", "benchmarks", "examples"):
         for file in (root / folder).rglob("*.py"):
+            if any(part.startswith("toy_") for part in file.parts[:-1]):
+                continue  # its test puts it into the packages from which it imports itself
             for module, name in _imported(file):
                 here = hasattr(importlib.import_module(module), name)
                 assert here or importlib.util.find_spec(f"{module}.{name}"), f"{file}: {module} has no {name}"

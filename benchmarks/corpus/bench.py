@@ -44,7 +44,7 @@ CORPUS_DIRECTORY = DirectoryKind(
     name="benchmark of a corpus",
     marker=CORPUS_FILE,
     is_one=lambda directory: (directory / CORPUS_FILE).is_file(),
-    foreign_files=lambda directory: sorted(path.name for path in directory.iterdir() if path.name != CORPUS_FILE),
+    other_files=lambda directory: sorted(path.name for path in directory.iterdir() if path.name != CORPUS_FILE),
 )
 """Output of `python -m benchmarks.corpus`."""
 
@@ -375,7 +375,7 @@ def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
 def texts_of(corpus: str, *, samples: int = 1) -> list[str]:
     """The texts of a sample, the same ones each time, so many times as many, or of a file or folder."""
     if corpus not in SAMPLES:
-        return [text.text for text in read_texts(Path(corpus), option="--corpus")]
+        return [text.text for text in read_texts(Path(corpus), parameter="corpus")]
     draw, words = random.Random(0), " ".join(topics.values()).split()
     _, count, words_of_text = SAMPLES[corpus]
     lengths = [words_of_text(draw) for _ in range(count * samples)]

@@ -117,8 +117,8 @@ class CrossEncoder(BundleModel):
 
         Args:
             inputs: a pair of texts, or any number of pairs.
-            prompt_name, prompt, batch_size, show_progress_bar, convert_to_numpy, convert_to_tensor, device, pool,
-                chunk_size: see :meth:`SentenceEncoder.encode`.
+            prompt_name, prompt, batch_size, show_progress_bar: see :meth:`SentenceEncoder.encode`.
+            convert_to_numpy, convert_to_tensor, device, pool, chunk_size: see :meth:`SentenceEncoder.encode`.
             activation_fn: see the class; None for the encoder's function.
             apply_softmax: apply a softmax over several labels to the results of the activation function.
             overflow: handling of pairs of more than `max_seq_length` tokens: ``truncate`` truncates the longer text,
@@ -131,7 +131,7 @@ class CrossEncoder(BundleModel):
             [labels] and [pairs, labels].
 
         Raises:
-            see :meth:`SentenceEncoder.encode`; InputError also for an input that is not a pair of texts.
+            InputError: see :meth:`SentenceEncoder.encode`; also for an input that is not a pair of texts.
         """
         pairs, is_one = _pairs_of(inputs)
         self._check_call(batch_size, device, pool)
@@ -175,15 +175,15 @@ class CrossEncoder(BundleModel):
             documents: second texts.
             top_k: maximum number of results; None for all documents.
             return_documents: whether results have the texts of the documents.
-            prompt_name, prompt, batch_size, show_progress_bar, activation_fn, device, pool, chunk_size, overflow,
-                stride, split_pooling: see :meth:`predict`.
+            prompt_name, prompt, batch_size, show_progress_bar, activation_fn, device, pool: see :meth:`predict`.
+            chunk_size, overflow, stride, split_pooling: see :meth:`predict`.
 
         Returns:
             a dict per document: ``corpus_id``, its index in ``documents``, ``score``, and, with
             ``return_documents``, ``text``.
 
         Raises:
-            see :meth:`predict`; InputError also for a model of several labels.
+            InputError: see :meth:`predict`; also for a model of several labels.
         """
         check_reranker(self._session.manifest)
         self._check_call(batch_size, device, pool)

@@ -141,7 +141,7 @@ class MultiVectorEncoder(EmbeddingModel):
             that the model skips have no embedding; a text of such tokens has [0, dimensions].
 
         Raises:
-            see :meth:`SentenceEncoder.encode`.
+            InputError: see :meth:`SentenceEncoder.encode`.
         """
         side = None if task is None else checked_choice(Side, task, option="task")
         if output_value != "token_embeddings":

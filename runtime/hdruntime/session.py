@@ -176,7 +176,7 @@ class Session(BatchSession):
             [texts], in input order.
 
         Raises:
-            see :meth:`embed`.
+            InputError: see :meth:`embed`.
         """
         self._check_task(SparseVectors, method="embed_sparse")
         task = SparseVectors(self.manifest, max_active_dims)
@@ -278,7 +278,7 @@ class Session(BatchSession):
             a list of entities per text, in text order.
 
         Raises:
-            see :meth:`embed`.
+            InputError: see :meth:`embed`.
         """
         self._check_task(Entities, method="entities")
         aggregation = checked_choice(Aggregation, aggregation, option="aggregation")
@@ -317,7 +317,7 @@ class Session(BatchSession):
             a list of 1 to ``top_k`` answers per question, best first.
 
         Raises:
-            see :meth:`embed`; InputError also for a question without tokens.
+            InputError: see :meth:`embed`; also for a question without tokens.
         """
         options = AnswerOptions(
             top_k=top_k, handle_impossible_answer=handle_impossible_answer, max_answer_tokens=max_answer_tokens
@@ -365,7 +365,7 @@ class Session(BatchSession):
             `hdexport run` writes it, and, with ``return_documents``, ``text``.
 
         Raises:
-            see :meth:`embed`; InputError also for a bundle that is not a reranker.
+            InputError: see :meth:`embed`; also for a bundle that is not a reranker.
         """
         check_reranker(self.manifest)
         task = TextClassification(self._bundle)

@@ -125,7 +125,7 @@ class SparseEncoder(EmbeddingModel):
             a `SparseVector` for a single text, a list of them for several, in input order; or a tensor.
 
         Raises:
-            see :meth:`SentenceEncoder.encode`.
+            InputError: see :meth:`SentenceEncoder.encode`.
         """
         self._check_call(batch_size, device, pool)
         limit = self.max_active_dims if max_active_dims is None else max_active_dims

@@ -259,8 +259,8 @@ def test_kernels_are_compiled_for_onnx_runtime_where_no_engine_is_built(
     assert bool(manifest.kernel_nodes) is has_nodes
     shown = [" ".join(line.split()) for line in hdexport("inspect", output).stdout.splitlines()]
     assert ("kernels for sm86, in ONNX Runtime" in shown) is bool(architectures)
-    none = next((line for line in shown if line.startswith("kernels none: ")), "")
-    assert none.endswith("to add some: hdexport rebuild BUNDLE --target onnx --sm SM") is (
+    none = next((line for line in shown if line.startswith("kernels none; ")), "")
+    assert none.endswith("to add kernels: hdexport rebuild BUNDLE --target onnx --sm SM") is (
         has_nodes and not architectures
     )
     has_none = "No attention kernel was compiled for sm86: ONNX Runtime's native operators are used there."

@@ -115,7 +115,7 @@ def test_work_is_done_without_a_reader_of_the_output(
     names = {"small": small, "checkpoint": checkpoint, "output": tmp_path / "out.jsonl"}
     done = without_reader(*(argument.format(**names) for argument in arguments))
     assert done.returncode == code, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+    assert {path.name for path in tmp_path.iterdir()} - {".out.jsonl.job"} == {"out.jsonl"}
 
 
 def test_warnings_without_a_reader_do_not_end_the_work(small: Path, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_code_of_a_checkpoint_runs_where_it_is_trusted_and_not_otherwise(hdexpor
     verified = hdexport(*verify, "--trust-remote-code")
     assert verified.returncode == 0, verified.stderr
     assert re.search(r"^text: SentenceTransformer +float32 +PASS ", verified.stdout, re.MULTILINE)
-    with pytest.raises(ModelError, match="--trust-remote-code"):
+    with pytest.raises(ModelError, match="trust_remote_code=True"):
         checkpoint_folder(MeasuredModel(bundle=tmp_path / "bundle", checkpoint=str(checkpoint)), tmp_path)
     longer = tmp_path / "longer"
     assert hdexport("extend", checkpoint, "--max-len", 100, "-o", longer).returncode == 0

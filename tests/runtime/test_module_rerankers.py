@@ -177,7 +177,7 @@ def test_a_memory_is_refused_as_all_tokens_of_a_pair_are_pooled(saved: Callable[
     from hdexport.build import BuildOptions, build
 
     options = {"attention": attention_from_spec("window:8,right:0,global:0"), "recurrence": 8, "verify": None}
-    with pytest.raises(InputError, match=r"pooled of all tokens of a pair(.|\n)*Leave --recurrence out"):
+    with pytest.raises(InputError, match=r"pooled of all tokens of a pair(.|\n)*Leave recurrence out"):
         build(BuildOptions(model=saved("bert") / "checkpoint", output=tmp_path / "b", max_len=MAX_LEN, **options))
 
 

@@ -385,7 +385,7 @@ def test_a_query_that_is_too_long_fails_alone(saved: Callable[[str], Path], tmp_
     assert len(short["embedding"]) == 16
     assert long["embedding"] is None
     assert "tokens; max_seq_length is 16.\nTruncate it (overflow='truncate')" in long["error"]
-    with pytest.raises(InputError, match=r"whose texts are not split.\nCut them"):
+    with pytest.raises(InputError, match=r"whose texts are not split.\nTruncate them"):
         run(saved("classic") / "bundle", inputs, tmp_path / "no.jsonl", prompt_name="query", overflow=Overflow.SPLIT)
 
 

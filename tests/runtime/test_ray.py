@@ -23,7 +23,7 @@ import pytest
 
 import hdruntime
 from hdruntime.bundle.identity import identity_of_bundle
-from hdruntime.errors import BackendError, BundleError, HdexportError, InputError
+from hdruntime.errors import BackendError, BundleError, HdexportError, InputError, write
 from hdruntime.jobs import Job, JobOptions, plan_job, run_job
 from hdruntime.jobs.options import RowOptions
 from hdruntime.jobs.row_inference import LocalPool
@@ -311,8 +311,9 @@ def test_map_batches_adds_what_a_job_writes(
     blocks = [TEXTS[start : start + BLOCK_ROWS] for start in range(0, len(TEXTS), BLOCK_ROWS)]
     shards = [shards_of(block, characters=10**6)[0] for block in blocks]
     expected = [row for _, done in results_in_one_process(bundle_path, job, shards) for row in done.results]
-    for name in ("tokens", "error"):
-        assert table.column(name).to_pylist()[:-1] == [row[name] for row in expected]
+    assert table.column("tokens").to_pylist()[:-1] == [row["tokens"] for row in expected]
+    errors = [None if row["error"] is None else write(row["error"]) for row in expected]
+    assert table.column("error").to_pylist()[:-1] == errors
     vectors = [None if row["embedding"] is None else row["embedding"].tolist() for row in expected]
     assert table.column("embedding").to_pylist()[:-1] == vectors
 
@@ -341,7 +342,7 @@ NO_MAPPER: list[tuple[dict[str, Any], object, str]] = [
     ),
     ({"text_pair_column": "b", "input_ids_column": "c"}, None, "texts or ids, not both"),
     ({"input_ids_column": "c", "options": RowOptions(overflow=Overflow.SPLIT)}, None, "are not split"),
-    ({"options": RowOptions(batch_tokens=0)}, None, "--batch-tokens 0 is too small"),
+    ({"options": RowOptions(batch_tokens=0)}, None, "batch_tokens is 0; it must be 1 or more"),
 ]
 
 

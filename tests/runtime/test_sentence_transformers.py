@@ -337,5 +337,5 @@ def test_a_job_puts_prompts_before_texts(saved: Callable[[str], Path], tmp_path:
         assert_close(found, theirs.encode(texts, **options), atol=ATOL)
     with pytest.raises(InputError, match="prompt_name is 'title'; it must be one of 'query', 'document', 'passage'"):
         run(directory / "bundle", inputs, tmp_path / "other.jsonl", prompt_name="title")
-    with pytest.raises(InputError, match="--prompt and --prompt-name both define"):
+    with pytest.raises(InputError, match="prompt and prompt_name both define"):
         run(directory / "bundle", inputs, tmp_path / "other.jsonl", prompt_name="query", prompt="")

@@ -214,12 +214,6 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "true as an id": ("/v1/embeddings", {"input": [True]}, 400, "neither a text"),
     "a truncation": ("/v1/embeddings", {"input": "a", "truncate": "middle"}, 400, "Invalid enum value"),
     "a prompt": ("/v1/embeddings", {"input": "a", "prompt_name": "nobody"}, 400, "is 'nobody'; it must be one of"),
-    "no key for a prompt": (
-        "/v1/embeddings",
-        {"input": "a", "prompt_name": "nobody"},
-        400,
-        "Or pass the prompt as text",
-    ),
     "many texts": ("/v1/embeddings", {"input": ["a"] * 65}, 400, "1 to 64 fit"),
     "many of no kind": ("/v1/embeddings", {"input": ["a"] * 65 + [5]}, 400, "1 to 64 fit"),
     "a large body": ("/v1/embeddings", {"input": "a" * 2**21}, 413, "more than 1048576 bytes"),

@@ -294,7 +294,7 @@ def test_the_number_of_weights_is_an_option_of_the_job(bundle: Path, tmp_path: P
     inputs.write_text('{"text": "a"}\n')
     run(bundle, inputs, tmp_path / "out.jsonl", max_active_dims=5)
     assert len(read(tmp_path / "out.jsonl")[0]["indices"]) == 5
-    with pytest.raises(InputError, match="--max-active-dims 0 keeps nothing"):
+    with pytest.raises(InputError, match="max_active_dims is 0; it must be 1 or more"):
         JobOptions(max_active_dims=0).check()
     with pytest.raises(InputError, match=r"recurrent states|segment"):
         plan_job(open_bundle(bundle), [inputs], tmp_path / "o.jsonl", options=JobOptions(overflow=Overflow.RECUR))

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, local_path, path_or_url, trust_of, whole_number
+from hdexport.cli.flags import flag
 from hdexport.cli.process import outlive_readers
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import backend_names, computing_in
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, write
 
 if TYPE_CHECKING:
     from hdruntime.bundle.reader import Bundle
@@ -109,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
         checks = [check.record() for check in verification.all_checks]
         print(json.dumps({**dataclasses.asdict(record), "problem": fp16_overflow.problem, "checks": checks}, indent=2))
     elif not options.quiet:
-        print("".join(f"{hint}\n" for hint in verification.hints), end="")
+        print("".join(f"{write(hint, flag)}\n" for hint in verification.hints), end="")
     # After the findings are printed: a bundle may be read-only.
     manifest = dataclasses.replace(bundle.manifest, verification=record, fp16_overflow=fp16_overflow.record)
     write_manifest(bundle.path, manifest)

@@ -19,7 +19,7 @@ from hdexport.verify.pytorch_reference import compared_tokens
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.verification import Case, GraphVerification, Skip, Status, VerificationRecord
-from hdruntime.errors import HdexportError, write
+from hdruntime.errors import HdexportError, Message, write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Verification:
     information: tuple[str, ...] = ()
     texts: tuple[Check, ...] = ()
     code: tuple[Check, ...] = ()
-    hints: tuple[str, ...] = ()
+    hints: tuple[Message, ...] = ()
 
     @property
     def all_checks(self) -> tuple[Check, ...]:

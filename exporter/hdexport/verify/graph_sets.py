@@ -154,7 +154,7 @@ def gpu_sets(bundle: Bundle, backend: Backend | None, skip: Callable[[Skip], Non
             if gpus():
                 skip(Skip(cause=SkipCause.BACKEND, graph=name, backend=each.backend, detail=reason.reason))
             else:
-                skip(Skip(cause=SkipCause.NO_GPU, graph=name, backend=each.backend))
+                skip(Skip(cause=SkipCause.NO_GPU, graph=name, backend=each.backend.value))
     if backend is not None and not runnable:
         if backend in reasons:
             raise reasons[backend].error(backend, bundle)

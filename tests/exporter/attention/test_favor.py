@@ -199,5 +199,5 @@ def test_the_reference_weighs_values_by_products_of_features() -> None:
 
 def test_a_performer_is_given_no_other_features(tiny_bundles) -> None:
     assert family_of("performer").conversion_unsupported_reason is not None
-    with pytest.raises(InputError, match=r"A performer has its features, by its checkpoint(.|\n)*favor:compat"):
+    with pytest.raises(InputError, match=r"checkpoint of a performer has its features(.|\n)*favor:compat"):
         tiny_bundles("performer", attention="favor:features=8")

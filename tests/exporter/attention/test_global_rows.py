@@ -23,7 +23,7 @@ PADDING, LOCAL = 0, 1
 
 
 @pytest.fixture
-def attention_types() -> torch.Tensor:
+def kinds() -> torch.Tensor:
     """[3, 37], int32: a whole text, one with padding on the right, one with holes."""
     kinds = torch.full((BATCH, TOKENS), LOCAL, dtype=torch.int32)
     kinds[1, 20:] = PADDING

@@ -73,7 +73,7 @@ def bundle(folder: Path, built: subprocess.CompletedProcess[str]) -> Path:
 @needs_rtx
 def test_it_is_built_and_verified_with_an_engine(bundle: Path, built: subprocess.CompletedProcess[str]) -> None:
     _, positions, said, header, model, *_ = built.stdout.splitlines()
-    assert positions.startswith("Positions: hierarchical, alpha 0.05: "), "queries are not scaled"
+    assert positions.startswith("Positions: hierarchical, alpha 0.05 ("), "queries are not scaled"
     assert said.startswith("Attention is cut to every 3. token, which the model was not trained with")
     assert header.split()[:4] == ["graph", "precision", "status", "cases"]
     assert model.split()[:3] == ["model.onnx", "float32", "PASS"]

@@ -183,5 +183,5 @@ def test_a_missing_projection_is_named(tmp_path: Path) -> None:
 
 def test_the_task_is_that_of_the_head(tmp_path: Path) -> None:
     assert find_checkpoint(DATA / "plain").task() is Task.FILL_MASK
-    with pytest.raises(ModelError, match="text-classification of a performer has no model in transformers"):
+    with pytest.raises(ModelError, match="text-classification of a performer is not supported"):
         loaded("biases", Task.TEXT_CLASSIFICATION)

@@ -156,7 +156,7 @@ def test_pieces_that_are_run_by_themselves_are_not_scored(stored_bundles, tiny_b
     rows = tmp_path / "in.jsonl"
     rows.write_text('{"text": "w1"}')
     options = JobOptions(overflow=Overflow.SPLIT)
-    with pytest.raises(InputError, match=r"texts are not split\.\nStream them: --overflow recur"):
+    with pytest.raises(InputError, match=r"texts are not split\.\nStream them: overflow="):
         plan_job(Bundle(bundle.path, with_tokenizer), [rows], tmp_path / "out.jsonl", options=options)
 
 

@@ -140,12 +140,12 @@ def model(tmp_path) -> torch.nn.Module:
 
 
 def test_an_axis_that_is_frozen_is_refused(model) -> None:
-    with pytest.raises(ExportError, match=r"froze axis 1 of last_hidden_state to 37; .* one length only"):
+    with pytest.raises(ExportError, match=r"froze axis 1 of last_hidden_state to 37; .* at that size only"):
         trace(_Wrong(model, "frozen"), max_len=64, vocab_size=VOCAB_SIZE)
 
 
 def test_what_cannot_be_traced_is_an_error_with_its_root_cause(model) -> None:
     cause = r"PyTorch could not export the model: \w*(Guard|DataDependent|Unsupported)"
-    remedy = r"A family can compute that step otherwise \(CONTRIBUTING.md, Add a model family\)"
+    remedy = r"A family can compute that step with other operators \(CONTRIBUTING.md, Add a model family\)"
     with pytest.raises(ExportError, match=rf"{cause}(.|\n)*\n{remedy}"):
         trace(_Wrong(model, "depends on data"), max_len=64, vocab_size=VOCAB_SIZE)

@@ -83,7 +83,7 @@ def _write(file: Path, content: bytes) -> Path:
         (lambda path: path, "holds no texts: no .txt, .md"),
         (
             lambda path: _write(path / "a.csv", b"id,body\n1,x\n"),
-            "has no column 'text'; its columns are id, body.\nName one of them with --text-column.",
+            "has no column 'text'; its columns are id, body.\nName one of them with text_column.",
         ),
         (lambda path: _write(path / "a.md", b" \n"), "holds no text that is not blank"),
         (lambda path: _write(path / "a.md", b"caf\xe9"), "is not valid UTF-8: its byte 4"),

@@ -132,7 +132,7 @@ def test_a_precision_that_the_bundle_or_the_cpu_lacks_is_refused(tiny_bundles, m
     plain = open_bundle(tiny_bundles("bert").path)
     with pytest.raises(InputError, match=r"no graph that computes in int8 on a CPU\.\nBuild it again with int8, or"):
         check_precision(plain, Precision.INT8)
-    with pytest.raises(InputError, match=r"in bfloat16 on a CPU\.\nBuild it again with target='openvino', or leave"):
+    with pytest.raises(InputError, match=r"in bfloat16 on a CPU\.\nBuild it again with targets='openvino', or leave"):
         check_precision(plain, Precision.BFLOAT16)
     bundle = Bundle(plain.path, manifest)
     for precision in (Precision.FLOAT32, Precision.INT8):

@@ -98,8 +98,8 @@ def test_a_table_of_other_heads_is_not_counted() -> None:
     [
         ({"dilation": (1, 2)}, r"dilation \[1, 2\] does not fit 3 heads"),
         ({"dilation": (0,)}, r"dilation \[0\] does not fit"),
-        ({"global_tokens": 3, "global_bound": 2}, "3 global tokens: a text of 9 tokens may have 0 to 2"),
-        ({"global_tokens": 10, "global_bound": 10}, "10 global tokens: a text of 9 tokens may have 0 to 9"),
+        ({"global_tokens": 3, "global_bound": 2}, "3 global tokens: a sequence of 9 tokens may have 0 to 2"),
+        ({"global_tokens": 10, "global_bound": 10}, "10 global tokens: a sequence of 9 tokens may have 0 to 9"),
         ({"global_tokens": -1}, "-1 global tokens"),
     ],
 )

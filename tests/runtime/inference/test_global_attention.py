@@ -213,7 +213,7 @@ def test_a_job_marks_questions_and_continues_after_one_that_is_too_long(
     assert [row["error"] for row in results] == [
         None,
         "The question of the text has 5 tokens, which are all global; this bundle accepts 4.\n"
-        "Shorten it, pass global_attention_mask, or build the bundle again with max_global=5.",
+        "Shorten it, pass global_attention_mask, or build the bundle again with --max-global 5.",
         None,
     ]
     # No token of a context is marked, so all are equally good and the first of them is the answer.

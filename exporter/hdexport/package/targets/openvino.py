@@ -130,7 +130,7 @@ TARGET = PackageTarget(
     tried=("openvino-genai 2026.4.1",),
     write=_write,
     run=_run,
-    next_step='openvino_genai.TextEmbeddingPipeline(FOLDER, "CPU"), or ovms --model_path FOLDER',
+    next_step='openvino_genai.TextEmbeddingPipeline(FOLDER, "CPU"), or FOLDER in OpenVINO Model Server',
     tasks=EMBEDDERS | {Task.TEXT_CLASSIFICATION},
     graph=GraphOptions(opset=20, ir_version=10, dtype="float32"),
     takes=frozenset({"name"}),
