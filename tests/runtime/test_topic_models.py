@@ -60,8 +60,6 @@ def test_keywords_and_topics_are_those_of_sentence_transformers(sample_bundle: P
 def test_without_the_libraries_the_error_says_what_to_install(bundle_path: Path) -> None:
     with (
         SentenceEncoder(bundle_path) as encoder,
-        pytest.raises(
-            MissingDependencyError, match=r"Neither KeyBERT nor BERTopic .*\nInstall one of them: pip "
-        ),
+        pytest.raises(MissingDependencyError, match=r"Neither KeyBERT nor BERTopic .*\nInstall one of them: pip "),
     ):
         embedder(encoder)
