@@ -67,7 +67,7 @@ class TorchDevice(str):
         return int(number) if number.isdecimal() else None
 
 
-class LoadOptions(TypedDict, total=False):
+class EncoderOptions(TypedDict, total=False):
     """Options of :func:`hdruntime.load` that every encoder accepts."""
 
     backend: Backend | str
@@ -77,7 +77,7 @@ class LoadOptions(TypedDict, total=False):
     gpu: GpuOptions | None
 
 
-def open_for(bundle: Path | str | Bundle, options: LoadOptions) -> Bundle:
+def open_for(bundle: Path | str | Bundle, options: EncoderOptions) -> Bundle:
     """Open a bundle by its path or its name on the Hugging Face Hub, with the files that the options need."""
     return opened_bundle(bundle, options.get("backend", "auto"), options.get("precision", Precision.AUTO))
 
@@ -116,7 +116,7 @@ class BundleModel:
         bundle: Bundle,
         *,
         max_seq_length: int | MaxSeqLength | None,
-        **load_options: Unpack[LoadOptions],
+        **load_options: Unpack[EncoderOptions],
     ) -> None:
         if bundle.manifest.tokenizer is None:
             raise InputError(

@@ -23,7 +23,7 @@ import numpy as np
 
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import BundleModel, LoadOptions, also_named, conversion, open_for
+from hdruntime.bundle_model import BundleModel, EncoderOptions, also_named, conversion, open_for
 from hdruntime.errors import InputError
 from hdruntime.optional import require
 from hdruntime.tasks.encode_options import EncodeOptions
@@ -70,7 +70,7 @@ class CrossEncoder(BundleModel):
         *,
         max_length: int | MaxSeqLength | None = None,
         activation_fn: ActivationFunction | None = None,
-        **load_options: Unpack[LoadOptions],
+        **load_options: Unpack[EncoderOptions],
     ) -> None:
         opened = open_for(bundle, load_options)
         check_classifier(opened.manifest)

@@ -22,7 +22,7 @@ from typing import Any, Unpack
 
 from hdruntime.arrays import AnyArray
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import EmbeddingModel, LoadOptions, conversion, open_for
+from hdruntime.bundle_model import EmbeddingModel, EncoderOptions, conversion, open_for
 from hdruntime.errors import InputError
 from hdruntime.tasks.token_similarity import Side, TokenVectors, settings_of
 from hdruntime.text.checks import checked_choice, checked_texts
@@ -53,7 +53,7 @@ class MultiVectorEncoder(EmbeddingModel):
         query_length: int | MaxSeqLength | None = None,
         document_length: int | MaxSeqLength | None = None,
         max_seq_length: int | MaxSeqLength | None = None,
-        **load_options: Unpack[LoadOptions],
+        **load_options: Unpack[EncoderOptions],
     ) -> None:
         opened = open_for(bundle, load_options)
         settings = settings_of(opened.manifest)

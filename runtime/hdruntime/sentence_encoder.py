@@ -26,7 +26,7 @@ import numpy as np
 from hdruntime.arrays import FloatingArray
 from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import EmbeddingModel, LoadOptions, also_named, conversion, open_for
+from hdruntime.bundle_model import EmbeddingModel, EncoderOptions, also_named, conversion, open_for
 from hdruntime.errors import InputError, Setting
 from hdruntime.tasks.embedding import Embedding, TokenStates
 from hdruntime.text.checks import checked_choice, checked_texts, plain_name
@@ -61,7 +61,7 @@ class SentenceEncoder(EmbeddingModel):
         pooling: PoolingMode | str | None = None,
         max_seq_length: int | MaxSeqLength | None = None,
         truncate_dim: int | None = None,
-        **load_options: Unpack[LoadOptions],
+        **load_options: Unpack[EncoderOptions],
     ) -> None:
         opened = open_for(bundle, load_options)
         settings = opened.manifest.sentence

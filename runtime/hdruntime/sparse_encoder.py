@@ -24,7 +24,7 @@ import numpy as np
 
 from hdruntime.arrays import AnyArray
 from hdruntime.bundle.reader import Bundle
-from hdruntime.bundle_model import EmbeddingModel, LoadOptions, also_named, open_for
+from hdruntime.bundle_model import EmbeddingModel, EncoderOptions, also_named, open_for
 from hdruntime.errors import InputError, Setting
 from hdruntime.optional import require
 from hdruntime.tasks.sparse_similarity import (
@@ -62,7 +62,7 @@ class SparseEncoder(EmbeddingModel):
         *,
         max_active_dims: int | None = None,
         max_seq_length: int | MaxSeqLength | None = None,
-        **load_options: Unpack[LoadOptions],
+        **load_options: Unpack[EncoderOptions],
     ) -> None:
         opened = open_for(bundle, load_options)
         manifest = opened.manifest

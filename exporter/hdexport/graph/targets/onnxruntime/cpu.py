@@ -26,12 +26,18 @@ def lower_for_onnxruntime_cpu(model: ir.Model) -> ir.Model:
     """Lower a portable graph in place, and return it."""
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
-    passes = [PoolInBlocks(), UpcastToFloat32(), LowerAttention(), RemoveUnusedNodesPass(), RemoveUnusedFunctionsPass()]
+    passes = [
+        PoolInBlocks(),
+        UpcastToFloat32(),
+        LowerAttentionToOnnxRuntime(),
+        RemoveUnusedNodesPass(),
+        RemoveUnusedFunctionsPass(),
+    ]
     run_passes(model, passes)
     return model
 
 
-class LowerAttention(ir.passes.InPlacePass):
+class LowerAttentionToOnnxRuntime(ir.passes.InPlacePass):
     """Replace the nodes of hdexport's operators in a float32 graph as `Lowering.for_onnxruntime_cpu` says."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -82,13 +82,15 @@ def lower_for_onnxruntime_cuda(model: ir.Model) -> bool:
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
     # Block indexes first: the function that makes a bias would be taken for a node of attention.
-    modified = run_passes(model, [ShareBlockIndexes(), PoolInBlocks(), DowncastLayerNorms(), FuseDenseAttention()])
+    modified = run_passes(
+        model, [ShareBlockIndexes(), PoolInBlocks(), DowncastLayerNorms(), FuseDenseAttentionForCuda()]
+    )
     if modified:
         run_passes(model, [RemoveUnusedNodesPass(), RemoveUnusedFunctionsPass()])
     return modified
 
 
-class FuseDenseAttention(ir.passes.InPlacePass):
+class FuseDenseAttentionForCuda(ir.passes.InPlacePass):
     """Give nodes of dense attention bodies of ONNX Runtime's fused attention.
 
     1. A function has one body. Nodes that differ in what decides the body (`_decides_body`) from the first node of

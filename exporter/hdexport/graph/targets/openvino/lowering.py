@@ -34,13 +34,13 @@ def lower_for_openvino(model: ir.Model, *, padded: bool) -> bool:
     """
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-    lowering = LowerAttention(padded=padded)
+    lowering = LowerAttentionToOpenVino(padded=padded)
     passes = [PoolInBlocks(), UpcastToFloat32(), lowering, InlineFunctions(), ScansToLoops(), RemoveUnusedNodesPass()]
     run_passes(model, passes)
     return lowering.depends_on_padding
 
 
-class LowerAttention(ir.passes.InPlacePass):
+class LowerAttentionToOpenVino(ir.passes.InPlacePass):
     """Replace the nodes of operators that have an `OpenVinoLowering` in a float32 graph.
 
     Args:

@@ -128,7 +128,7 @@ def tensorrt_graph(
     passes = [
         *plugins,
         CheckSelections(),
-        FuseDenseAttention(dtype=dtype, longest=longest),
+        FuseDenseAttentionForTensorRt(dtype=dtype, longest=longest),
         RemoveUnusedNodesPass(),
         RemoveUnusedFunctionsPass(),
     ]
@@ -136,7 +136,7 @@ def tensorrt_graph(
     return lowered
 
 
-class FuseDenseAttention(ir.passes.InPlacePass):
+class FuseDenseAttentionForTensorRt(ir.passes.InPlacePass):
     """Replace nodes of dense attention by ``Attention`` (opset 23), where TensorRT has a fused kernel.
 
     1. Causal attention takes no mask: sequences with padding are packed.
