@@ -293,6 +293,7 @@ def test_every_target_says_what_it_follows(monkeypatch: pytest.MonkeyPatch) -> N
     assert [name for name in found if found[name].run is None and not found[name].tried] == [
         "bentoml",
         "elasticsearch",
+        "kserve",
         "snowflake",
         "sql-server",
     ]
