@@ -10,7 +10,7 @@ from pathlib import Path
 from hdruntime.errors import InputError
 from hdruntime.os_errors import explained
 
-_HIDDEN = (".", "_")
+HIDDEN = (".", "_")
 """First characters of names that are skipped, such as Spark's _SUCCESS."""
 
 _SPECIAL = (
@@ -52,7 +52,7 @@ def _entries(folder: Path) -> Iterator[Path]:
     """Everything below the folder that is no folder itself."""
     try:
         with os.scandir(folder) as entries:
-            names = [entry for entry in entries if not entry.name.startswith(_HIDDEN)]
+            names = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
     except OSError as error:
         raise _unreadable(Path(folder), error) from error
     for entry in names:

@@ -141,7 +141,9 @@ def test_a_job_that_waits_for_rows_ends_with_a_signal_or_its_reader(bundle: Path
         gone = "Stopped: the program that reads the standard output has ended.\n"
         assert (job.process.wait(60), said) == (
             code,
-            gone if number is None else "Stopped. No row is kept: the same command starts over.\n",
+            gone
+            if number is None
+            else "Stopped. Printed rows are not kept: the same command starts with the first row again.\n",
         )
 
 

@@ -306,7 +306,8 @@ def run(options: argparse.Namespace) -> int:
                 report.done_already(done)
                 job.destination.upload()
         except KeyboardInterrupt as stop:
-            nothing = "No row is kept: the same command starts over."
+            printed = "Printed rows are not kept: the same command starts with the first row again."
+            nothing = printed if job.output == STDOUT else "No row is kept: the same command starts over."
             report.ended("stopped", f"Stopped. {_kept(job) or nothing}")
             return exit_code(stop)
         except BrokenPipeError:

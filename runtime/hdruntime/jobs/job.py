@@ -212,7 +212,8 @@ def _hint_after_change(results: Results) -> Message:
     """What is kept and what to do when an input has changed."""
     rows = results.manifest.all_counts.rows
     if not rows or results.path == STDOUT:
-        return "No row is kept. Run the same command again when no program writes to its inputs, or on copies of them."
+        printed = f"{rows} rows were printed; they belong to the old content. " if rows else "No row is kept. "
+        return f"{printed}Run the same command again when no program writes to its inputs, or on copies of them."
     return (
         f"{rows} rows are kept in {results.path}; they belong to the old content. Restore the file with its "
         "modification time, and the same command continues after them. ",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from hdruntime.jobs.state_folder import (
 )
 from hdruntime.jobs.writers import ResultEncoding, ResultFormat, is_part
 from hdruntime.text.ranges import RANGES_SUFFIX
+
+logger = logging.getLogger(__name__)
 
 STDOUT = Path("-")
 """Stands for the standard output, on which results are JSON Lines."""
@@ -77,6 +80,7 @@ class LocalOutput:
             self.check_free(force=force)
             return None
         with locked_folder(self.path):
+            folder.put_back(self.path.resolve())
             manifest = JobManifest() if restart else folder.manifest()
             is_own = self._is_of(manifest, folder, identity) and self._has_output_of(manifest)
             if not is_own:
@@ -125,6 +129,8 @@ class LocalOutput:
             results = KeptResults(folder, self, encoding, identity)
             try:
                 fresh = restart or not self._continues(folder, identity)
+                if fresh and not restart:
+                    self._warn_of_lost_rows(folder, identity)
                 is_in_place = not fresh and self._has_output_of(folder.manifest())
                 results.begin(fresh=fresh, is_in_place=is_in_place)
                 yield results
@@ -171,7 +177,7 @@ class LocalOutput:
             raise damaged(folder.path, f"{JOB_FILE} is missing")
         what = difference(folder.identity(), identity)
         if manifest.output is not None and not folder.has(RESULTS_FILE):
-            # The output was moved into place, and then the process was killed.
+            # The output was moved into place, and then the process was killed. Nothing is left if it is gone.
             return what is None and self._has_output_of(manifest)
         if what is not None:
             raise InputError(
@@ -185,6 +191,17 @@ class LocalOutput:
                 ),
             )
         return True
+
+    def _warn_of_lost_rows(self, folder: StateFolder, identity: Identity) -> None:
+        """Say that the job starts over because the finished rows are gone, and the output made of them."""
+        manifest = folder.manifest()
+        if self._is_of(manifest, folder, identity) and not manifest.is_done:
+            logger.warning(
+                "%d rows were finished, but are neither in %s nor in %s any more: the job starts over",
+                manifest.counts.rows,
+                self.path,
+                folder.path,
+            )
 
     def _is_of(self, manifest: JobManifest, folder: StateFolder, identity: Identity) -> bool:
         """Whether the output that a folder describes is the output of a job."""

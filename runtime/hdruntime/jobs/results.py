@@ -192,9 +192,9 @@ class KeptResults(Results):
 
     def _make_output(self, *, force: bool, metadata: Mapping[str, str]) -> None:
         self._require_results()
-        made = self._encoding.finish(self._folder.path, metadata=metadata)
-        written = self.manifest.results if made.name == RESULTS_FILE else checksum_at(made)
-        self.manifest = self._committed = dataclasses.replace(self.manifest, output=written)
+        made = self._encoding.finish(self._folder.path, written=self.manifest.results, metadata=metadata)
+        output = self.manifest.results if made.name == RESULTS_FILE else checksum_at(made)
+        self.manifest = self._committed = dataclasses.replace(self.manifest, output=output)
         self._folder.write_manifest(self.manifest)
         sync(self._folder.path)
         self._output.check_free(force=force)

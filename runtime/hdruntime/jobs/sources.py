@@ -20,21 +20,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 from urllib.parse import urlsplit
 
 from hdruntime.errors import HdexportError, InputError, MissingDependencyError
+from hdruntime.folders import HIDDEN, special_kind
 
 if TYPE_CHECKING:
     from hdruntime.jobs.arriving import ArrivingInput
 
 logger = logging.getLogger(__name__)
-
-_HIDDEN = (".", "_")
-"""First characters of names that directory listings skip, such as Spark's _SUCCESS."""
-
-_SPECIAL = (
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 _OTHER_COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z")
 """Endings of rows that are compressed in a way that a job does not read, where the whole name's format is unknown."""
@@ -242,13 +233,8 @@ def read_errors_explained(name: str) -> Iterator[None]:
         raise InputError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def special_kind(status: os.stat_result) -> str | None:
-    """The kind of a special file, in words; None for files and directories."""
-    return next((name for is_one, name in _SPECIAL if is_one(status.st_mode)), None)
-
-
 def _require_file(path: Path, status: os.stat_result) -> None:
-    kind = special_kind(status)
+    kind = special_kind(status.st_mode)
     if kind is not None:
         raise InputError(
             f"{path} is {kind}; a job reads files, which it can read again when it continues.",
@@ -294,7 +280,7 @@ def _files_below(root: Path, known: Known) -> list[Path]:
         read.add((status.st_dev, status.st_ino))
         for entry in _entries(folder):
             path = folder / entry.name
-            if entry.name.startswith(_HIDDEN):
+            if entry.name.startswith(HIDDEN):
                 _note_hidden(str(path), known)
             elif not (stat.S_ISDIR(_status(path).st_mode) if entry.is_symlink() else entry.is_dir()):
                 files.append(path)
@@ -338,7 +324,7 @@ def _folders_of_pattern(pattern: str) -> Iterator[str]:
 
 def _note_hidden(name: str, known: Known) -> None:
     level = logging.WARNING if known(name) else logging.INFO
-    logger.log(level, "%s is skipped: its name begins with %s", name, " or ".join(_HIDDEN))
+    logger.log(level, "%s is skipped: its name begins with %s", name, " or ".join(HIDDEN))
 
 
 def _remote_files(url: str, known: Known) -> tuple[Sequence[RemoteFile | LocalFile], bool]:
@@ -374,7 +360,7 @@ def _keys_below(filesystem: Any, root: str, known: Known) -> list[str]:
     shown, hidden = [], set()
     for key in _walked(filesystem, root) if _is_walked(filesystem) else filesystem.find(root):
         parts = PurePosixPath(key).relative_to(root).parts
-        begin = next((index for index, part in enumerate(parts) if part.startswith(_HIDDEN)), None)
+        begin = next((index for index, part in enumerate(parts) if part.startswith(HIDDEN)), None)
         if begin is None:
             shown.append(key)
         else:
@@ -394,7 +380,7 @@ def _is_walked(filesystem: Any) -> bool:
 def _walked(filesystem: Any, folder: str) -> Iterator[str]:
     """All files below a directory, and directories whose names are hidden."""
     for name, is_folder in _listed(filesystem, folder):
-        if is_folder and not PurePosixPath(name).name.startswith(_HIDDEN):
+        if is_folder and not PurePosixPath(name).name.startswith(HIDDEN):
             yield from _walked(filesystem, name)
         else:
             yield name

@@ -54,7 +54,7 @@ STORED_RANGES_FILE = "ranges.npz"
 LOCK_FILE = "lock"
 
 _REPLACED = "replaced"
-"""The directory that the output has replaced."""
+"""The directory that the output replaces."""
 
 _TEMPORARY = ".tmp"
 """Suffix of a file while it is written."""
@@ -140,6 +140,12 @@ class StateFolder:
             os.replace(target, self.path / _REPLACED)
         os.replace(path, target)
         sync(target.parent)
+
+    def put_back(self, target: Path) -> None:
+        """Put back the directory at the output's place if a process was killed while it replaced the directory."""
+        if self.has(_REPLACED) and not os.path.lexists(target):
+            os.replace(self.path / _REPLACED, target)
+            sync(target.parent)
 
     def remove_work_files(self) -> None:
         """Remove everything but the records of the job and the lock."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import itertools
 import json
 import re
@@ -21,10 +22,11 @@ import pyarrow.parquet
 from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import grouped
+from hdruntime.jobs.checksums import Checksum, checksum_at
 from hdruntime.jobs.input_files import Cell, cells_of_column
 from hdruntime.jobs.kept_columns import columns_in_parts
 from hdruntime.jobs.shards import split_by_bytes
-from hdruntime.jobs.state_folder import OUTPUT_FILE, RESULTS_FILE, remove, sync, synced
+from hdruntime.jobs.state_folder import OUTPUT_FILE, RESULTS_FILE, damaged, remove, sync, synced
 from hdruntime.jobs.vectors import COLUMN
 
 OPEN_TYPE = {b"hdexport": b"open type"}
@@ -119,8 +121,11 @@ class ResultEncoding(ABC):
         """Rows of one block."""
 
     @abstractmethod
-    def finish(self, folder: Path, *, metadata: Mapping[str, str]) -> Path:
-        """Make the output of the folder's `RESULTS_FILE`, on the disk; its path: `OUTPUT_FILE`, or the results."""
+    def finish(self, folder: Path, *, written: Checksum, metadata: Mapping[str, str]) -> Path:
+        """Make the output of the folder's `RESULTS_FILE`, on the disk; its path: `OUTPUT_FILE`, or the results.
+
+        DamagedJobError if the results that are read do not have the checksum `written`.
+        """
 
 
 class _JsonLines(ResultEncoding):
@@ -137,8 +142,19 @@ class _JsonLines(ResultEncoding):
         lines = zip(*parts, itertools.repeat("}\n"))
         return "".join(itertools.chain.from_iterable(lines)).encode()
 
-    def finish(self, folder: Path, *, metadata: Mapping[str, str]) -> Path:
+    def finish(self, folder: Path, *, written: Checksum, metadata: Mapping[str, str]) -> Path:
         return folder / RESULTS_FILE
+
+
+class _ChecksumReader(io.BufferedReader):
+    """Computes the checksum of what is read."""
+
+    checksum = Checksum()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.checksum = self.checksum.after(data)
+        return data
 
 
 class _ArrowResults(ResultEncoding):
@@ -152,23 +168,31 @@ class _ArrowResults(ResultEncoding):
         columns = [_array(parts, field) for field, parts in zip(self._schema, in_parts, strict=True)]
         return memoryview(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
-    def finish(self, folder: Path, *, metadata: Mapping[str, str]) -> Path:
+    def finish(self, folder: Path, *, written: Checksum, metadata: Mapping[str, str]) -> Path:
         output = folder / OUTPUT_FILE
         remove(output)  # a part of it, from a process that was killed
-        with self._encoded(folder) as batches:
+        with self._encoded(folder, written) as batches:
             self._make(output, batches, metadata)
         return output
 
     @contextlib.contextmanager
-    def _encoded(self, folder: Path) -> Iterator[Batches]:
-        with (folder / RESULTS_FILE).open("rb") as source:
+    def _encoded(self, folder: Path, written: Checksum) -> Iterator[Batches]:
+        with _ChecksumReader(io.FileIO(folder / RESULTS_FILE)) as source:
 
             def batches() -> Iterator[pa.RecordBatch]:
                 source.seek(0)
+                source.checksum = Checksum()
                 with pa.ipc.open_stream(source) as stream:
                     yield from stream
+                if source.checksum != written:
+                    raise damaged(folder, f"{RESULTS_FILE} has changed")
 
-            yield batches
+            try:
+                yield batches
+            except (pa.ArrowInvalid, OSError) as error:
+                if checksum_at(folder / RESULTS_FILE) == written:
+                    raise
+                raise damaged(folder, f"{RESULTS_FILE} has changed") from error
 
     def _make(self, output: Path, batches: Batches, metadata: Mapping[str, str]) -> None:
         with synced(output) as file:

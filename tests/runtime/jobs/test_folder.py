@@ -17,7 +17,7 @@ import hdruntime
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.errors import HdexportError, InputError, OutputExistsError
+from hdruntime.errors import DamagedJobError, HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, writers
 from hdruntime.jobs import results as job_results
 from hdruntime.jobs.checksums import json_with_checksum
@@ -44,7 +44,7 @@ def run_until(rows: int, bundle: Path, inputs: Path, output: Path, **options: ob
 
 
 KILLED_AT_EVERY_STEP = """
-import builtins, os, shutil, sys, traceback
+import io, os, shutil, sys, traceback
 from pathlib import Path
 from typing import Any
 
@@ -69,31 +69,67 @@ job_results._COMMIT_SECONDS = job_results._COMMIT_SHARE = 0
 STEPS = ("open", "write", "ftruncate", "fsync", "replace", "unlink", "rmdir", "mkdir")
 
 
-def die_at(step):
+def die_at(step, power_fails):
+    # This process ends at its step-th call that changes a file, and of a write only half the bytes are written.
+    # If the power fails, bytes that were appended and not synced are lost.
     left = [step]
+    synced = {}
 
-    def dying(function):
+    def opened(path):
+        descriptor = open_descriptor(path, os.O_RDWR)  # which outlives the other, and does not share its lock
+        synced[descriptor] = os.fstat(descriptor).st_size
+
+    def count(write=None, data=b""):
+        left[0] -= 1
+        if left[0] == 0:
+            if write is not None:
+                write(bytes(data)[: len(data) // 2])
+            for descriptor, size in synced.items() if power_fails else ():
+                if os.fstat(descriptor).st_size > size:
+                    truncate(descriptor, size)
+            os._exit(9)
+
+    def dying(name):
+        original = getattr(os, name)
+
         def call(*arguments, **options):
-            left[0] -= 1
-            if left[0] == 0:
-                if function is originals["write"]:
-                    function(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
-                os._exit(9)
-            return function(*arguments, **options)
-        return call
+            count(*[lambda half: original(arguments[0], half), arguments[1]] if name == "write" else [])
+            result = original(*arguments, **options)
+            if name == "open" and arguments[1] & os.O_CREAT:
+                opened(arguments[0])
+            if name == "fsync":
+                status = os.fstat(arguments[0])
+                synced.update({each: status.st_size for each in synced if os.path.samestat(os.fstat(each), status)})
+            return result
 
-    originals = {name: getattr(os, name) for name in STEPS}
-    for name, function in originals.items():
-        setattr(os, name, dying(function))
-    builtins.open = dying(builtins.open)
+        setattr(os, name, call)
+
+    class DyingFile(io.FileIO):
+        def write(self, data):
+            count(super().write, data)
+            return super().write(data)
+
+    open_file, open_descriptor, truncate = io.open, os.open, os.ftruncate
+
+    def open_dying(path, mode="r", *arguments, **options):
+        if mode != "wb":
+            return open_file(path, mode, *arguments, **options)
+        count()
+        file = DyingFile(path, "w")
+        opened(path)
+        return io.BufferedWriter(file)
+
+    for name in STEPS:
+        dying(name)
+    io.open = open_dying  # as pathlib calls it
 
 
-def killed(step):
+def killed(step, power_fails=False):
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            die_at(step)
+            die_at(step, power_fails)
             run_words(bundle, [inputs], output, computes_beside=True, vectors=vectors, skip_failed=True)
             code = 0
         except BaseException:
@@ -106,7 +142,7 @@ def killed(step):
 
 
 step = 0
-while killed(step := step + 1):
+while killed(step := step + 1, power_fails=step % 2):
     if step % 3 == 0:
         killed(1 + step * 7 % 23)  # going on, too
     assert not killed(sys.maxsize)
@@ -367,7 +403,11 @@ def test_other_files_in_the_folder_stay(bundle_path: Path, tmp_path: Path, unfin
 
 @pytest.mark.parametrize("removed", [False, True])
 def test_an_output_is_only_taken_for_that_of_the_same_job(
-    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
+    bundle_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    removed: bool,
 ) -> None:
     """A job is killed between the two last steps: its output is in place, and its manifest does not say so."""
     inputs = write_rows(tmp_path / "in.jsonl", ["long"])
@@ -383,8 +423,60 @@ def test_an_output_is_only_taken_for_that_of_the_same_job(
     if removed:
         output.unlink()
     assert run(bundle_path, inputs, output).resumed_rows == (0 if removed else 1)
+    said = f"1 rows were finished, but are neither in {output} nor in {state_folder_path(output)} any more"
+    assert caplog.text.count(said) == removed
     assert left_in(tmp_path) == ["bundle", "in.jsonl", "out.jsonl"]
     assert output.read_bytes() == content
+
+
+@pytest.mark.parametrize("position", [-1, -9, 5])
+def test_results_that_change_while_the_output_is_made_of_them_are_refused(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    inputs, output = write_rows(tmp_path / "in.jsonl", list(random_texts(25))), tmp_path / "out.parquet"
+    finish = writers._ParquetResults.finish
+
+    def change_and_finish(self: Any, folder: Path, **options: Any) -> Path:
+        content = bytearray((folder / "results").read_bytes())
+        content[position] ^= 1
+        (folder / "results").write_bytes(content)
+        return finish(self, folder, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writers._ParquetResults, "finish", change_and_finish)
+        with pytest.raises(DamagedJobError, match=r"is damaged: results has changed\.\nStart over with restart=True"):
+            run(bundle_path, inputs, output)
+    assert not output.exists()
+    with pytest.raises(DamagedJobError, match="results, which holds 25 rows, is missing or has changed"):
+        run(bundle_path, inputs, output)
+    assert run(bundle_path, inputs, output, restart=True).rows == 25
+
+
+@pytest.mark.parametrize("options", [{}, {"restart": True}, {"restart": True, "overflow": Overflow.TRUNCATE}])
+def test_a_directory_that_a_killed_job_was_replacing_is_replaced_with_force_only(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """A kill between the two steps of replacing a directory."""
+    inputs, output = write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out"
+    run(bundle_path, write_rows(tmp_path / "old.jsonl", ["read"]), output)
+    old = content_of(output)
+    replace = os.replace
+
+    def replace_but_the_output(source: Path, target: Path) -> None:
+        if target == output:
+            raise ZeroDivisionError
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", replace_but_the_output)
+        with pytest.raises(ZeroDivisionError):
+            run(bundle_path, inputs, output, force=True)
+    assert not output.exists()
+    with pytest.raises(OutputExistsError):
+        run(bundle_path, inputs, output, **options)
+    assert content_of(output) == old
+    run(bundle_path, inputs, output, force=True, **options)
+    assert content_of(output) != old
 
 
 def test_a_finished_job_is_not_run_again(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
