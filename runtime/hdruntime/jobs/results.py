@@ -153,8 +153,11 @@ class KeptResults(Results):
         assert self._partial is not None, "a complete job has no shard"
         before = self.manifest.partial
         with disk_errors_explained(self._output.path):
-            if before is None and self._committed.partial is not None:
-                self._commit()  # the rows of the shard before, which are results now
+            if before is None:
+                # The file is written from its start: no manifest on the disk may describe what it held.
+                if self._committed.partial is not None:
+                    self._commit()
+                sync(self._folder.path)
             content, written = bytes_of_rows(partial.values), Checksum() if before is None else before.file
             _truncate(self._partial, written)
             _write_all(self._partial, content)
