@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help install demo test test-all test-random test-oldest lint docs wheels clean
+.PHONY: help install demo test test-all test-random test-oldest lint findings docs wheels clean
 
 help:
 	@echo "make demo         build the sample model to 4096 tokens, embed long documents, ask a question"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-random  the suite in another order; SEED=... repeats one"
 	@echo "make test-oldest  what needs no exact versions, with every dependency at its lower bound"
 	@echo "make lint         ruff, mypy, import-linter, hadolint, the documentation's links"
+	@echo "make findings     what libraries do that we guessed wrong: runs it all and lists what changed"
 	@echo "make wheels       a release's wheels, for Linux on x86_64 and aarch64 and for all others: dist/"
 	@echo "make docs         build the documentation: site/index.html"
 	@echo "make clean        remove what these made"
@@ -180,6 +181,13 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/hadolint docker/*.Dockerfile
 	$(MKDOCS)
+
+# Each installs packages of its own; one that fails is named, whether the library changed or the network is away.
+findings:
+	@changed=; for script in findings/*.sh; do \
+		echo "== $$script"; $$script || changed="$$changed $$script"; \
+	done; \
+	if [ -n "$$changed" ]; then echo "Changed, or not run:"; printf '%s\n' $$changed; exit 1; fi
 
 docs: $(INSTALLED)
 	$(MKDOCS)

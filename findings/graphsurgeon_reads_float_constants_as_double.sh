@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# onnx-graphsurgeon 0.6.1: a `Constant` whose value is the attribute `value_float`, a float32 by ONNX's definition,
-# becomes a float64 tensor when constants are folded.
-# Seen: the valid graph x + Constant(value_float=0.5) has a float64 input of Add after import, fold_constants and
-# export, and ONNX Runtime refuses it: a type error. A Constant with the attribute `value`, a float32 tensor, stays right.
-# Exits 0 while this is so, and 1 when it changes.
+# Library: onnx-graphsurgeon 0.6.1
+# Guess: folding constants keeps types: a `Constant` with the attribute `value_float` is float32 by ONNX's definition.
+# Happens: it becomes a float64 tensor. The valid graph x + Constant(value_float=0.5) has a float64 input of Add after
+#   import, fold_constants and export, and ONNX Runtime refuses it: a type error. A Constant with the attribute `value`, a
+#   float32 tensor, stays right.
+# Minded: plugins/hdplugins/op_builder.py, exporter/hdexport/graph/targets/openvino/lowering.py
+# Seen: 2026-11-29
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --disable-pip-version-check onnx-graphsurgeon==0.6.1 onnx==1.23.2 numpy==2.4.6 onnxruntime==1.31.1
+"$folder/venv/bin/pip" install --quiet --disable-pip-version-check onnx-graphsurgeon==0.6.1 \
+    onnx==1.23.2 numpy==2.4.6 onnxruntime==1.31.1
 "$folder/venv/bin/python" - <<'PYTHON'
 import numpy as np
 import onnx

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# onnxscript 0.7.2: `onnxscript.optimizer.optimize` removes `x + 1e-8`, as if the constant were 0.
-# Seen: the graph of 1 / (x + 1e-8) gives 1e8 at x = 0 before it is optimized, and inf after. It matters where the
-# constant keeps a division finite, as the epsilon of a norm does. Expected: only additions of exactly 0 are removed.
-# Exits 0 while this is so, and 1 when it changes.
+# Library: onnxscript 0.7.2
+# Guess: `onnxscript.optimizer.optimize` removes additions of exactly 0 only.
+# Happens: it removes `x + 1e-8`, too. The graph of 1 / (x + 1e-8) gives 1e8 at x = 0 before it is optimized, and inf after:
+#   this matters where the constant keeps a division finite, as the epsilon of a norm does.
+# Minded: exporter/hdexport/graph/passes/optimize.py
+# Seen: 2026-11-29
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
