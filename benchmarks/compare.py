@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ _FEWEST_PERCENT = 2.0
 """A smaller drift is not reported."""
 
 
-class ChangeKind(str, Enum):
+class ChangeKind(StrEnum):
     """The figure of a case that changed."""
 
     STATUS = "status"

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ Run = Callable[[Ids], npt.NDArray[np.float32]]
 """A model's run: from ids, [1, tokens], to vectors, [1, tokens, hidden]."""
 
 
-class Figure(str, Enum):
+class Figure(StrEnum):
     """A measured figure of a case."""
 
     LATENCY = "latency"

@@ -7,12 +7,12 @@ import importlib.util
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from types import ModuleType
 from typing import Any, NamedTuple
 
 
-class BodyVariant(str, Enum):
+class BodyVariant(StrEnum):
     """How a function body computes the blocks of a sequence.
 
     Attributes:

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, ClassVar, NamedTuple, cast
 
 from hdplugins.attention.operator import Operator
@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
     head_dim: int
 
 
-class FieldType(str, Enum):
+class FieldType(StrEnum):
     """Type of an attribute in an engine."""
 
     INT = "int"

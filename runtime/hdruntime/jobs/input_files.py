@@ -9,7 +9,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,7 +21,7 @@ from hdruntime.jobs.rows import Position
 from hdruntime.jobs.sources import LocalFile, Source, Version, read_errors_explained
 
 
-class RowFormat(str, Enum):
+class RowFormat(StrEnum):
     """How a file holds rows."""
 
     JSONL = "jsonl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 from hdruntime.bundle.checked_json import LargeCount
@@ -15,7 +15,7 @@ ID = "id"
 """Column of the ids, unless another is named."""
 
 
-class ErrorKind(str, Enum):
+class ErrorKind(StrEnum):
     """Why rows fail, for counting; the row's own error has the details."""
 
     UNREADABLE = "unreadable"

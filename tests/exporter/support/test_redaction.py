@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from enum import Enum
+from enum import StrEnum
 
 from hdexport.support.redaction import redact, redact_argument
 from support.comparators import named_case
@@ -51,7 +51,7 @@ def test_what_names_a_machine_is_cut_and_nothing_else() -> None:
             assert redact(text) == text
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     OK = "ok"
 
 

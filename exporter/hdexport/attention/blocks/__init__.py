@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -22,7 +22,7 @@ _REFERENCE_COPIES = 6
 """Copies of one head's scores in the definition of block-sparse attention."""
 
 
-class Pattern(str, Enum):
+class Pattern(StrEnum):
     """The blocks that a block of queries sees."""
 
     BIGBIRD = "bigbird"
@@ -33,7 +33,7 @@ class Pattern(str, Enum):
     """The blocks that a list says."""
 
 
-class Mode(str, Enum):
+class Mode(StrEnum):
     """The source of the blocks that the pattern leaves open."""
 
     HF_EVAL = "hf_eval"
@@ -45,7 +45,7 @@ class Mode(str, Enum):
     NONE = "none"
 
 
-class LastBlock(str, Enum):
+class LastBlock(StrEnum):
     """The end of the last block."""
 
     PADDED = "padded"
