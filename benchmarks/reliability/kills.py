@@ -4,8 +4,9 @@ Usage: python -m benchmarks.reliability.kills [--jobs 12] [--kills 3] [--rows 15
 
 Each job is `hdexport run` of the same rows, to JSON Lines, Parquet or NumPy in turns, killed (SIGKILL or SIGINT) a
 random time after it starts, and started again, until it ends. Its output must equal an undisturbed job's, byte for
-byte, and no file of the job may stay. Of every other job, a kept file is damaged after the first kill that leaves one:
-the next command continues, and the output is equal all the same, or it refuses the job by name, and --restart helps.
+byte, and no file may stay but the record that the job is done. Of every other job, a kept file is damaged after the
+first kill that leaves one: the next command continues, and the output is equal all the same, or it refuses the job by
+name, and --restart helps.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from benchmarks.record import show
 from benchmarks.reliability.damage import DAMAGES
 from benchmarks.reliability.sample import sample_bundle, texts
-from hdruntime.jobs.state_folder import LOCK_FILE, state_folder_path
+from hdruntime.jobs.state_folder import JOB_FILE, LOCK_FILE, MANIFEST_FILE, state_folder_path
 
 _ENDINGS = (".jsonl", ".parquet", ".npy")
 
@@ -52,8 +53,8 @@ def main() -> int:
             expected[ending] = (folder / f"undisturbed{ending}").read_bytes()
         for number in range(options.jobs):
             ending = _ENDINGS[number % len(_ENDINGS)]
-            output = folder / "jobs" / f"{number}{ending}"
-            output.parent.mkdir(exist_ok=True)
+            output = folder / str(number) / f"out{ending}"
+            output.parent.mkdir()
             damaged = ""
             for _ in range(options.kills):
                 job = _start(bundle, rows, output)
@@ -75,11 +76,12 @@ def main() -> int:
                     wrong.append(f"job {number}, {damaged}: {why}")
                 _start(bundle, rows, output, "--restart").wait()
             is_equal = output.is_file() and output.read_bytes() == expected[ending]
-            left = [path.name for path in output.parent.iterdir() if path not in (output, state_folder_path(output))]
+            state = state_folder_path(output)
+            record = {state / name for name in (JOB_FILE, MANIFEST_FILE, LOCK_FILE)}
+            left = [path.name for path in output.parent.rglob("*") if path not in {output, state, *record}]
             found["equal"] += is_equal and not left
             if not is_equal or left:
                 wrong.append(f"job {number}, {damaged or 'not damaged'}: equal {is_equal}, left {left}")
-            output.unlink(missing_ok=True)
     show(options.output, module="benchmarks.reliability.kills", jobs=options.jobs, wrong=wrong, **found)
     return 1 if wrong else 0
 

@@ -174,11 +174,17 @@ class StateFolder:
 
     def _decoded(self, name: str, decode: Callable[[bytes], Content], default: Content) -> Content:
         try:
-            return decode((self.path / name).read_bytes())
+            with open(self.path / name, "rb", opener=_open_without_waiting) as file:
+                return decode(file.read())
         except FileNotFoundError:
             return default
         except (ValueError, IsADirectoryError) as error:
             raise damaged(self.path, f"{name}: {error}") from error
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; a named pipe in its place is empty, instead of waiting for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def state_folder_path(output: Path) -> Path:

@@ -341,6 +341,8 @@ def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp
     [
         ("results", "", "results, which holds 10 rows, is missing or has changed"),
         ("manifest.json", "{", "manifest.json: "),
+        ("manifest.json", None, "manifest.json: "),
+        ("job.json", None, "job.json: "),
         (
             "manifest.json",
             json_with_checksum({"counts": {"rows": -3}}),
@@ -352,9 +354,12 @@ def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp
     ],
 )
 def test_a_damaged_folder_is_refused_without_restart(
-    bundle_path: Path, tmp_path: Path, unfinished: Path, name: str, content: str, reason: str
+    bundle_path: Path, tmp_path: Path, unfinished: Path, name: str, content: str | None, reason: str
 ) -> None:
-    (state_folder_path(unfinished) / name).write_text(content)
+    """Without a content, a named pipe is in the file's place."""
+    file = state_folder_path(unfinished) / name
+    file.unlink()
+    os.mkfifo(file) if content is None else file.write_text(content)
     with pytest.raises(HdexportError, match=rf"is damaged: {reason}.*\nStart over with restart=True"):
         run(bundle_path, tmp_path / "in.jsonl", unfinished)
     assert run(bundle_path, tmp_path / "in.jsonl", unfinished, restart=True).rows == 25
