@@ -18,6 +18,7 @@ from hdruntime.jobs.results import KeptResults, PrintedResults, Results
 from hdruntime.jobs.state_folder import (
     CHANGE_OUTPUT,
     JOB_FILE,
+    MANIFEST_FILE,
     RESULTS_FILE,
     StateFolder,
     damaged,
@@ -169,6 +170,8 @@ class LocalOutput:
 
     def _continues(self, folder: StateFolder, identity: Identity) -> bool:
         """Whether a folder has rows of this job; an error if it has rows of another job that is not done."""
+        if folder.has(JOB_FILE) and folder.has(RESULTS_FILE) and not folder.has(MANIFEST_FILE):
+            raise damaged(folder.path, f"{MANIFEST_FILE} is missing")
         manifest = folder.manifest()
         rows = manifest.all_counts.rows
         if not rows or manifest.is_done:

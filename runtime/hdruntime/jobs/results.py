@@ -128,6 +128,8 @@ class KeptResults(Results):
             if fresh:
                 self._folder.clear()
                 self._folder.write(JOB_FILE, json_with_checksum(self._identity))
+                # Before there are results, so that a lost manifest is noticed.
+                self._folder.write_manifest(JobManifest())
             manifest = self._folder.manifest()
             self.ranges = self._folder.ranges(manifest.ranges)
             if manifest.output is not None and not is_in_place:

@@ -22,7 +22,7 @@ from hdruntime.jobs import JobOptions, VectorOptions, plan_job, writers
 from hdruntime.jobs import results as job_results
 from hdruntime.jobs.checksums import json_with_checksum
 from hdruntime.jobs.output import LocalOutput
-from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.progress import JobManifest, JobProgress, json_from_manifest
 from hdruntime.jobs.results import KeptResults
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.state_folder import state_folder_path
@@ -330,6 +330,7 @@ def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp
     folder = state_folder_path(tmp_path / "out.jsonl")
     folder.mkdir()
     (folder / "job.json").write_text('{"bundle": "another"}')
+    (folder / "manifest.json").write_text(json_from_manifest(JobManifest()))
     (folder / "results").write_text("half a li")
     inputs = write_rows(tmp_path / "in.jsonl", ["long"])
     assert run(bundle_path, inputs, tmp_path / "out.jsonl").rows == 1
@@ -363,6 +364,15 @@ def test_a_damaged_folder_is_refused_without_restart(
     with pytest.raises(HdexportError, match=rf"is damaged: {reason}.*\nStart over with restart=True"):
         run(bundle_path, tmp_path / "in.jsonl", unfinished)
     assert run(bundle_path, tmp_path / "in.jsonl", unfinished, restart=True).rows == 25
+
+
+@pytest.mark.parametrize("name", ["job.json", "manifest.json"])
+def test_a_folder_without_one_of_its_records_is_refused(
+    bundle_path: Path, tmp_path: Path, unfinished: Path, name: str
+) -> None:
+    (state_folder_path(unfinished) / name).unlink()
+    with pytest.raises(DamagedJobError, match=rf"is damaged: {name} is missing\.\nStart over with restart=True"):
+        run(bundle_path, tmp_path / "in.jsonl", unfinished)
 
 
 @pytest.mark.parametrize("content", [None, "another digit"])
@@ -515,8 +525,9 @@ def test_commits_take_a_bounded_share_of_the_time(
     monkeypatch.setattr(os, "fsync", slow)
     monkeypatch.setattr(job_results, "_COMMIT_SECONDS", 0)
     run(bundle_path, write_rows(tmp_path / "in.jsonl", list(random_texts(300))), tmp_path / "out.jsonl")
-    # job.json; results and manifest of two commits; the output's checksum; both folders; that the job is done.
-    assert len(synced) == 1 + 2 * 2 + 1 + 2 + 1
+    # job.json and the first manifest; results and manifest of two commits; the output's checksum; both folders;
+    # that the job is done.
+    assert len(synced) == 2 + 2 * 2 + 1 + 2 + 1
 
 
 def test_a_file_in_place_of_the_folder_is_refused(bundle_path: Path, tmp_path: Path) -> None:
