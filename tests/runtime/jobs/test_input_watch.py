@@ -207,6 +207,17 @@ def test_rows_that_were_read_before_a_change_and_done_after_it_are_not_kept(bund
     assert left_in(tmp_path) == ["bundle", "in.jsonl"]
 
 
+def test_a_change_after_rows_were_printed_names_their_number(
+    bundle: Bundle, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    rows = write_input(tmp_path / "in.jsonl")
+    with pytest.raises(InputChangedError) as caught:
+        run_words(bundle, [rows], Path("-"), on_progress=once(300, lambda: truncate(rows)))
+    printed = capsysbinary.readouterr().out.count(b"\n")
+    assert printed >= 300
+    assert str(caught.value.hint).startswith(f"{printed} rows were printed; they belong to the old content. Run the")
+
+
 def test_a_change_before_the_first_row_is_read_is_detected(bundle: Bundle, rows: Path, tmp_path: Path) -> None:
     job = plan_job(bundle, [rows], tmp_path / "out.jsonl")
     rewrite(rows)
