@@ -5,7 +5,7 @@ from __future__ import annotations
 from hdexport.package.files import write_bundle, write_text
 from hdexport.package.target import Package, PackageTarget
 
-_YAML = """# kubectl apply --filename inferenceservice.yaml, after the bundle is at storageUri and the image of
+_YAML = """# kubectl apply -f inferenceservice.yaml, after the bundle is at storageUri and the image of
 # docker/cpu.Dockerfile, built with --build-arg EXTRAS=serve, is at IMAGE.
 apiVersion: serving.kserve.io/v1beta1
 kind: InferenceService
@@ -40,6 +40,6 @@ TARGET = PackageTarget(
     system="KServe",
     source="https://kserve.github.io/website/docs/model-serving/predictive-inference/frameworks/custom-predictor",
     write=_write,
-    next_step="Put FOLDER/bundle at STORAGE_URI, then: kubectl apply --filename FOLDER/inferenceservice.yaml",
+    next_step="Put FOLDER/bundle at STORAGE_URI, then: kubectl apply -f FOLDER/inferenceservice.yaml",
     takes=frozenset({"name"}),
 )
