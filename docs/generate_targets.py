@@ -67,8 +67,8 @@ def page() -> str:
 def _row(target: PackageTarget) -> str:
     longest = "the bundle's length" if target.longest is None else f"{target.longest} tokens"
     tried = ", ".join(target.tried) or "-"
-    source = f"<{target.source}>" if target.source.startswith("https") else target.source
-    return f"| `{target.name}` | {target.system} | {longest} | {tried} | {source} |\n"
+    source = f"[its documentation]({target.source})" if target.source.startswith("https") else target.source
+    return f"| {target.name} | {target.system} | {longest} | {tried} | {source} |\n"
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def _write(package: Package) -> None:
 TARGET = PackageTarget(
     name="mlflow",
     system="MLflow and Databricks Model Serving",
-    source="https://mlflow.org/docs/latest/ml/model/models-from-code, MLflow 3.18",
+    source="https://mlflow.org/docs/latest/ml/model/models-from-code",
     tried=("mlflow-skinny 3.18.0",),
     write=_write,
     next_step="python FOLDER/save.py OUTPUT, then mlflow.pyfunc.load_model(OUTPUT)",

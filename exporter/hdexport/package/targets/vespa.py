@@ -52,7 +52,7 @@ def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
 TARGET = PackageTarget(
     name="vespa",
     system="Vespa",
-    source="https://docs.vespa.ai/en/embedding.html and hugging-face-embedder.def",
+    source="https://docs.vespa.ai/en/embedding.html",
     write=_write,
     run=_run,
     next_step="Copy FOLDER to models/ of the application package, and services.xml's component into yours.",
