@@ -8,7 +8,6 @@ import string
 from pathlib import Path
 
 from hdexport.package.target import Package
-from hdruntime.errors import InputError
 
 _OF_THE_LIBRARY = ("config.json", "special_tokens_map.json")
 
@@ -50,22 +49,6 @@ def write_bundle(package: Package, directory: Path) -> None:
 def write_json(path: Path, value: object) -> None:
     """Write a file of JSON."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def pooling_of(package: Package, names: dict[str, str], *, system: str) -> str:
-    """The system's name of the bundle's pooling.
-
-    Raises:
-        InputError: the system has none.
-    """
-    settings = package.bundle.manifest.sentence
-    pooling = settings.pooling if settings is not None else ()
-    if len(pooling) == 1 and pooling[0] in names and not (settings and settings.dense):
-        return names[pooling[0]]
-    raise InputError(
-        f"{system} has no pooling {' and '.join(pooling) or 'of that kind'}.",
-        hint="Package for another target, or serve the bundle: hdexport serve",
-    )
 
 
 def write_text(package: Package, name: str, template: str) -> None:

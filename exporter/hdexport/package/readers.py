@@ -20,7 +20,7 @@ DJL_LONGEST = 512
 """Tokens of DJL's ``modelMaxLength`` where nothing sets it: HuggingFaceTokenizer.java, DJL 0.37."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def onnx_session(path: Path, modified: int) -> Any:
     """The graph in ONNX Runtime, loaded from bytes where the file has its weights inside."""
     import onnxruntime
@@ -42,7 +42,7 @@ def run_onnx(path: Path, encoding: Encoding) -> Mapping[str, FloatArray]:
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _tokenizer(path: Path, modified: int) -> Tokenizer:
     from tokenizers import Tokenizer
 
@@ -81,6 +81,13 @@ def mean(states: FloatArray, encoding: Encoding) -> FloatArray:
     mask = np.array(encoding.attention_mask, np.float32)[:, None]
     pooled: FloatArray = (states[0] * mask).sum(0) / np.clip(mask.sum(), 1e-9, None)
     return pooled
+
+
+def djl_mean(package: Package, text: str, *, model_max_length: int | None = None) -> Mapping[str, FloatArray]:
+    """A masked mean of ``last_hidden_state`` of DJL's tokens, as Java's readers pool."""
+    encoding = djl_tokenizer(package.directory / "tokenizer.json", model_max_length=model_max_length).encode(text)
+    states = run_onnx(package.directory / "model.onnx", encoding)["last_hidden_state"]
+    return {"sentence_embedding": mean(states, encoding)}
 
 
 def onnx_package(package: Package, text: str, pair: str | None = None) -> Mapping[str, FloatArray]:

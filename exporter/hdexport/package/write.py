@@ -16,7 +16,7 @@ from hdexport.package.graph import GraphOptions, Outputs
 from hdexport.package.target import Package, PackageOptions, PackageTarget, check_options, target_named
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
-from hdruntime.errors import InputError, MissingDependencyError, Setting
+from hdruntime.errors import InputError, MissingDependencyError, Setting, write
 from hdruntime.text.lengths import checked_length
 
 _MARKER = "hdexport_package.json"
@@ -90,7 +90,7 @@ def _compare(target: PackageTarget, package: Package) -> tuple[list[Compared], s
     try:
         return compare(target, package), ""
     except MissingDependencyError as error:
-        return [], str(error.problem[0] if isinstance(error.problem, tuple) else error.problem)
+        return [], write(error.problem)
 
 
 def _checked(bundle: Bundle, target: PackageTarget, options: PackageOptions) -> int:
@@ -156,7 +156,8 @@ def _is_package(directory: Path) -> bool:
 def _other_files(directory: Path) -> list[str]:
     ours = {_MARKER, *json.loads((directory / _MARKER).read_text(encoding="utf-8")).get("files", [])}
     found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
-    return sorted(path for path in found if path not in ours)
+    # Python compiles scripts beside them, as Triton does its model.
+    return sorted(path for path in found if path not in ours and "__pycache__" not in path.split("/"))
 
 
 _KIND = DirectoryKind(name="package of hdexport", marker=_MARKER, is_one=_is_package, other_files=_other_files)

@@ -16,6 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 
+import hdruntime
 from hdexport.package.check import COSINE, cosine
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.target import PackageTarget, targets
@@ -187,6 +188,27 @@ def test_a_reader_gets_the_inputs_and_outputs_that_it_wants(bundle: Bundle, tmp_
     np.testing.assert_array_equal(states[0], np.repeat(expected["sentence_embedding"], 9, axis=0))
 
 
+def test_a_padded_batch_has_the_bundles_outputs(bundle: Bundle, tmp_path: Path) -> None:
+    """A batch of 3: padded on the right, on the left, and not at all."""
+    mask = np.ones((3, 9), np.int64)
+    mask[0, 6:] = mask[1, :4] = 0
+    ids = np.arange(27, dtype=np.int64).reshape(3, 9) + 5
+    real = mask == 1
+    with hdruntime.load(bundle.path, "onnxruntime", threads=1) as session:
+        expected = session(input_ids=ids, attention_mask=mask)
+    for outputs in Outputs:
+        path = tmp_path / f"{outputs.value}.onnx"
+        write_graph(bundle, path, GraphOptions(dtype="float32", outputs=outputs))
+        graph = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+        names = [each.name for each in graph.get_outputs()]
+        found = dict(zip(names, graph.run(names, {"input_ids": ids, "attention_mask": mask}), strict=True))
+        if outputs is Outputs.POOLED_TOKENS:
+            found = {"sentence_embedding": found["last_hidden_state"][:, 0]}
+        for name, value in found.items():
+            kept = (value[real], expected[name][real]) if value.ndim == 3 else (value, expected[name])
+            np.testing.assert_allclose(*kept, atol=1e-5)
+
+
 def test_weights_are_outside_where_that_is_said_or_one_file_is_too_small(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +287,8 @@ def test_a_package_is_replaced_on_request_alone(bundle: Bundle, tmp_path: Path) 
     with pytest.raises(OutputExistsError, match=r"mine\.txt"):
         packaged(bundle, "vespa", tmp_path / "package", force=True)
     (folder / "mine.txt").unlink()
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "embed.cpython-311.pyc").write_bytes(b"")
     packaged(bundle, "onnx", tmp_path / "package", force=True)
     assert not (folder / "services.xml").exists()
 

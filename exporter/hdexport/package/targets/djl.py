@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.package.files import write_library_files
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
-from hdexport.package.readers import djl_tokenizer, mean, run_onnx
+from hdexport.package.readers import djl_mean
 from hdexport.package.target import Package, PackageTarget
 
 if TYPE_CHECKING:
@@ -30,19 +30,14 @@ modelMaxLength={length}
 def _write(package: Package) -> None:
     write_graph(package.bundle, package.directory / "model.onnx", package.graph)
     write_library_files(package)
-    info = package.bundle.manifest.tokenizer
     token_types = any(spec.name == "token_type_ids" for spec in package.bundle.manifest.inputs)
-    assert info is not None
     (package.directory / "serving.properties").write_text(
         _PROPERTIES.format(length=package.max_seq_length, token_types=str(token_types).lower()), encoding="utf-8"
     )
 
 
 def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
-    tokenizer = djl_tokenizer(package.directory / "tokenizer.json", model_max_length=package.max_seq_length)
-    encoding = tokenizer.encode(text)
-    states = run_onnx(package.directory / "model.onnx", encoding)["last_hidden_state"]
-    return {"sentence_embedding": mean(states, encoding)}
+    return djl_mean(package, text, model_max_length=package.max_seq_length)
 
 
 TARGET = PackageTarget(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.package.files import write_json, write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
-from hdexport.package.readers import DJL_LONGEST, djl_tokenizer, mean, run_onnx
+from hdexport.package.readers import DJL_LONGEST, djl_mean
 from hdexport.package.target import Package, PackageTarget
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ def _write(package: Package) -> None:
 
 
 def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
-    encoding = djl_tokenizer(package.directory / "tokenizer.json").encode(text)
-    states = run_onnx(package.directory / "model.onnx", encoding)["last_hidden_state"]
-    return {"sentence_embedding": mean(states, encoding)}
+    return djl_mean(package, text)
 
 
 TARGET = PackageTarget(

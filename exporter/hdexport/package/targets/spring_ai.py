@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.package.files import write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
-from hdexport.package.readers import djl_tokenizer, mean, run_onnx
+from hdexport.package.readers import djl_mean
 from hdexport.package.target import Package, PackageTarget
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ def _write(package: Package) -> None:
 
 def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     """A masked mean of ``last_hidden_state``, which the library never normalizes."""
-    tokenizer = djl_tokenizer(package.directory / "tokenizer.json", model_max_length=package.max_seq_length)
-    encoding = tokenizer.encode(text)
-    states = run_onnx(package.directory / "model.onnx", encoding)["last_hidden_state"]
-    return {"sentence_embedding": mean(states, encoding)}
+    return djl_mean(package, text, model_max_length=package.max_seq_length)
 
 
 TARGET = PackageTarget(
