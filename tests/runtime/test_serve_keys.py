@@ -25,6 +25,7 @@ from hdruntime.serve import ServeOptions, application
 from hdruntime.serve import request_body as requests
 from hdruntime.serve.interfaces import openai, rerank, tei
 from hdruntime.session import Session
+from hdruntime.text.embeddings import EmbeddingPrecision, quantized
 from support.serving import answers_of
 from support.tiny_bundle import make_bundle
 
@@ -130,6 +131,7 @@ CHANGES: dict[str, Any] = {
     "max_tokens_per_doc": 1,
     "max_tokens_per_query": 1,
     "encoding_format": "base64",
+    "output_dtype": "ubinary",
     "dimensions": 2,
     "normalize": {"/v1/embeddings": True, "/embed": False},
     "prompt_name": "nobody",
@@ -296,6 +298,69 @@ def test_vectors_in_base64_and_shortened_by_other_names_are_the_same(embedding: 
     np.testing.assert_allclose(
         short, expected[:, :2] / np.linalg.norm(expected[:, :2], axis=1, keepdims=True), rtol=1e-6
     )
+
+
+TYPES = {
+    "int8": EmbeddingPrecision.INT8,
+    "uint8": EmbeddingPrecision.UINT8,
+    "binary": EmbeddingPrecision.BINARY,
+    "ubinary": EmbeddingPrecision.UBINARY,
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types_are_those_of_the_vectors_by_the_servers_ranges(name: str, tmp_path: Path) -> None:
+    ranges = np.array([[-1, -2, -1, -3], [1, 2, 1, 3]], np.float32)
+    np.save(tmp_path / "ranges.npy", ranges)
+    bundle = open_bundle(make_bundle(tmp_path / "bundle"))
+    options, texts = ServeOptions(ranges=str(tmp_path / "ranges.npy")), ["long", "documents", "are", "read", "whole"]
+
+    def ask(**keys: Any) -> list[Any]:
+        # Other values than a RecordingRunner's, all of which are positive.
+        with hdruntime.load(bundle, "onnxruntime", threads=1) as session:
+            status, said = asked(application(bundle, session, options), "/v1/embeddings", {"input": texts, **keys})
+        assert status == 200, said
+        return [each["embedding"] for each in said["data"]]
+
+    # Equal to sentence-transformers', as tests/runtime/text/test_embeddings.py has it.
+    expected = quantized(np.array(ask(), np.float32), TYPES[name], ranges if "int8" in name else None)
+    assert len(np.unique(expected)) > 1
+    for key in ("output_dtype", "embedding_type"):
+        np.testing.assert_array_equal(ask(**{key: name}), expected)
+    encoded = ask(output_dtype=name, encoding_format="base64")
+    np.testing.assert_array_equal([np.frombuffer(base64.b64decode(each), expected.dtype) for each in encoded], expected)
+    several = ask(embedding_type=[name, "float"])
+    np.testing.assert_array_equal([each[name] for each in several], expected)
+    np.testing.assert_array_equal([each["float"] for each in several], ask())
+    if (other := {"int8": "base64_int8", "ubinary": "base64_binary"}.get(name)) is not None:
+        assert ask(encoding_format=other) == encoded
+
+
+def test_types_that_the_server_cannot_give_are_refused(embedding: Ask, tmp_path: Path) -> None:
+    def refusal(ask: Ask, **keys: Any) -> str:
+        status, said = ask("/v1/embeddings", {"input": T, **keys})
+        assert status == 400, said
+        message: str = said["error"]["message"]
+        return message
+
+    assert "--ranges FILE, the output of a job with --output-dtype int8" in refusal(embedding, output_dtype="int8")
+    assert "--ranges FILE" in refusal(embedding, encoding_format="base64_int8")
+    both = refusal(embedding, output_dtype="binary", encoding_format="ubinary")
+    assert "encoding_format names the type ubinary, and output_dtype the type binary" in both
+    assert "encoding_format has no format" in refusal(embedding, encoding_format=[])
+    assert "output_dtype" in refusal(embedding, output_dtype="int4")
+    np.save(tmp_path / "ranges.npy", np.array([[0] * 4, [9] * 4], np.float32))
+    bundle = open_bundle(make_bundle(tmp_path / "bundle"))
+    options = ServeOptions(ranges=str(tmp_path / "ranges.npy"))
+
+    def ranged(path: str, body: Any) -> tuple[int, Any]:
+        return asked(application(bundle, Session(bundle, RecordingRunner()), options), path, body)
+
+    for change in ({"dimensions": 2}, {"normalize": True}):
+        message = refusal(ranged, output_dtype="uint8", **change)
+        assert "ranges of uint8 are of the bundle's own embeddings of 4 dimensions" in message
+    with pytest.raises(InputError, match="There is no file"):
+        application(bundle, Session(bundle, RecordingRunner()), ServeOptions(ranges="nothing.npy"))
 
 
 # Cuts

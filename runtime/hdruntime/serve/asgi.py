@@ -28,6 +28,7 @@ from hdruntime.errors import (
 )
 from hdruntime.optional import require
 from hdruntime.serve.admission import OverloadedError, RequestTooLargeError
+from hdruntime.serve.embedding_types import ranges_of_server
 from hdruntime.serve.fair_queue import client_of
 from hdruntime.serve.health import SessionHealth
 from hdruntime.serve.interface import Answers, Route, ServedModel
@@ -181,6 +182,7 @@ class _Server:
             options=options,
             max_queue_tokens=max_queue_tokens,
             tokenizer=self.tokenizer,
+            ranges=ranges_of_server(options.ranges, self._manifest),
         )
         self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(self.tokenizer.limited)
         self._health = SessionHealth(session, self._task)

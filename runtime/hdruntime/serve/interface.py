@@ -13,6 +13,7 @@ from hdruntime.serve.request_body import RequestBody
 from hdruntime.session import Session
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.text.encoding import Overflow
+from hdruntime.text.ranges import Ranges
 from hdruntime.text.tokenization import TextTokenizer
 
 
@@ -94,6 +95,7 @@ class ServedModel:
         options: the server's options.
         max_queue_tokens: tokens that the server's queue holds.
         tokenizer: the bundle's tokenizer, with the server's limits.
+        ranges: float32 [2, dimensions], the calibration ranges of int8 and uint8 embeddings; None without any.
     """
 
     task: TextTask
@@ -101,6 +103,7 @@ class ServedModel:
     options: ServeOptions
     max_queue_tokens: int
     tokenizer: TextTokenizer
+    ranges: Ranges | None = None
 
 
 class Interface:

@@ -41,7 +41,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...] | None] = {
     "embed_dtype": ("float32",),
     "endianness": ("little", "native"),
     "modality": ("text",),
-    "output_dtype": ("float",),
     "rank_fields": (["text"],),
     "return_multivector": (False,),
     "truncation_direction": ("Right", "right"),

@@ -83,6 +83,12 @@ class Embedding(TextTask):
         self._pooling = pooling or PoolingMode.MEAN
         self.dimensions = embedding_size(manifest)
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether the bundle's vectors have length 1."""
+        own = self.manifest.sentence
+        return own is not None and own.normalize and not self._output.has_tokens_axis
+
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
 
@@ -104,8 +110,7 @@ class Embedding(TextTask):
     def truncated(self, vectors: FloatArray, dimensions: int | None) -> FloatArray:
         """The first `dimensions` of vectors, scaled to length 1 where the bundle's vectors have length 1; None: all."""
         shorter = truncated(vectors, dimensions)
-        own = self.manifest.sentence
-        return normalized(shorter) if dimensions is not None and own is not None and own.normalize else shorter
+        return normalized(shorter) if dimensions is not None and self.normalizes else shorter
 
 
 class TokenStates(TextTask):

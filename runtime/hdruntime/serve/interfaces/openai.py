@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from hdruntime.errors import InputError, joined
+from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, OutputDtype
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.request_body import RequestBody
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
@@ -32,7 +32,8 @@ class EmbeddingsBody(RequestBody, kw_only=True):
     """``POST /v1/embeddings``."""
 
     input: Any
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: EncodingFormat | list[EncodingFormat] = "float"
+    output_dtype: OutputDtype | None = None
     dimensions: int | None = None
     normalize: bool = False
     prompt_name: str | None = None
@@ -64,6 +65,7 @@ class OpenAIInterface(Interface):
     async def _embeddings(self, request: ServeRequest, body: EmbeddingsBody) -> object:
         task = self.model.task
         assert isinstance(task, Embedding), "the route is there for embeddings alone"
+        types = EmbeddingTypes(body.encoding_format, body.output_dtype)
         # Ids are checked one by one, and a request may have millions.
         has_many = _count_ids(body.input) > _MANY_IDS
         texts = await asyncio.to_thread(_texts_or_ids, request, body) if has_many else _texts_or_ids(request, body)
@@ -77,11 +79,8 @@ class OpenAIInterface(Interface):
             vectors = np.array(answers.answers)
         vectors = task.truncated(vectors, body.dimensions)
         vectors = normalized(vectors) if body.normalize else vectors
-        rows: list[Any] = (
-            vectors.tolist()
-            if body.encoding_format == "float"
-            else [base64.b64encode(vector.tobytes()).decode() for vector in vectors.astype("<f4")]
-        )
+        is_rescaled = body.normalize and not task.normalizes
+        rows = types.rows(vectors, self.model.ranges, is_rescaled=is_rescaled)
         data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
         return {"object": "list", "data": data, "model": task.manifest.name, "usage": answers.usage}
 
