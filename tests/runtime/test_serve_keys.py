@@ -568,16 +568,16 @@ def test_a_large_body_is_read_as_a_small_one(spaces: int | None, monkeypatch: py
     ]
     for kind, text in written:
         found = []
-        for read in (requests.read_body, functools.partial(requests.read_large_body, max_texts=9, max_ids=9)):
+        for read in (requests.read_values, functools.partial(requests.read_large_values, max_texts=9, max_ids=9)):
             try:
-                found.append(repr(read(text.encode(), kind)))
+                found.append(repr(requests.body_of(read(text.encode()), kind)))
             except InputError as error:
                 found.append(re.sub(r" \(byte \d+\)", "", str(error)))
         assert found[0] == found[1]
 
 
 def test_a_list_that_is_too_long_is_refused_before_its_values_are_read() -> None:
-    read = functools.partial(requests.read_large_body, kind=ROUTES["/v1/embeddings"], max_texts=2048, max_ids=10**5)
+    read = functools.partial(requests.read_large_values, max_texts=2048, max_ids=10**5)
     ids = ",".join(str(number) for number in range(10**5, 4 * 10**5))
     texts = ",".join(['"a, b"'] * 10**5)
     for given, message in (
@@ -585,13 +585,15 @@ def test_a_list_that_is_too_long_is_refused_before_its_values_are_read() -> None
         (f"[[1], [{ids}]]", r"input\[1\]: The text has 300000 ids"),
         (f"[{'[1],' * 10**5}[2]]", "There are 100001 texts in the request; 1 to 2048 fit"),
         (f"[{texts}]", "There are more than 2048 texts in the request; 1 to 2048 fit"),
+        (f'[{{"data": [{texts}]}}]', "There are more than 2048 texts in the request; 1 to 2048 fit"),
+        (f'[{{"ids": [[{ids}]]}}]', r"ids\[0\]: The text has 300000 ids"),
     ):
         content = f'{{"input": {given}}}'.encode()
         tracemalloc.start()
         try:
             with pytest.raises(InputError, match=message):
                 read(content)
-            assert tracemalloc.get_traced_memory()[1] < 4 * len(content), "each value takes 30 to 60 bytes"
+            assert tracemalloc.get_traced_memory()[1] < 5 * len(content), "read, it takes ten times as much"
         finally:
             tracemalloc.stop()
 
@@ -610,12 +612,12 @@ def test_ids_of_a_large_body_are_read_and_checked_beside_the_event_loop(
 
         monkeypatch.setattr(module, name, call)
 
-    noted(sys.modules["hdruntime.serve.asgi"], "read_large_body")
+    noted(sys.modules["hdruntime.serve.asgi"], "read_large_values")
     noted(openai, "_texts_or_ids")
     bundle, ids = open_bundle(make_bundle(tmp_path / "bundle")), [CLS, *[5] * 60_000, SEP]
     app = application(bundle, Session(bundle, RecordingRunner()), ServeOptions(truncate="end"))
     body = {"input": [ids] * 3}
     assert len(json.dumps(body)) > requests.LARGE_BYTES
     assert truncated(answers_of(app, ("/v1/embeddings", body))[0]) == "0-2"
-    assert set(threads) == {"read_large_body", "_texts_or_ids"}
+    assert set(threads) == {"read_large_values", "_texts_or_ids"}
     assert threading.get_ident() not in threads.values()

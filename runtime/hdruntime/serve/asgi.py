@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -31,12 +31,20 @@ from hdruntime.serve.admission import OverloadedError, RequestTooLargeError
 from hdruntime.serve.embedding_types import ranges_of_server
 from hdruntime.serve.fair_queue import client_of
 from hdruntime.serve.health import SessionHealth
-from hdruntime.serve.interface import Answers, Route, ServedModel
+from hdruntime.serve.interface import Answers, ModelNotFoundError, Route, ServedModel, ServeRequest
 from hdruntime.serve.interfaces import interfaces, served_task
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.queue import TextQueue
-from hdruntime.serve.request_body import LARGE_BYTES, Content, RequestBody, read_body, read_large_body, too_many_texts
+from hdruntime.serve.request_body import (
+    LARGE_BYTES,
+    Content,
+    RequestBody,
+    body_of,
+    read_large_values,
+    read_values,
+    too_many_texts,
+)
 from hdruntime.serve.request_keys import request_key, request_message
 from hdruntime.serve.running import RunningRequests, seconds_left
 from hdruntime.session import Session
@@ -53,10 +61,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Read = TypeVar("Read")
 Handler = Callable[["Request"], Awaitable["Response"]]
 
-_OPEN = ("/health", "/ready")
-"""Routes that need no key."""
+_READY_SECONDS = 1.0
+"""How long readiness waits for a text of one token: SageMaker waits two seconds for an answer, and Kubernetes one."""
+
+_JSON_LINES = ("application/jsonlines", "application/x-jsonlines", "application/jsonl", "application/x-ndjson")
+"""Content types of JSON lines."""
 
 _KEPT_TOKENIZERS = 8
 """Maximum tokenizers with the limits of requests; such a tokenizer is a copy of several megabytes."""
@@ -75,7 +87,12 @@ _BODY_SECONDS = 2.0
 """How long a server that is stopped waits for the rest of a request's body."""
 
 
-_STATUS_OF_ERROR: Mapping[type[HdexportError], int] = {OverloadedError: 429, RequestTooLargeError: 413, InputError: 400}
+_STATUS_OF_ERROR: Mapping[type[HdexportError], int] = {
+    OverloadedError: 429,
+    RequestTooLargeError: 413,
+    ModelNotFoundError: 404,
+    InputError: 400,
+}
 """Statuses of errors of which a request is the cause; the first class that an error belongs to counts."""
 
 
@@ -121,8 +138,8 @@ def application(
 
     # The routes of interfaces first, since routes are tried in turn.
     routes = [
-        StarletteRoute(path, _Endpoint(server.counted(path, handler)), methods=[method])
-        for method, path, handler in reversed(server.routes())
+        StarletteRoute(route.path, _Endpoint(server.counted(route)), methods=[_method(route)])
+        for route in reversed(server.routes())
     ]
     errors: dict[Any, Any] = {404: server.unknown, 405: server.unknown}
     middleware = []
@@ -211,61 +228,49 @@ class _Server:
         self._requests.close()
         self.queue.close()
 
-    def routes(self) -> list[tuple[str, str, Handler]]:
-        """Method, path and handler of the routes for the bundle's task."""
-        of_server: list[tuple[str, str, Handler]] = [
-            ("GET", "/health", self._get_health),
-            ("GET", "/ready", self._get_ready),
-            ("GET", "/metrics", self._get_metrics),
+    def routes(self) -> list[Route]:
+        """The routes for the bundle's task."""
+        of_interfaces = [route for interface in interfaces() for route in interface(self._model).routes()]
+        return [
+            Route("/health", None, self._get_health, is_open=True),
+            Route("/ready", None, self._get_ready, is_open=True),
+            Route("/metrics", None, self._get_metrics),
+            *of_interfaces,
         ]
-        of_interfaces = [
-            ("GET" if route.body is None else "POST", route.path, self._handler(route))
-            for interface in interfaces()
-            for route in interface(self._model).routes()
-        ]
-        return [*of_server, *of_interfaces]
 
-    def _handler(self, route: Route) -> Handler:
-        async def handle(request: Request) -> Response:
-            serve_request = _ServeRequest(self, request)
-            body = None if route.body is None else await self._body(request, route.body)
-            content = await route.handler(serve_request, body)
-            if not serve_request.truncated:
-                return self._json(content)
-            self.metrics.truncated(route.path, len(serve_request.truncated))
-            return self._json(content, headers={_TRUNCATED: _ranges(serve_request.truncated)})
+    def counted(self, route: Route) -> Handler:
+        """The route's response, counted, or its error as OpenAI writes it, unless the interface writes others."""
+        path = route.path
 
-        return handle
-
-    def counted(self, path: str, handler: Handler) -> Handler:
-        """The route's response, counted, or its error as OpenAI writes it."""
+        error_of = functools.partial(self._error, route.error)
 
         async def checked(request: Request) -> Response:
             began, status = time.monotonic(), _CLIENT_CLOSED_REQUEST
             try:
-                self._check_key(request, path)
-                response = await self._requests.answered(request, handler)
+                if not route.is_open:
+                    self._check_key(request)
+                response = await self._requests.answered(request, functools.partial(self._response, route))
                 status = response.status_code
                 return response
             except _RequestError as error:
                 status = error.status
-                return self._error(error.status, str(error), retry_after=error.retry_after)
+                return error_of(error.status, str(error), retry_after=error.retry_after)
             except (OverloadedError, InputError) as error:
                 status = next(code for kind, code in _STATUS_OF_ERROR.items() if isinstance(error, kind))
                 retry_after = error.retry_after if isinstance(error, OverloadedError) else None
-                return self._error(status, request_message(error), retry_after=retry_after)
+                return error_of(status, request_message(error), retry_after=retry_after)
             except NonFiniteOutputError as error:
                 # The texts or the device cause it: the server tries whether other texts get answers.
                 status = 422
                 logger.error("%s: %s", path, error)
                 self._health.doubt()
-                return self._error(status, write(error.problem, request_key))
+                return error_of(status, write(error.problem, request_key))
             except asyncio.CancelledError:
                 status = 503
-                return self._error(status, "The server stops before the request is answered.", retry_after=1)
+                return error_of(status, "The server stops before the request is answered.", retry_after=1)
             except TimeoutError:
                 status = 503
-                return self._error(status, f"No answer within {self._options.timeout:g} seconds.", retry_after=1)
+                return error_of(status, f"No answer within {self._options.timeout:g} seconds.", retry_after=1)
             except (KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
             except BaseException:  # tokenizers' panics are no Exception
@@ -273,7 +278,7 @@ class _Server:
                 status = 500
                 logger.error("%s failed", path, exc_info=True)
                 self._health.doubt()
-                return self._error(status, "The server failed; its log has the reason.")
+                return error_of(status, "The server failed; its log has the reason.")
             finally:
                 self.metrics.request(path, status, time.monotonic() - began)
 
@@ -282,27 +287,51 @@ class _Server:
     async def unknown(self, request: Request, error: Any) -> Response:
         """The response to an unknown path, and to a method that a path does not have."""
         root = self._options.root_path
-        paths = ", ".join(f"{method} {root}{path}" for method, path, _ in self.routes())
-        return self._error(error.status_code, f"There is no such route for the bundle's task; there are {paths}.")
+        paths = ", ".join(f"{_method(route)} {root}{route.path}" for route in self.routes())
+        return self._error(None, error.status_code, f"There is no such route for the bundle's task; there are {paths}.")
 
-    async def _get_health(self, request: Request) -> Response:
-        """Whether this process can answer; if not, a restart may help."""
+    async def _response(self, route: Route, request: Request) -> Response:
+        from starlette.responses import Response
+
+        serve_request = _ServeRequest(self, request)
+        if route.lines is not None and _has_json_lines(request):
+            lines = await self._read(request, functools.partial(_read_lines, options=self._options))
+            answers = cast(list[object], await route.lines(serve_request, lines))
+            content = b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers)
+            response = Response(content, media_type=_JSON_LINES[0])
+        else:
+            body = None if route.body is None else await self._body(request, route.body)
+            answer = await route.handler(serve_request, body)
+            response = answer if isinstance(answer, Response) else self._json(answer)
+        if serve_request.truncated:
+            self.metrics.truncated(route.path, len(serve_request.truncated))
+            response.headers[_TRUNCATED] = _ranges(serve_request.truncated)
+        return response
+
+    async def _get_health(self, request: ServeRequest, body: None) -> object:
+        request.check_alive()
+        return {"status": "ok"}
+
+    async def _get_ready(self, request: ServeRequest, body: None) -> object:
+        await request.check_ready()
+        return {"status": "ok"}
+
+    def check_alive(self) -> None:
+        """See `ServeRequest.check_alive`."""
         self._check_available()
         if self._health.failure:
             # Run again, since it may work by now.
             self._health.probe()
             raise _RequestError(503, self._health.failure)
-        return self._json({"status": "ok"})
 
-    async def _get_ready(self, request: Request) -> Response:
-        """Whether a text was answered since the start, and since the last failure."""
+    async def check_ready(self) -> None:
+        """See `ServeRequest.check_ready`: whether a text was answered since the start, and since the last failure."""
         self._check_available()
         if not self._health.has_worked:
             # The text runs on if this client disconnects, for the next client that asks.
-            await asyncio.wait([self._health.probe()])
+            await asyncio.wait([self._health.probe()], timeout=_READY_SECONDS)
             if not self._health.has_worked:
                 raise _RequestError(503, self._health.failure or "A text of one token is running.")
-        return self._json({"status": "ok"})
 
     def _check_available(self) -> None:
         reason = self._unavailable_reason()
@@ -319,7 +348,7 @@ class _Server:
             return "The queue of texts has ended; start the server again."
         return ""
 
-    async def _get_metrics(self, request: Request) -> Response:
+    async def _get_metrics(self, request: ServeRequest, body: None) -> Response:
         from starlette.responses import Response
 
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
@@ -415,7 +444,9 @@ class _Server:
                 return _RequestError(503, "The server stops, and the request's body has not arrived.", retry_after=1)
         return None
 
-    async def _body(self, request: Request, kind: type[Content]) -> Content:
+    async def _read(self, request: Request, read: Callable[[bytearray, int], Read]) -> Read:
+        """What is read of a request's body, by a function that takes it and the maximum ids of a text: beside the event
+        loop, where it is large."""
         request.scope["hdexport.read"] = False
         content, has_more = bytearray(), True
         while has_more:
@@ -427,19 +458,28 @@ class _Server:
                 raise _RequestError(413, f"The body has more than {self._options.max_body_bytes} bytes.")
             has_more = message.get("more_body", False)
         request.scope["hdexport.read"] = True
-        options = self._options
+        # As a text of so many characters, see `Text.characters`.
+        max_ids = max(self._options.max_text_characters // 4, self.tokenizer.max_len)
         if len(content) <= LARGE_BYTES:
-            body = read_body(content, kind)
-        else:
-            # As a text of so many characters, see `Text.characters`.
-            max_ids = max(options.max_text_characters // 4, self.tokenizer.max_len)
-            body = await asyncio.to_thread(read_large_body, content, kind, max_texts=options.max_texts, max_ids=max_ids)
-        if isinstance(body, RequestBody) and options.truncate is not None and not body.says_overflow:
-            body.truncate = options.truncate
+            return read(content, max_ids)
+        return await asyncio.to_thread(read, content, max_ids)
+
+    async def _body(self, request: Request, kind: type[Any]) -> Any:
+        def read(content: bytearray, max_ids: int) -> Any:
+            values = _values(content, self._options, max_ids)
+            return values if kind is dict else self.body(values, kind)
+
+        return await self._read(request, read)
+
+    def body(self, values: Mapping[str, Any], kind: type[Content]) -> Content:
+        """See `ServeRequest.body`."""
+        body, truncate = body_of(values, kind), self._options.truncate
+        if isinstance(body, RequestBody) and truncate is not None and not body.says_overflow:
+            body.truncate = truncate
         return body
 
-    def _check_key(self, request: Request, path: str) -> None:
-        if self._options.api_key is None or path in _OPEN:
+    def _check_key(self, request: Request) -> None:
+        if self._options.api_key is None:
             return
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         is_right = hmac.compare_digest(key.encode(), self._options.api_key.encode())
@@ -452,20 +492,63 @@ class _Server:
         encoded = msgspec.json.encode(content)
         return Response(encoded, status_code=status, media_type="application/json", headers=headers)
 
-    def _error(self, status: int, message: str, *, retry_after: int | None = None) -> Response:
+    def _error(
+        self,
+        error: Callable[[str], object] | None,
+        status: int,
+        message: str,
+        *,
+        retry_after: int | None = None,
+    ) -> Response:
         kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-        error = {"message": message, "type": kinds.get(status, "invalid_request_error"), "param": None, "code": None}
+        kind = kinds.get(status, "invalid_request_error")
+        openai = {"error": {"message": message, "type": kind, "param": None, "code": None}}
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-        return self._json({"error": error}, status, headers)
+        return self._json(openai if error is None else error(message), status, headers)
 
 
 class _ServeRequest:
     """See `ServeRequest`."""
 
     def __init__(self, server: _Server, request: Request) -> None:
-        self.tokenizer, self.check_number = server.tokenizer, server.check_number
+        self.tokenizer, self.check_number, self.body = server.tokenizer, server.check_number, server.body
+        self.check_alive, self.check_ready = server.check_alive, server.check_ready
         self.request, self.truncated = request, set[int]()
+        self.path_parameters: Mapping[str, str] = request.path_params
         self.answers = functools.partial(server.answers, self)
+        self.part = functools.partial(_ServeRequest, server, request)
+
+
+def _method(route: Route) -> str:
+    return "GET" if route.body is None else "POST"
+
+
+def _has_json_lines(request: Request) -> bool:
+    """Whether a body is JSON lines; a type that is neither these nor JSON is refused, unless it is a client's default
+    for any data."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in _JSON_LINES:
+        return True
+    if kind not in ("", "application/octet-stream", "application/x-www-form-urlencoded") and "json" not in kind:
+        raise _RequestError(
+            415, f"The content type is {kind}; it must be application/json, or {_JSON_LINES[0]} for JSON lines."
+        )
+    return False
+
+
+def _values(content: bytes | bytearray, options: ServeOptions, max_ids: int) -> dict[str, Any]:
+    if len(content) <= LARGE_BYTES:
+        return read_values(content)
+    return read_large_values(content, max_texts=options.max_texts, max_ids=max_ids)
+
+
+def _read_lines(content: bytearray, max_ids: int, *, options: ServeOptions) -> list[dict[str, Any]]:
+    """The objects of JSON lines; an empty line is none."""
+    lines = content.rstrip()
+    # Counted before they are made.
+    if not lines or (count := lines.count(b"\n") + 1) > options.max_texts:
+        raise too_many_texts(count if lines else 0, options.max_texts)
+    return [_values(line, options, max_ids) for line in lines.split(b"\n") if line.strip()]
 
 
 def _disconnected() -> _RequestError:

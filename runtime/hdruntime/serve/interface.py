@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from hdruntime.errors import InputError
 from hdruntime.serve.options import ServeOptions
-from hdruntime.serve.request_body import RequestBody
+from hdruntime.serve.request_body import Content, RequestBody
 from hdruntime.session import Session
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.ranges import Ranges
 from hdruntime.text.tokenization import TextTokenizer
+
+
+class ModelNotFoundError(InputError):
+    """A request names a model that is not served: status 404."""
 
 
 class Answers(NamedTuple):
@@ -35,13 +40,27 @@ class ServeRequest(Protocol):
     Attributes:
         tokenizer: the bundle's tokenizer, with the server's limits.
         truncated: numbers of the inputs that were truncated; the client is told.
+        path_parameters: values of the parameters in the route's path, such as ``model`` of ``/v2/models/{model}``.
     """
 
     tokenizer: TextTokenizer
     truncated: set[int]
+    path_parameters: Mapping[str, str]
 
     def check_number(self, texts: int) -> None:
         """Refuse no texts, and more texts than a request may have."""
+
+    async def check_ready(self) -> None:
+        """Refuse with 503 and the reason, within a second, if a text cannot be answered now."""
+
+    def check_alive(self) -> None:
+        """Refuse with 503 and the reason if a restart may help."""
+
+    def part(self) -> ServeRequest:
+        """One of several requests that came as one, with `truncated` of its own."""
+
+    def body(self, values: Mapping[str, Any], kind: type[Content]) -> Content:
+        """A body of its keys, with the server's defaults."""
 
     async def answers(
         self,
@@ -75,14 +94,22 @@ class Route(NamedTuple):
     """A path of the server.
 
     Attributes:
-        path: the path, such as ``/v1/embeddings``.
-        body: the type of the body of POST requests; None for a GET route, whose handler gets None.
+        path: the path, such as ``/v1/embeddings``, with parameters such as ``{model}``.
+        body: the type of the body of POST requests; `dict` for the object as it is; None for a GET route, whose handler
+            gets None.
         handler: makes the response.
+        lines: makes the responses to a body in JSON lines, a list of objects: a list with a response for each. None:
+            a body is one JSON object, whatever its content type.
+        is_open: whether the route needs no API key.
+        error: makes the body of a response with an error of the message; None: OpenAI's.
     """
 
     path: str
-    body: type[msgspec.Struct] | None
+    body: type[msgspec.Struct] | type[dict[str, Any]] | None
     handler: Handler
+    lines: Handler | None = None
+    is_open: bool = False
+    error: Callable[[str], object] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,3 +151,8 @@ class Interface:
     def routes(self) -> Sequence[Route]:
         """The routes for the bundle's task."""
         raise NotImplementedError
+
+    def roots(self) -> Sequence[Route]:
+        """Those of the `routes` that answer at paths which say nothing of the task, such as ``/``: the first one, or
+        the one whose body has `inputs` where a body has that key."""
+        return ()

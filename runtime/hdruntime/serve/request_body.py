@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -102,13 +102,17 @@ class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return min(tokens, tokenizer.max_len)
 
 
-def read_body(content: bytes | bytearray, kind: type[Content]) -> Content:
-    """A request's body from JSON. A key whose value is null is absent; one that the route cannot honour is refused."""
-    return _read(kind, lambda: msgspec.json.decode(content, type=dict[str, Any]))
+def read_values(content: bytes | bytearray) -> dict[str, Any]:
+    """The keys and values of a JSON object."""
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except _NOT_VALID as error:
+        raise _not_valid(error) from None
 
 
-def read_large_body(content: bytes | bytearray, kind: type[Content], *, max_texts: int, max_ids: int) -> Content:
-    """A request's body of many megabytes, read without a long hold of Python's lock, which would stop other threads.
+def read_large_values(content: bytes | bytearray, *, max_texts: int, max_ids: int) -> dict[str, Any]:
+    """The keys and values of a JSON object of many megabytes, read without a long hold of Python's lock, which would
+    stop other threads.
 
     A list that is too long is refused by its length, before its values are read.
 
@@ -116,12 +120,50 @@ def read_large_body(content: bytes | bytearray, kind: type[Content], *, max_text
         max_texts: maximum texts, or lists of ids, in a list.
         max_ids: maximum ids of a text.
     """
+    try:
+        return _object(bytes(content), max_texts=max_texts, max_ids=max_ids)
+    except _NOT_VALID as error:
+        raise _not_valid(error) from None
 
-    def values() -> dict[str, Any]:
-        raw = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-        return {key: _value(key, bytes(value), max_texts=max_texts, max_ids=max_ids) for key, value in raw.items()}
 
-    return _read(kind, values)
+def body_of(values: Mapping[str, Any], kind: type[Content]) -> Content:
+    """A request's body of its keys. A key whose value is null is absent; one that a route cannot honour is refused."""
+    try:
+        return msgspec.convert(_fields(values, kind.__struct_fields__), kind)
+    except _NOT_VALID as error:
+        raise _not_valid(error) from None
+
+
+def _fields(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """The values of a body's fields."""
+    body: dict[str, Any] = {}
+    for key, value in values.items():
+        has_no_effect = key in WITHOUT_EFFECT and key not in keys
+        if value is None or (has_no_effect and value in (WITHOUT_EFFECT[key] or (value,))):
+            continue
+        if has_no_effect:
+            fits = " or ".join(msgspec.json.encode(each).decode() for each in WITHOUT_EFFECT[key] or ())
+            raise InputError(f"{key} has a value that is not supported.", hint=f"Send {fits}, or no {key}.")
+        name = field_of(key, keys)
+        if name in body and body[name] != value:
+            raise InputError(f"{key} and another name of it contradict each other.", hint="Give one of them.")
+        if name not in keys:
+            raise InputError(f"The body has the unknown field `{key}`.", hint=f"The route has {', '.join(keys)}.")
+        body[name] = value
+    return body
+
+
+def field_of(key: str, fields: Sequence[str]) -> str:
+    """The name of a key's field, of a body with these fields."""
+    name = OTHER_NAMES.get(key, key)
+    return name if name in fields else key
+
+
+_NOT_VALID = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+
+
+def _not_valid(error: Exception) -> InputError:
+    return InputError(f"The body is not valid: {error}.")
 
 
 def too_many_texts(texts: int | str, max_texts: int) -> InputError:
@@ -129,38 +171,25 @@ def too_many_texts(texts: int | str, max_texts: int) -> InputError:
     return InputError(f"There are {texts} texts in the request; 1 to {max_texts} fit.", hint="Send several requests.")
 
 
-def _read(kind: type[Content], values: Callable[[], dict[str, Any]]) -> Content:
-    keys = kind.__struct_fields__
-    try:
-        body: dict[str, Any] = {}
-        for key, value in values().items():
-            has_no_effect = key in WITHOUT_EFFECT and key not in keys
-            if value is None or (has_no_effect and value in (WITHOUT_EFFECT[key] or (value,))):
-                continue
-            if has_no_effect:
-                fits = " or ".join(msgspec.json.encode(each).decode() for each in WITHOUT_EFFECT[key] or ())
-                raise InputError(f"{key} has a value that is not supported.", hint=f"Send {fits}, or no {key}.")
-            name = OTHER_NAMES.get(key, key)
-            name = name if name in keys else key
-            if name in body and body[name] != value:
-                raise InputError(f"{key} and another name of it contradict each other.", hint="Give one of them.")
-            if name not in keys:
-                raise InputError(f"The body has the unknown field `{key}`.", hint=f"The route has {', '.join(keys)}.")
-            body[name] = value
-        return msgspec.convert(body, kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InputError(f"The body is not valid: {error}.") from None
-
-
 _LIST_OF_IDS = re.compile(rb"\s*\[\s*[-0-9]")
 _LIST_OF_LISTS = re.compile(rb"\s*\[\s*\[\s*[-0-9\]]")
+_LIST_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
 _SPACE_OR_COMMA = re.compile(r"[\s,]*")
 
 
+def _object(raw: bytes, *, max_texts: int, max_ids: int) -> dict[str, Any]:
+    values = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    return {key: _value(key, bytes(value), max_texts=max_texts, max_ids=max_ids) for key, value in values.items()}
+
+
 def _value(key: str, raw: bytes, *, max_texts: int, max_ids: int) -> Any:
-    """The value of a key; a long list of ids, of lists of ids or of texts is counted before it is converted."""
-    if len(raw) <= LARGE_BYTES or not raw.lstrip().startswith(b"["):
+    """The value of a key; a long list of ids, of lists of ids, of texts or of objects is counted before it is
+    converted."""
+    first = raw.lstrip()[:1]
+    if len(raw) <= LARGE_BYTES or first not in b"[{":
         return msgspec.json.decode(raw)
+    if first == b"{":
+        return _object(raw, max_texts=max_texts, max_ids=max_ids)
     if _LIST_OF_IDS.match(raw):
         _check_ids(raw, key, max_ids)
         return msgspec.json.decode(raw)
@@ -173,8 +202,16 @@ def _value(key: str, raw: bytes, *, max_texts: int, max_ids: int) -> Any:
             _check_ids(bytes(part), f"{key}[{number}]", max_ids)
         # One at a time, between which other threads run.
         return [msgspec.json.decode(part) for part in parts]
-    if _has_more_values(raw.decode(), max_texts):
+    has_objects = bool(_LIST_OF_OBJECTS.match(raw))
+    # No object: a brace begins one.
+    if not (has_objects and raw.count(b"{") <= max_texts) and _has_more_values(raw.decode(), max_texts):
         raise too_many_texts(f"more than {max_texts}", max_texts)
+    if has_objects:
+        parts = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        return [
+            _value(f"{key}[{number}]", bytes(part), max_texts=max_texts, max_ids=max_ids)
+            for number, part in enumerate(parts)
+        ]
     return msgspec.json.decode(raw)
 
 
