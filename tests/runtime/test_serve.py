@@ -89,6 +89,10 @@ def test_openais_client_gets_the_sessions_vectors(embedder: Any) -> None:
     np.testing.assert_allclose([each.embedding for each in by_ids.data], expected[:2], atol=1e-6)
     short = theirs.embeddings.create(model="any", input=TEXTS[0], dimensions=9).data[0].embedding
     np.testing.assert_allclose(short, expected[0, :9] / np.linalg.norm(expected[0, :9]), atol=1e-6)
+    long = "What is read? " * session.max_len
+    end = theirs.embeddings.create(model="any", input=["a", long], extra_body={"truncate": "end"})
+    assert [getattr(each, "truncated", False) for each in end.data] == [False, True]
+    assert end.usage.to_dict()["truncated_inputs"] == 1
     with pytest.raises(openai.BadRequestError, match="truncated to 1000 dimensions"):
         theirs.embeddings.create(model="any", input="a", dimensions=1000)
     assert [model.id for model in theirs.models.list()] == [session.manifest.name]

@@ -393,6 +393,27 @@ def test_documents_and_queries_are_cut_to_so_many_tokens(reranking: Any) -> None
     np.testing.assert_allclose(scores(truncate_prompt_tokens=12), in_all, rtol=1e-5)
 
 
+def test_a_ranking_says_which_documents_were_truncated(reranking: Any) -> None:
+    ask, session = reranking
+    long, query = " ".join(["w7"] * 100), {"query": "w1"}
+    pair = {"truncated": True, "tokens_used": session.max_seq_length, "tokens_given": 104}
+    names = {"index", "relevance_score", "score"}
+
+    def extra(**body: Any) -> list[dict[str, Any]]:
+        status, said = ask("/rerank", query | body)
+        assert status == 200, said
+        results = said if isinstance(said, list) else said.get("results") or said["data"]
+        by_index = sorted(results, key=lambda result: result["index"])
+        assert isinstance(said, list) or ("truncated_inputs" in said["usage"]) == any(by_index[-1].keys() - names)
+        return [{key: each[key] for key in each.keys() - names} for each in by_index]
+
+    for name in ("documents", "texts"):
+        assert extra(**{name: ["w8", long]}) == [{}, pair]
+    assert extra(documents=["w8", long], truncation=True) == [{}, pair]
+    assert extra(documents=["w8", long], max_tokens_per_doc=10) == [{}, pair | {"tokens_used": 14}]
+    assert extra(documents=["w8", "w7"], max_tokens_per_doc=10) == [{}, {}]
+
+
 def test_a_documents_cut_comes_before_the_pairs(reranking: Any) -> None:
     ask, _ = reranking
     long = " ".join(["w7"] * 100)
@@ -484,7 +505,29 @@ def test_a_servers_default_for_long_texts_holds_where_a_request_says_nothing(tmp
     (of_long_ids,) = served("split", ("/v1/embeddings", {"input": ids}))
     assert of_long_ids.status_code == 400
     assert of_long_ids.json()["error"]["message"].endswith('send "truncate": "end".'), "ids cannot be split"
-    assert 'hdexport_truncated_texts_total{route="/v1/embeddings"} 1.0' in metrics.text
+    assert 'hdexport_truncated_texts_total{model="tiny",route="/v1/embeddings"} 1.0' in metrics.text
+
+
+def test_an_answer_says_which_inputs_were_truncated_and_to_how_many_tokens(tmp_path: Path) -> None:
+    bundle, ids = open_bundle(make_bundle(tmp_path / "bundle")), [CLS, *[WORDS[word] for word in LONG.split()], SEP]
+    very_long = LONG * 1000
+
+    def answered(**body: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        app = application(bundle, Session(bundle, RecordingRunner()), ServeOptions())
+        (found,) = answers_of(app, ("/v1/embeddings", body))
+        said = found.json()
+        assert (truncated(found) is None) == ("truncated_inputs" not in said["usage"])
+        extra = [{key: each[key] for key in each.keys() - {"object", "index", "embedding"}} for each in said["data"]]
+        return said["usage"], extra
+
+    usage, data = answered(input=["read", LONG, very_long], truncate="end")
+    counted = {"truncated": True, "tokens_used": 16, "tokens_given": 27}
+    assert data == [{}, counted, {"truncated": True, "tokens_used": 16}], "a very long text's tokens are not counted"
+    assert usage == {"prompt_tokens": 3 + 16 + 16, "total_tokens": 35, "truncated_inputs": 2}
+    assert answered(input=[ids, ids[:1] + ids[-1:]], truncate="end")[1] == [counted, {}]
+    assert answered(input=LONG, truncate_prompt_tokens=5)[1] == [counted | {"tokens_used": 5}]
+    for body in ({"input": "read"}, {"input": LONG, "truncate": "split"}):
+        assert answered(**body)[1] == [{}], body
 
 
 @pytest.mark.parametrize("truncate", [None, "error", "end", "split"])

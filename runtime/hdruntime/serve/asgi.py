@@ -304,7 +304,7 @@ class _Server:
             answer = await route.handler(serve_request, body)
             response = answer if isinstance(answer, Response) else self._json(answer)
         if serve_request.truncated:
-            self.metrics.truncated(route.path, len(serve_request.truncated))
+            self.metrics.truncated(route.path, self._manifest.name, len(serve_request.truncated))
             response.headers[_TRUNCATED] = _ranges(serve_request.truncated)
         return response
 
@@ -390,8 +390,9 @@ class _Server:
         )
         _raise_errors(items, overflow)
         encodings = [item.encoding.whole for item in items if item.encoding is not None]
-        request.truncated.update(number for number, encoding in enumerate(encodings) if encoding.is_truncated)
-        return Answers([item.answer for item in items], sum(map(len, encodings)))
+        truncated = {number: encoding for number, encoding in enumerate(encodings) if encoding.is_truncated}
+        request.truncated.update(truncated)
+        return Answers([item.answer for item in items], sum(map(len, encodings)), truncated)
 
     def _inference(
         self, task: TextTask, overflow: Overflow, stride: int, prompt: str, tokenizer: TextTokenizer | None

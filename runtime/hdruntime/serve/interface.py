@@ -13,7 +13,7 @@ from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.request_body import Content, RequestBody
 from hdruntime.session import Session
 from hdruntime.tasks.task import Text, TextTask
-from hdruntime.text.encoding import Overflow
+from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.ranges import Ranges
 from hdruntime.text.tokenization import TextTokenizer
 
@@ -23,15 +23,36 @@ class ModelNotFoundError(InputError):
 
 
 class Answers(NamedTuple):
-    """The answers to the texts of a request, in order, and the number of their tokens."""
+    """The answers to the texts of a request, in order.
+
+    Attributes:
+        answers: an answer per text.
+        tokens: number of tokens that were run.
+        truncated: number of a truncated text -> its encoding.
+    """
 
     answers: list[Any]
     tokens: int
+    truncated: Mapping[int, Encoding]
 
     @property
     def usage(self) -> dict[str, int]:
-        """The tokens, as OpenAI reports them."""
-        return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
+        """The tokens, as OpenAI reports them, and the number of truncated texts if there are any."""
+        usage = {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
+        return usage | {"truncated_inputs": len(self.truncated)} if self.truncated else usage
+
+    def truncation(self, number: int) -> dict[str, object]:
+        """Keys of the JSON object of a truncated text or pair; no keys for any other.
+
+        Returns:
+            ``truncated`` (True), ``tokens_used``, and ``tokens_given``, which is absent if the text is so long that
+            its tokens were not counted. Special tokens and prompt count.
+        """
+        encoding = self.truncated.get(number)
+        if encoding is None:
+            return {}
+        keys: dict[str, object] = {"truncated": True, "tokens_used": len(encoding)}
+        return keys if encoding.given_tokens is None else keys | {"tokens_given": encoding.given_tokens}
 
 
 class ServeRequest(Protocol):
@@ -39,7 +60,7 @@ class ServeRequest(Protocol):
 
     Attributes:
         tokenizer: the bundle's tokenizer, with the server's limits.
-        truncated: numbers of the inputs that were truncated; the client is told.
+        truncated: numbers of the inputs that were truncated, which `answers` adds; the client is told in a header.
         path_parameters: values of the parameters in the route's path, such as ``model`` of ``/v2/models/{model}``.
     """
 

@@ -33,7 +33,7 @@ class Metrics:
             "hdexport_batch_texts", "texts of a batch", registry=registry, buckets=_TEXTS
         )
         self._truncated = prometheus.Counter(
-            "hdexport_truncated_texts", "texts whose end was truncated", ["route"], registry=registry
+            "hdexport_truncated_texts", "texts and pairs that were truncated", ["route", "model"], registry=registry
         )
         self._tokens = prometheus.Counter("hdexport_tokens", "tokens of texts", registry=registry)
         gauge = prometheus.Gauge("hdexport_queue_tokens", "tokens that wait", registry=registry)
@@ -53,9 +53,9 @@ class Metrics:
         self._batch_texts.observe(texts)
         self._tokens.inc(tokens)
 
-    def truncated(self, route: str, texts: int) -> None:
-        """Count texts of a request that were truncated."""
-        self._truncated.labels(route).inc(texts)
+    def truncated(self, route: str, model: str, texts: int) -> None:
+        """Count texts of a request to a model that were truncated."""
+        self._truncated.labels(route, model).inc(texts)
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""

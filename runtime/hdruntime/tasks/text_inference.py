@@ -248,15 +248,14 @@ class TextInference:
         return [as_single_chunk(encoding) for encoding in encodings]
 
     def _from_ids(self, ids: list[int]) -> Encoding:
-        overflow, max_tokens = self._encode_options.overflow, self.max_seq_length
-        is_truncated = overflow is Overflow.TRUNCATE and len(ids) > max_tokens
-        if is_truncated:
+        overflow, max_tokens, given_tokens = self._encode_options.overflow, self.max_seq_length, len(ids)
+        if overflow is Overflow.TRUNCATE and given_tokens > max_tokens:
             tokenizer = self._tokenizer
             keeps_ends = tokenizer is not None and tokenizer.has_special_tokens(ids)
             ids = tokenizer.checked_ids(ids, max_len=max_tokens) if tokenizer and keeps_ends else ids[:max_tokens]
         if overflow is not Overflow.RECUR:
             check_text_lengths([len(ids)], max_tokens, longest=self._session.max_len)
-        return Encoding.of_ids(ids, is_truncated=is_truncated)
+        return Encoding.of_ids(ids, given_tokens=given_tokens)
 
     def run_chunks(self, chunks: Sequence[EncodedChunk]) -> None:
         """Run chunks, the last of which gives its text the answer; errors are raised as by `run`.

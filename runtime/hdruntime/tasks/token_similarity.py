@@ -61,6 +61,7 @@ class TextSide:
             prompt_tokens=encoding.prompt_tokens,
             unattended_tokens=0 if expansion.attend else missing,
             is_truncated=encoding.is_truncated,
+            given_tokens=encoding.given_tokens,
         )
 
 

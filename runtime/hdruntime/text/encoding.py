@@ -37,7 +37,7 @@ class Encoding:
         token_type_ids: [tokens], 0 for the first text of a pair, 1 for the second; None for zeros.
         offsets: see below; None if they were not computed.
         sequence_ids: see below; None if they were not computed.
-        prompt_tokens, unattended_tokens, is_truncated: see below.
+        prompt_tokens, unattended_tokens, is_truncated, given_tokens: see below.
 
     Attributes:
         input_ids, token_type_ids: lists of ints.
@@ -47,6 +47,8 @@ class Encoding:
         prompt_tokens: number of leading tokens that belong to the prompt, a special token before it included.
         unattended_tokens: number of trailing tokens that no token attends to.
         is_truncated: whether tokens of the text were removed.
+        given_tokens: number of tokens before truncation, special tokens and prompt included; None for a truncated text
+            that was tokenized in part. Two encodings may be equal without it.
     """
 
     def __init__(
@@ -59,17 +61,26 @@ class Encoding:
         prompt_tokens: int = 0,
         unattended_tokens: int = 0,
         is_truncated: bool = False,
+        given_tokens: int | None = None,
     ) -> None:
         self._ids, self._offsets, self._sequence_ids = input_ids, offsets, sequence_ids
         self._types = [0] * len(input_ids) if token_type_ids is None else token_type_ids
         self.prompt_tokens = prompt_tokens
         self.unattended_tokens = unattended_tokens
         self.is_truncated = is_truncated
+        self.given_tokens = given_tokens if is_truncated else len(input_ids)
 
     @classmethod
-    def of_ids(cls, ids: list[int], *, is_truncated: bool = False) -> Encoding:
-        """An encoding of ids without a text: every token belongs to the first text, with the offsets (0, 0)."""
-        return cls(ids, None, [(0, 0)] * len(ids), [0] * len(ids), is_truncated=is_truncated)
+    def of_ids(cls, ids: list[int], *, given_tokens: int | None = None) -> Encoding:
+        """An encoding of ids without a text: every token belongs to the first text, with the offsets (0, 0).
+
+        Args:
+            ids: [tokens], all or the rest of truncated ones.
+            given_tokens: number of ids before truncation; None for all.
+        """
+        is_truncated = given_tokens is not None and given_tokens > len(ids)
+        places = [(0, 0)] * len(ids)
+        return cls(ids, None, places, [0] * len(ids), is_truncated=is_truncated, given_tokens=given_tokens)
 
     @functools.cached_property
     def input_ids(self) -> list[int]:

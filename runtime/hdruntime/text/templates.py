@@ -38,7 +38,9 @@ def template_encoding(item: Any, written: Written, suffix: list[int]) -> Encodin
         ids[kept:] = suffix[len(suffix) - (len(ids) - kept) :]
         sequences[kept:] = [None] * (len(ids) - kept)
         offsets[kept:] = [(0, 0)] * (len(ids) - kept)
-    return Encoding(ids, item.type_ids, offsets, sequences, is_truncated=bool(item.overflowing))
+    rest = item.overflowing
+    given_tokens = len(ids) + sum(map(len, rest))
+    return Encoding(ids, item.type_ids, offsets, sequences, is_truncated=bool(rest), given_tokens=given_tokens)
 
 
 def template_suffix(tokenizer: Any, template: Template, prompt: str) -> list[int]:

@@ -174,20 +174,23 @@ class TextTokenizer:
 
         Special tokens do not count. A character whose tokens do not all fit is left out.
         """
+        return self._prefix(text, tokens)[0]
 
+    def _prefix(self, text: str, tokens: int) -> tuple[str, int | None]:
+        """The `prefix`, and the number of tokens after it, or None if the rest was not tokenized."""
         limit = self._max_characters
         part = self._parts.of(text, tokens=tokens + 1, side="right", in_pair=True, max_characters=limit)
         self._check_size(part)
         encoded = self.whole.encode(part, add_special_tokens=False)
         ids, offsets = encoded.ids, encoded.offsets
         if len(ids) <= tokens:
-            return text
+            return text, 0
         for count in range(tokens, 0, -1):
             # A combining mark after the last character may be in no token.
             for end in (offsets[count - 1][1], offsets[count][0]):
                 if self.whole.encode(text[:end], add_special_tokens=False).ids == ids[:count]:
-                    return text[:end]
-        return ""
+                    return text[:end], len(ids) - count if part is text else None
+        return "", len(ids) if part is text else None
 
     def encode(
         self,
@@ -221,12 +224,12 @@ class TextTokenizer:
             pairs = _unicode_texts(pairs, "pairs")
             if len(texts) != len(pairs):
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; pass one for each text.")
-        full, (text_limit, pair_limit) = (texts, pairs), self._part_limits
+        text_limit, pair_limit = self._part_limits
+        removed: list[tuple[int | None, ...]] = [()] * len(texts)
         if text_limit is not None:
-            texts = [self.prefix(text, text_limit) for text in texts]
+            texts, removed = self._prefixes(texts, text_limit, removed)
         if pair_limit is not None and pairs is not None:
-            pairs = [self.prefix(text, pair_limit) for text in pairs]
-        truncated = _changed(full, (texts, pairs))
+            pairs, removed = self._prefixes(pairs, pair_limit, removed)
         tokenizer = self._truncating if choice is Overflow.TRUNCATE else self.whole
         shifts: list[int] = []
         if self._template is None:
@@ -245,11 +248,25 @@ class TextTokenizer:
         else:
             encodings = self._encode_plain(texts, pairs, tokenizer, choice, prompt, offsets=offsets)
         if self._side == "left" and offsets:
-            for encoding, removed in zip(encodings, _removed_characters(full, (texts, pairs)), strict=True):
-                encoding.shift_offsets(*removed)
-        for index in truncated:
-            encodings[index].is_truncated = True
+            for encoding, characters in zip(encodings, _removed_characters(full, (texts, pairs)), strict=True):
+                encoding.shift_offsets(*characters)
+        for index in _changed(full, (texts, pairs)):
+            encodings[index].given_tokens = None
+        for encoding, counts in zip(encodings, removed, strict=True):
+            for tokens in counts:
+                if tokens != 0:
+                    encoding.is_truncated = True
+                    known = encoding.given_tokens is not None and tokens is not None
+                    encoding.given_tokens = (encoding.given_tokens or 0) + (tokens or 0) if known else None
         return encodings
+
+    def _prefixes(
+        self, texts: Sequence[str], tokens: int, removed: Sequence[tuple[int | None, ...]]
+    ) -> tuple[list[str], list[tuple[int | None, ...]]]:
+        """The `prefix` of each text, and the tokens that were removed, here and before."""
+        prefixes = [self._prefix(text, tokens) for text in texts]
+        counts = [(*before, rest) for before, (_, rest) in zip(removed, prefixes, strict=True)]
+        return [prefix for prefix, _ in prefixes], counts
 
     def _encode_plain(
         self,
@@ -265,6 +282,11 @@ class TextTokenizer:
         batch = list(texts if pairs is None else zip(texts, pairs, strict=True))
         encoded = self._encoded(tokenizer, batch, choice, offsets=offsets)
         in_prompt = _tokens_of_prompt(tokenizer, prompt)
+        rests = [item.overflowing for item in encoded]
+        given = [
+            self._given_tokens(item, rest, text) if rest else None
+            for item, rest, text in zip(encoded, rests, batch, strict=True)
+        ]
         if offsets:
             return [
                 Encoding(
@@ -273,9 +295,10 @@ class TextTokenizer:
                     item.offsets,
                     item.sequence_ids,
                     prompt_tokens=min(in_prompt, len(item)),
-                    is_truncated=bool(item.overflowing),
+                    is_truncated=bool(rest),
+                    given_tokens=tokens,
                 )
-                for item in encoded
+                for item, rest, tokens in zip(encoded, rests, given, strict=True)
             ]
         ends = list(itertools.accumulate(map(len, encoded)))
         # One array for all texts, of which each has a slice: an array per short text costs more.
@@ -290,10 +313,31 @@ class TextTokenizer:
                 ids[start:end],
                 types[start:end],
                 prompt_tokens=min(in_prompt, end - start),
-                is_truncated=bool(item.overflowing),
+                is_truncated=bool(rest),
+                given_tokens=tokens,
             )
-            for item, start, end in zip(encoded, [0, *ends], ends, strict=False)
+            for rest, tokens, start, end in zip(rests, given, [0, *ends], ends, strict=False)
         ]
+
+    def _given_tokens(self, item: Any, rest: Sequence[Any], texts: str | tuple[str, str]) -> int:
+        """Number of tokens of a truncated text or pair before truncation, special tokens included.
+
+        Args:
+            item: ``tokenizers.Encoding`` of the text or pair.
+            rest: the encodings of what was removed, each with special tokens.
+            texts: the text or pair.
+        """
+        if isinstance(texts, str):
+            special = self.whole.num_special_tokens_to_add(False)
+            return len(item) + sum(len(each) - special for each in rest)
+        special = self.whole.num_special_tokens_to_add(True)
+        first = item.sequence_ids.count(0)
+        shorter = min(first, len(item) - special - first)
+        if shorter < (len(item) - special) // 2:
+            # The shorter text is complete, and every part of the longer text stands beside it.
+            return len(item) + sum(len(each) - special - shorter for each in rest)
+        # `rest` may combine each part of the first text with each part of the second.
+        return special + sum(map(self._count, texts))
 
     def _tokenized_parts(
         self, texts: Sequence[str], pairs: Sequence[str] | None, choice: Overflow

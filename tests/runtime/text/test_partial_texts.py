@@ -230,9 +230,39 @@ def test_texts_and_pairs_are_cut_as_the_library_cuts_them_whole(
                 assert bare.input_ids == found.input_ids == bare.ids.tolist()
                 assert bare.token_type_ids == found.token_type_ids == bare.types.tolist()
                 assert (bare.is_truncated, len(bare)) == (found.is_truncated, len(found))
+                assert bare.given_tokens == found.given_tokens
                 assert repr(bare) == repr(found)
                 with pytest.raises(AttributeError, match="no offsets: its text was encoded without"):
                     _ = bare.offsets
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", ["BERT", "Qwen", "XLM-RoBERTa"])
+def test_the_tokens_of_a_truncated_text_are_counted_where_all_of_it_was_read(
+    name: str, side: Side, folder: Path
+) -> None:
+    """As many as the library finds in the full text or pair, whichever of a pair's texts were truncated."""
+    tokenizer = TextTokenizer(saved(name, folder), max_len=33, truncation_side=side)
+    some = {parts: text_of(parts, parts) for parts in (1, 5, 8, 13, 20, 60)}
+    pairs = [(first, second) for first in some.values() for second in (None, *some.values())]
+    truncated = 0
+    for first, second in pairs:
+        full = len(tokenizer.whole.encode(first, second))
+        (found,) = tokenizer.encode([first], None if second is None else [second], overflow="truncate")
+        assert (found.given_tokens, found.is_truncated, len(found)) == (full, full > 33, min(full, 33))
+        truncated += found.is_truncated
+    assert 10 < truncated < len(pairs)
+    very_long = text_of(5000, 1)
+    for texts in ((very_long, None), (some[1], very_long), (very_long, very_long)):
+        (found,) = tokenizer.encode(*(each and [each] for each in texts), overflow="truncate")
+        assert (found.given_tokens, found.is_truncated) == (None, True)
+    # A limit of each text comes first: what it removes is counted, too.
+    limited = tokenizer.limited(33, text=3, pair=4)
+    (found,) = limited.encode([some[13]], [some[60]])
+    assert (found.given_tokens, found.is_truncated) == (len(tokenizer.whole.encode(some[13], some[60])), True)
+    assert len(found) <= 3 + 4 + 3
+    (found,) = limited.encode([some[13]], [very_long])
+    assert (found.given_tokens, found.is_truncated) == (None, True)
 
 
 @pytest.mark.parametrize("overflow", ["truncate", "error"])

@@ -81,7 +81,10 @@ class OpenAIInterface(Interface):
         vectors = normalized(vectors) if body.normalize else vectors
         is_rescaled = body.normalize and not task.normalizes
         rows = types.rows(vectors, self.model.ranges, is_rescaled=is_rescaled)
-        data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
+        data = [
+            {"object": "embedding", "index": index, "embedding": row} | answers.truncation(index)
+            for index, row in enumerate(rows)
+        ]
         return {"object": "list", "data": data, "model": task.manifest.name, "usage": answers.usage}
 
     async def _chunk_answers(self, request: ServeRequest, chunks: list[str], body: EmbeddingsBody) -> Answers:
@@ -120,24 +123,18 @@ def _texts_or_ids(request: ServeRequest, body: EmbeddingsBody) -> list[Text]:
         if all(isinstance(item, str) for item in items):
             return [Text(text=item) for item in items]
         if all(_is_ids(item) for item in items):
-            return _texts_of_ids(request, body, items)
+            return _texts_of_ids(request, items)
     raise InputError("input is neither a text, nor a list of texts, of ids, or of lists of ids.")
 
 
-def _texts_of_ids(request: ServeRequest, body: EmbeddingsBody, items: list[list[int]]) -> list[Text]:
+def _texts_of_ids(request: ServeRequest, items: list[list[int]]) -> list[Text]:
     """Texts as ids of the bundle's tokenizer; LangChain's class sends OpenAI's ids unless it is told not to."""
-    tokenizer = request.tokenizer
-    max_tokens = body.max_tokens(tokenizer, is_pair=False) if body.overflow is Overflow.TRUNCATE else None
-    texts = []
     for number, ids in enumerate(items):
         try:
-            checked = tokenizer.checked_ids(ids, max_len=max_tokens)
+            request.tokenizer.checked_ids(ids)
         except InputError as error:
             raise InputError(f"input[{number}]: ", *joined(error.problem), hint=_IDS_HINT) from None
-        if len(checked) < len(ids):
-            request.truncated.add(number)
-        texts.append(Text(input_ids=checked))
-    return texts
+    return [Text(input_ids=ids) for ids in items]
 
 
 def _is_ids(value: object) -> bool:

@@ -67,10 +67,14 @@ class RerankInterface(Interface):
         order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
         if body.documents is None:
             texts = {index: {"text": documents[index]} if body.return_text else {} for index in order}
-            return [{"index": index, "score": float(scores[index]), **texts[index]} for index in order]
+            return [
+                {"index": index, "score": float(scores[index]), **texts[index], **answers.truncation(index)}
+                for index in order
+            ]
         results = [
             {"index": index, "relevance_score": float(scores[index])}
             | ({"document": {"text": documents[index]}} if body.return_documents else {})
+            | answers.truncation(index)
             for index in order
         ]
         response = {"id": "", "model": self.model.task.manifest.name, "usage": answers.usage, "meta": {}}
