@@ -140,7 +140,8 @@ class BundleModel:
 
     @property
     def max_seq_length(self) -> int:
-        """Maximum tokens of a text, special tokens included; longer texts are truncated, the first one with a warning.
+        """Maximum tokens of a text, special tokens included; longer texts are truncated, the first one with a warning,
+        unless a call has another ``overflow``.
 
         The default is the value of ``hdexport build --max-len``, or without one the model's length. May be set to a
         number, to ``"model"`` for the model's length, or to ``"bundle"`` for the bundle's maximum.
@@ -428,11 +429,10 @@ class EmbeddingModel(BundleModel):
         *,
         prompt_name: str | None,
         prompt: str | None,
-        batch_size: int | None,
+        encode_options: EncodeOptions,
         **options: Any,
     ) -> Any:
-        """The task's outputs for texts, truncated to the model's length; `options` are those of `_answers`."""
-        encode_options = EncodeOptions(overflow=Overflow.TRUNCATE, batch_size=batch_size)
+        """The task's outputs for texts; `options` are those of `_answers`."""
         prompt = self._prompt(prompt_name, prompt)
         return self._answers(task, [Text(text=text) for text in texts], encode_options, prompt=prompt, **options)
 

@@ -24,8 +24,9 @@ from hdruntime.arrays import AnyArray
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import EmbeddingModel, EncoderOptions, conversion, open_for
 from hdruntime.errors import InputError
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.token_similarity import Side, TokenVectors, settings_of
-from hdruntime.text.checks import checked_choice, checked_texts
+from hdruntime.text.checks import TRUNCATE, checked_choice, checked_texts
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import MaxSeqLength
@@ -123,6 +124,9 @@ class MultiVectorEncoder(EmbeddingModel):
         chunk_size: int | None = None,
         token_pooling: None = None,
         task: Side | str | None = None,
+        *,
+        overflow: Overflow | str = Overflow.TRUNCATE,
+        stride: int = 0,
     ) -> Any:
         """Encode texts as one embedding per token, equal to sentence-transformers'.
 
@@ -135,6 +139,7 @@ class MultiVectorEncoder(EmbeddingModel):
             normalize_embeddings: scale each embedding to length 1, for models that do not.
             token_pooling: must be None.
             task: ``query``, ``document``, or None for texts that are neither.
+            overflow, stride: see :meth:`SentenceEncoder.encode`; queries are not split.
 
         Returns:
             float32 [tokens, dimensions] for a single text, a list of such arrays for several, in input order. Tokens
@@ -152,6 +157,9 @@ class MultiVectorEncoder(EmbeddingModel):
                 f"token_pooling is of type {type(token_pooling).__name__}; it must be None.",
                 hint="Call the function with the result of encode.",
             )
+        encode_options = EncodeOptions.of(overflow=overflow, stride=stride, batch_size=batch_size)
+        if encode_options.overflow is Overflow.SPLIT and not self._tasks[side].splits:
+            raise InputError("Queries of late interaction are not split.", hint=("Truncate them: ", TRUNCATE, "."))
         convert = conversion(to_tensor=not convert_to_numpy, to_numpy=True)
         texts = checked_texts(inputs, name="inputs", may_be_one=True)
         vectors = self._encoded(
@@ -159,7 +167,7 @@ class MultiVectorEncoder(EmbeddingModel):
             texts,
             prompt_name=prompt_name,
             prompt=prompt,
-            batch_size=batch_size,
+            encode_options=encode_options,
             name="inputs",
             shown=show_progress_bar,
             tokenizer=None if side is None else self._tokenizers[side],

@@ -29,12 +29,15 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import EmbeddingModel, EncoderOptions, also_named, conversion, open_for
 from hdruntime.errors import InputError, Setting
 from hdruntime.tasks.embedding import Embedding, TokenStates
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.text.checks import checked_choice, checked_texts, plain_name
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.pooling import PoolingMode, embedding_output
 from hdruntime.text.ranges import read_ranges
 from hdruntime.text.similarity import similarities, similarities_of_pairs
+from hdruntime.text.splitting import SplitPooling
 
 
 class SentenceEncoder(EmbeddingModel):
@@ -96,6 +99,10 @@ class SentenceEncoder(EmbeddingModel):
         pool: None = None,
         chunk_size: int | None = None,
         ranges: FloatingArray | str | Path | None = None,
+        *,
+        overflow: Overflow | str = Overflow.TRUNCATE,
+        stride: int = 0,
+        split_pooling: SplitPooling | str | None = None,
     ) -> Any:
         """Encode texts as embeddings, equal to sentence-transformers'.
 
@@ -120,13 +127,19 @@ class SentenceEncoder(EmbeddingModel):
                 dimensions], as for sentence-transformers' ``quantize_embeddings``; or a file with them, which is a .npy
                 file or an output of ``hdexport run --output-dtype int8``. None takes the ranges of this call's
                 embeddings, so that the results of two calls have different scales.
+            overflow: handling of texts of more than `max_seq_length` tokens: ``truncate``, as sentence-transformers,
+                ``error``, or ``split`` into chunks, whose embeddings are combined.
+            stride: number of tokens that consecutive chunks share.
+            split_pooling: combines the embeddings of chunks: ``mean``, weighted by tokens, or ``max``; None for
+                ``mean``. Embeddings of tokens are those of the chunk in which a token has most context.
 
         Returns:
             [dimensions] for a single text, [sentences, dimensions] for several, in input order. With
             ``token_embeddings`` [tokens, hidden size] for a single text, and a list of such arrays for several.
 
         Raises:
-            InputError: an input is not a text, the prompt is unknown, or an argument is invalid.
+            InputError: an input is not a text, the prompt is unknown, an argument is invalid, or, with
+                ``overflow="error"``, a text has too many tokens.
             MissingDependencyError: the result is a tensor, and PyTorch is not installed.
             NonFiniteOutputError: an embedding is NaN or infinite.
             BackendError: the backend failed, or the encoder is closed.
@@ -138,6 +151,9 @@ class SentenceEncoder(EmbeddingModel):
                 f"output_value is {output_value!r}; it must be 'sentence_embedding' or 'token_embeddings'."
             )
         self._check_call(batch_size, device, pool)
+        encode_options = EncodeOptions.of(
+            overflow=overflow, stride=stride, split_pooling=split_pooling, batch_size=batch_size
+        )
         ranges = self._ranges(ranges, precision, normalize=normalize_embeddings, truncate_dim=truncate_dim)
         of_tokens = output_value == "token_embeddings"
         if of_tokens:
@@ -154,7 +170,7 @@ class SentenceEncoder(EmbeddingModel):
             texts,
             prompt_name=prompt_name,
             prompt=prompt,
-            batch_size=batch_size,
+            encode_options=encode_options,
             name="sentences",
             shown=show_progress_bar,
             into=None if of_tokens else whole,

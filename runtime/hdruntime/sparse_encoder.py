@@ -27,6 +27,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle_model import EmbeddingModel, EncoderOptions, also_named, open_for
 from hdruntime.errors import InputError, Setting
 from hdruntime.optional import require
+from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.sparse_similarity import (
     SparseVector,
     SparseVectors,
@@ -35,6 +36,7 @@ from hdruntime.tasks.sparse_similarity import (
     stacked,
 )
 from hdruntime.text.checks import checked_texts
+from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import MaxSeqLength
 from hdruntime.text.similarity import similarities, similarities_of_pairs
 
@@ -109,6 +111,9 @@ class SparseEncoder(EmbeddingModel):
         max_active_dims: int | None = None,
         pool: None = None,
         chunk_size: int | None = None,
+        *,
+        overflow: Overflow | str = Overflow.TRUNCATE,
+        stride: int = 0,
     ) -> Any:
         """Encode texts as sparse vectors, equal to sentence-transformers'.
 
@@ -120,6 +125,8 @@ class SparseEncoder(EmbeddingModel):
             convert_to_sparse_tensor: with ``convert_to_tensor``, False for a dense tensor.
             save_to_cpu: no effect; results are in CPU memory.
             max_active_dims: number of largest values of a vector that are kept; None for the encoder's number.
+            overflow, stride: see :meth:`SentenceEncoder.encode`. A split text has the maximum of each token's weights
+                in its chunks, or their sum if the model adds weights.
 
         Returns:
             a `SparseVector` for a single text, a list of them for several, in input order; or a tensor.
@@ -128,6 +135,7 @@ class SparseEncoder(EmbeddingModel):
             InputError: see :meth:`SentenceEncoder.encode`.
         """
         self._check_call(batch_size, device, pool)
+        encode_options = EncodeOptions.of(overflow=overflow, stride=stride, batch_size=batch_size)
         limit = self.max_active_dims if max_active_dims is None else max_active_dims
         task = SparseVectors(self._session.manifest, limit)
         torch = require("torch") if convert_to_tensor else None
@@ -137,7 +145,7 @@ class SparseEncoder(EmbeddingModel):
             texts,
             prompt_name=prompt_name,
             prompt=prompt,
-            batch_size=batch_size,
+            encode_options=encode_options,
             name="inputs",
             shown=show_progress_bar,
         )

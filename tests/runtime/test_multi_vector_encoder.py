@@ -400,6 +400,11 @@ def test_pieces_of_a_split_text_are_one_list_of_vectors(
     found, short = (np.array(row["embedding"], np.float32) for row in read(tmp_path / "out.jsonl"))
     classic.document_length = "bundle"
     assert_close(short, classic.encode_document("short, too"), atol=1e-6)
+    assert_close(classic.encode_document(LONGER, overflow="split", stride=stride), found, atol=1e-6)
+    with pytest.raises(InputError, match="Queries of late interaction are not split"):
+        classic.encode_query(LONGER, overflow="split", stride=stride)
+    with pytest.raises(InputError, match="tokens; max_seq_length is"):
+        classic.encode_query(LONGER, overflow="error")
     ids = classic.tokenizer.encode("[D] " + LONGER).ids
     left_out = set(open_bundle(saved("classic") / "bundle").manifest.sentence.multi_vector.skipped_ids)  # type: ignore[union-attr]
     assert len(found) == sum(each not in left_out for each in ids) > MAX_LEN

@@ -50,6 +50,34 @@ def test_order_is_kept_whatever_the_batches(
             assert_close(vectors, expected, atol=1e-6)
 
 
+def test_a_long_text_is_truncated_rejected_or_split_as_a_session_does(
+    encoder: SentenceEncoder, bundle_path: Path
+) -> None:
+    long = ["long documents are read whole " * 5, "read"]
+    with hdruntime.load(bundle_path) as session:
+        for options in (
+            {"overflow": "truncate"},
+            {"overflow": "split"},
+            {"overflow": "split", "stride": 4},
+            {"overflow": "split", "split_pooling": "max"},
+        ):
+            with named_case(options):
+                np.testing.assert_array_equal(encoder.encode(long, **options), session.embed(long, **options))
+        np.testing.assert_array_equal(encoder.encode(long), session.embed(long, overflow="truncate"))
+        np.testing.assert_array_equal(
+            encoder.encode_query(long, overflow="split"), session.embed(long, overflow="split")
+        )
+        states, _ = encoder.encode(long, output_value="token_embeddings", overflow="split", stride=4)
+        assert len(states) == len(session.split(long[:1])[0].whole) == 27
+    for options, error in (
+        ({"overflow": "error"}, r"^sentences\[0\]: The text has 27 tokens; this bundle accepts 1 to 16"),
+        ({"overflow": "cut"}, "overflow is 'cut'"),
+        ({"stride": 4}, "only overflow='split' has a stride"),
+    ):
+        with pytest.raises(InputError, match=error):
+            encoder.encode(long, **options)  # type: ignore[arg-type]
+
+
 def test_a_bundle_that_pools_by_itself_is_left_to(new_bundle: BundleMaker) -> None:
     path = new_bundle(task="sentence-similarity")
     with SentenceEncoder(path) as encoder, hdruntime.load(path) as session:

@@ -254,6 +254,10 @@ def test_a_split_text_has_the_largest_weights_of_its_chunks(bundle: Path) -> Non
         assert_close(found.dense(), of_pieces.max(axis=0), atol=ATOL)
         assert not np.allclose(found.dense(), of_pieces.mean(axis=0), atol=0.01)
         assert session.embed_sparse([]) == []
+        with SparseEncoder(bundle, backend="onnxruntime") as encoder:
+            assert_same(encoder.encode([LONG], overflow="split", stride=16)[0].dense()[None], found.dense()[None])
+            with pytest.raises(InputError, match="tokens; max_seq_length is 64"):
+                encoder.encode([LONG], overflow="error")
         with pytest.raises(InputError, match="This bundle has no recurrent states"):
             session.embed_sparse(["a"], overflow="recur")
 

@@ -279,7 +279,7 @@ class TextTokenizer:
         offsets: bool,
     ) -> list[Encoding]:
         """Encode texts or pairs without a template; the (first) texts begin with the prompt."""
-        batch = list(texts if pairs is None else zip(texts, pairs, strict=True))
+        batch: list[Any] = list(texts if pairs is None else zip(texts, pairs, strict=True))
         encoded = self._encoded(tokenizer, batch, choice, offsets=offsets)
         in_prompt = _tokens_of_prompt(tokenizer, prompt)
         rests = [item.overflowing for item in encoded]
