@@ -212,7 +212,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "a number": ("/v1/embeddings", {"input": 5}, 400, "neither a text"),
     "nothing": ("/v1/embeddings", {"input": []}, 400, "neither a text"),
     "an unknown key": ("/v1/embeddings", {"input": "a", "task": "retrieval.query"}, 400, "unknown field `task`"),
-    "a cut at the left": ("/embed", {"inputs": "a", "truncation_direction": "Left"}, 400, "truncation_direction"),
+    "a side": ("/embed", {"inputs": "a", "truncation_direction": "Middle"}, 400, "truncation_side"),
     "texts and ids": ("/v1/embeddings", {"input": ["a", 5]}, 400, "neither a text"),
     "an id that is none": ("/v1/embeddings", {"input": [101, 10**6, 102]}, 400, "input[0]"),
     "true as an id": ("/v1/embeddings", {"input": [True]}, 400, "neither a text"),

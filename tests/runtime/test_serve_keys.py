@@ -128,6 +128,7 @@ CHANGES: dict[str, Any] = {
     "truncate": {"/v1/embeddings": "end", "/embed": True, "/rerank": "middle", "/predict": "middle"},
     "truncation": {"/v1/embeddings": True, "/embed": True, "/rerank": True, "/predict": "yes"},
     "truncate_prompt_tokens": 5,
+    "truncation_side": "middle",
     "max_tokens_per_doc": 1,
     "max_tokens_per_query": 1,
     "encoding_format": "base64",
@@ -135,6 +136,7 @@ CHANGES: dict[str, Any] = {
     "dimensions": 2,
     "normalize": {"/v1/embeddings": True, "/embed": False},
     "prompt_name": "nobody",
+    "input_type": "nobody",
     "late_chunking": True,
     "top_n": 1,
     "return_documents": True,
@@ -461,6 +463,30 @@ def test_ids_are_cut_to_the_vector_of_their_text(embedding: Ask) -> None:
         by_text, by_ids = (vectors_of(embedding("/v1/embeddings", {"input": each} | more)) for each in (LONG, ids))
         np.testing.assert_array_equal(by_ids, by_text)
     assert embedding("/v1/embeddings", {"input": ids})[0] == 400
+
+
+def test_texts_and_ids_lose_their_start_where_a_request_asks_for_it(embedding: Ask) -> None:
+    words = [WORDS[word] for word in LONG.split()]
+    ids = [CLS, *words, SEP]
+    for more in (
+        {"truncate": "START"},
+        {"truncate": "end", "truncation_side": "left"},
+        {"truncation": True, "truncation_direction": "Left"},
+        {"truncate": "split", "truncation_side": "left"},
+    ):
+        is_split = more["truncate" if "truncate" in more else "truncation"] == "split"
+        expected = [vector(CLS, *words[-14:], SEP)]
+        for given in (LONG, ids)[: 1 if is_split else 2]:
+            found = vectors_of(embedding("/v1/embeddings", {"input": given} | more))
+            assert np.allclose(found, expected, rtol=1e-6) != is_split
+    by_end = vectors_of(embedding("/v1/embeddings", {"input": LONG, "truncate": "END"}))
+    np.testing.assert_allclose(by_end, [vector(CLS, *words[:14], SEP)], rtol=1e-6)
+    short = vectors_of(
+        embedding("/v1/embeddings", {"input": LONG, "truncate_prompt_tokens": 5, "truncation_side": "left"})
+    )
+    np.testing.assert_allclose(short, [vector(CLS, *words[-3:], SEP)], rtol=1e-6)
+    status, said = embedding("/v1/embeddings", {"input": LONG, "truncate": "END", "truncation_side": "left"})
+    assert (status, "contradict each other" in said["error"]["message"]) == (400, True)
 
 
 # The server's default for long texts

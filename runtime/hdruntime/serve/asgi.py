@@ -371,10 +371,8 @@ class _Server:
         overflow = body.overflow if overflow is None else overflow
         has_prompt = (task or self._task).prompts and texts[0].input_ids is None
         prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None) if has_prompt else ""
-        tokenizer = None
-        if task is None:
-            is_pair = texts[0].text_pair is not None
-            tokenizer = self._request_tokenizer(body, overflow, max_tokens_each, is_pair=is_pair)
+        is_pair = texts[0].text_pair is not None
+        tokenizer = self._request_tokenizer(body, overflow, max_tokens_each, is_pair=is_pair)
         inference = self._inference(task or self._task, overflow, stride, prompt, tokenizer)
         # Started here: an application in which this application is mounted does not run its lifespan.
         if self._queue_task is None:
@@ -411,16 +409,16 @@ class _Server:
         self, body: RequestBody, overflow: Overflow, max_tokens_each: tuple[int | None, int | None], *, is_pair: bool
     ) -> TextTokenizer | None:
         """The tokenizer with a request's own limits, or None if the request has no limits."""
-        max_tokens = body.max_tokens(self.tokenizer, is_pair=is_pair)
+        max_tokens = body.token_limit(self.tokenizer, is_pair=is_pair)
         limits = [
             None if limit is None or (limit >= max_tokens and overflow is Overflow.TRUNCATE) else limit
             for limit in max_tokens_each
         ]
         if any(limit is not None and limit < 1 for limit in limits):
             raise InputError("max_tokens_per_doc and max_tokens_per_query must be 1 or more, or 0 for no limit.")
-        if max_tokens == self.tokenizer.max_len and limits == [None, None]:
+        if (max_tokens, limits, body.side) == (self.tokenizer.max_len, [None, None], None):
             return None
-        return self._limited(max_tokens, text=limits[0], pair=limits[1])
+        return self._limited(max_tokens, text=limits[0], pair=limits[1], side=body.side)
 
     def check_number(self, texts: int) -> None:
         """See `ServeRequest.check_number`."""

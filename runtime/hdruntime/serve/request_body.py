@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
+from hdruntime.bundle.manifest import Manifest, Side
 from hdruntime.errors import InputError, Setting
 from hdruntime.text.encoding import Overflow
+from hdruntime.text.prompts import prompt_name_of, prompts_of
 from hdruntime.text.tokenization import TextTokenizer
 
 Content = TypeVar("Content", bound=msgspec.Struct)
@@ -25,10 +27,10 @@ LARGE_BYTES = 2**18
 OTHER_NAMES: Mapping[str, str] = {
     "embedding_type": "encoding_format",
     "encoding_type": "encoding_format",
-    "input_type": "prompt_name",
     "normalized": "normalize",
     "output_dimension": "dimensions",
     "top_k": "top_n",
+    "truncation_direction": "truncation_side",
 }
 """A key -> the field that it is, on routes that have the field."""
 
@@ -43,13 +45,11 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...] | None] = {
     "modality": ("text",),
     "rank_fields": (["text"],),
     "return_multivector": (False,),
-    "truncation_direction": ("Right", "right"),
-    "truncation_side": ("right",),
 }
 """A key that changes no answer -> the values with which it does not, None for any; other values are refused."""
 
-Truncate = Literal["error", "end", "split", "NONE", "END"]
-"""The treatment of a text of too many tokens; the last two are Cohere's words for the first two."""
+Truncate = Literal["error", "end", "split", "NONE", "END", "START"]
+"""The treatment of a text of too many tokens; words of Cohere are in upper case."""
 
 OVERFLOWS: dict[Truncate | bool, Overflow] = {
     "error": Overflow.ERROR,
@@ -57,6 +57,7 @@ OVERFLOWS: dict[Truncate | bool, Overflow] = {
     "split": Overflow.SPLIT,
     "NONE": Overflow.ERROR,
     "END": Overflow.TRUNCATE,
+    "START": Overflow.TRUNCATE,
     False: Overflow.ERROR,
     True: Overflow.TRUNCATE,
 }
@@ -71,6 +72,7 @@ class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     truncate: Truncate | bool | None = None
     truncation: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right", "Left", "Right"] | None = None
 
     @property
     def says_overflow(self) -> bool:
@@ -88,7 +90,19 @@ class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             )
         return choices.pop() if choices else self.overflow_by_default
 
-    def max_tokens(self, tokenizer: TextTokenizer, *, is_pair: bool) -> int:
+    @property
+    def side(self) -> Side | None:
+        """The side of a text whose tokens are removed; None for the side of the model's tokenizer."""
+        asked: list[Side] = []
+        if self.truncate in ("START", "END"):
+            asked.append("left" if self.truncate == "START" else "right")
+        if self.truncation_side is not None:
+            asked.append("left" if self.truncation_side.lower() == "left" else "right")
+        if len(set(asked)) > 1:
+            raise InputError("truncate and truncation_side contradict each other.", hint="Give one of them.")
+        return asked[0] if asked else None
+
+    def token_limit(self, tokenizer: TextTokenizer, *, is_pair: bool) -> int:
         """Maximum tokens of a text or a pair; vLLM's -1 stands for the tokenizer's number."""
         tokens = self.truncate_prompt_tokens
         if tokens is None or tokens == -1:
@@ -100,6 +114,21 @@ class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 hint=f"Give {special_tokens + 1} or more, or -1 for as many as fit.",
             )
         return min(tokens, tokenizer.max_len)
+
+
+class PromptedBody(RequestBody, kw_only=True):
+    """The keys of bodies whose texts may have a prompt."""
+
+    prompt_name: str | None = None
+    input_type: str | None = None
+
+    def chosen_prompt_name(self, manifest: Manifest) -> str | None:
+        """The name of the prompt that a request asks for, by name or by `input_type`; None for the default prompt."""
+        if self.input_type is None:
+            return self.prompt_name
+        if self.prompt_name is not None:
+            raise InputError("prompt_name and input_type are both there.", hint="Give one of them.")
+        return prompt_name_of(prompts_of(manifest)[0], self.input_type)
 
 
 def read_values(content: bytes | bytearray) -> dict[str, Any]:

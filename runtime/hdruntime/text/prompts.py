@@ -8,6 +8,18 @@ from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import InputError, Setting
 from hdruntime.text.checks import plain_name
 
+_QUERY, _DOCUMENT = ("query", "search_query"), ("document", "search_document", "passage", "corpus")
+
+INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
+    "query": _QUERY,
+    "search_query": _QUERY[::-1],
+    "document": _DOCUMENT,
+    "search_document": ("search_document", "document", "passage", "corpus"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+"""An input type of Voyage or Cohere -> the names that models give to the prompt for it, the first choice first."""
+
 
 def prompts_of(manifest: Manifest) -> tuple[dict[str, str], str | None]:
     """A bundle's prompts by name, and the name of the default prompt or None.
@@ -39,3 +51,24 @@ def chosen_prompt(prompts: Mapping[str, str], default_name: str | None, *, name:
             hint=("Or pass the prompt as text: ", Setting("prompt"), "."),
         )
     return prompts[name]
+
+
+def prompt_name_of(prompts: Mapping[str, str], input_type: str) -> str | None:
+    """The name of the prompt for an input type; None, which stands for the default prompt, if the model has none.
+
+    The names of `INPUT_TYPES` are tried, in upper or lower case, first among the prompts that are not empty. Any other
+    input type must be the name of a prompt.
+
+    Args:
+        prompts: see `prompts_of`.
+        input_type: the name of a prompt, or a key of `INPUT_TYPES`; anything else is rejected.
+    """
+    input_type = plain_name(input_type)
+    if input_type not in INPUT_TYPES:
+        if input_type in prompts:
+            return input_type
+        accepted = ", ".join(map(repr, dict.fromkeys([*INPUT_TYPES, *prompts])))
+        raise InputError(parameter="input_type", value=input_type, accepted=f"one of {accepted}")
+    names = {name.lower(): name for name, prompt in sorted(prompts.items(), key=lambda item: bool(item[1]))}
+    found = [names[name] for name in INPUT_TYPES[input_type] if name in names]
+    return next((name for name in found if prompts[name]), next(iter(found), None))

@@ -75,16 +75,20 @@ class TextTokenizer:
         new = functools.partial(TextTokenizer, template=self._template, truncation_side=self._side)
         return functools.partial(new, max_len=self.longest), (self._path,), {"max_len": self.max_len}
 
-    def limited(self, max_len: int, *, text: int | None = None, pair: int | None = None) -> TextTokenizer:
+    def limited(
+        self, max_len: int, *, text: int | None = None, pair: int | None = None, side: Side | None = None
+    ) -> TextTokenizer:
         """The tokenizer with other limits.
 
         Args:
             max_len: maximum tokens of a text or pair.
             text, pair: tokens to which the first text, and the second text of a pair, is truncated in advance; None for
                 no such limit.
+            side: end of a text that is removed; None for the tokenizer's own.
         """
-        other = self._copied(max_len=max_len, _part_limits=(text, pair))
-        if max_len != self.max_len:
+        side = side or self._side
+        other = self._copied(max_len=max_len, _part_limits=(text, pair), _side=side)
+        if (max_len, side) != (self.max_len, self._side):
             vars(other).pop("_truncating", None)
         return other
 

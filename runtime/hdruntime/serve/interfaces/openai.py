@@ -11,7 +11,7 @@ import numpy as np
 from hdruntime.errors import InputError, joined
 from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, OutputDtype
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
-from hdruntime.serve.request_body import RequestBody
+from hdruntime.serve.request_body import PromptedBody
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.text.chunking import overlap_of
@@ -28,7 +28,7 @@ _IDS_HINT = (
 )
 
 
-class EmbeddingsBody(RequestBody, kw_only=True):
+class EmbeddingsBody(PromptedBody, kw_only=True):
     """``POST /v1/embeddings``."""
 
     input: Any
@@ -36,7 +36,6 @@ class EmbeddingsBody(RequestBody, kw_only=True):
     output_dtype: OutputDtype | None = None
     dimensions: int | None = None
     normalize: bool = False
-    prompt_name: str | None = None
     late_chunking: bool = False
 
 
@@ -75,7 +74,7 @@ class OpenAIInterface(Interface):
             answers = await self._chunk_answers(request, [text.text for text in texts], body)
             vectors = answers.answers[0].vectors
         else:
-            answers = await request.answers(body, texts, prompt_name=body.prompt_name)
+            answers = await request.answers(body, texts, prompt_name=body.chosen_prompt_name(task.manifest))
             vectors = np.array(answers.answers)
         vectors = task.truncated(vectors, body.dimensions)
         vectors = normalized(vectors) if body.normalize else vectors
@@ -96,8 +95,9 @@ class OpenAIInterface(Interface):
         spans = [(end - 1 - len(chunk), end - 1) for chunk, end in zip(chunks, ends, strict=True)]
         text = Text(text=" ".join(chunks), spans=spans)
         stride = overlap_of(None, request.tokenizer.max_len)
+        prompt_name = body.chosen_prompt_name(self.model.session.manifest)
         return await request.answers(
-            body, [text], task=self._chunks, overflow=Overflow.SPLIT, stride=stride, prompt_name=body.prompt_name
+            body, [text], task=self._chunks, overflow=Overflow.SPLIT, stride=stride, prompt_name=prompt_name
         )
 
 

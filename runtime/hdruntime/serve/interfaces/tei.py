@@ -14,7 +14,7 @@ from hdruntime.errors import InputError, Setting
 from hdruntime.serve.interface import Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.interfaces.rerank import RerankInterface, served_activation
 from hdruntime.serve.queue import TOKENIZER_THREADS
-from hdruntime.serve.request_body import RequestBody
+from hdruntime.serve.request_body import PromptedBody, RequestBody
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.sparse_similarity import SparseVectors
 from hdruntime.tasks.task import Pairs, Text, TextTask
@@ -26,11 +26,10 @@ from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import TextTokenizer
 
 
-class TextsBody(RequestBody, kw_only=True):
+class TextsBody(PromptedBody, kw_only=True):
     """``POST /embed_sparse``."""
 
     inputs: str | list[str]
-    prompt_name: str | None = None
 
     def texts(self) -> list[Text]:
         """The inputs as texts of a task."""
@@ -110,12 +109,13 @@ class TeiInterface(Interface):
     async def _embed(self, request: ServeRequest, body: EmbedBody) -> object:
         task = self.model.task
         assert isinstance(task, Embedding), "the route is there for embeddings alone"
-        answers = await request.answers(body, body.texts(), prompt_name=body.prompt_name)
+        answers = await request.answers(body, body.texts(), prompt_name=body.chosen_prompt_name(task.manifest))
         vectors = task.truncated(np.array(answers.answers), body.dimensions)
         return (normalized(vectors) if body.normalize else vectors).tolist()
 
     async def _embed_sparse(self, request: ServeRequest, body: TextsBody) -> object:
-        answers = await request.answers(body, body.texts(), prompt_name=body.prompt_name)
+        manifest = self.model.session.manifest
+        answers = await request.answers(body, body.texts(), prompt_name=body.chosen_prompt_name(manifest))
         return [
             [
                 {"index": index, "value": value}
