@@ -134,9 +134,9 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
         "--overflow",
         choices=["error", "truncate", "split", "recur"],
         default="error",
-        help="texts of more than --max-seq-length tokens: error (default) fails the row; truncate; split runs chunks "
-        "and pools their outputs; recur streams every text through a bundle with recurrent state, see "
-        "docs/streaming.md",
+        help="texts of more than --max-seq-length tokens: error (default) fails the row; truncate, with the "
+        "columns truncated and tokens_given; split runs chunks and pools their outputs; recur streams every text "
+        "through a bundle with recurrent state, see docs/streaming.md",
     )
     add_max_seq_length_argument(group)
     group.add_argument(

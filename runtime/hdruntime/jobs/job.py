@@ -83,8 +83,8 @@ def run_job(
 ) -> JobProgress:
     """Run a job, or continue it: one row out per row in, in order; with late chunking, one per chunk.
 
-    The columns are ``id``, kept columns, the columns of the task, ``tokens`` and ``error``. A row that cannot be read,
-    tokenized or run has the reason in ``error`` and no values, and the job continues.
+    The columns are ``id``, kept columns, and those of :func:`hdruntime.jobs.row_inference.fields_of_rows`. A row that
+    cannot be read, tokenized or run has the reason in ``error`` and no values, and the job continues.
 
     If an error is raised, the output is absent or unchanged; finished rows are kept, and the same job continues after
     them.

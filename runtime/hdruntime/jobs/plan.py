@@ -25,6 +25,7 @@ from hdruntime.jobs.input_search import fields_of_columns, find_inputs, resolved
 from hdruntime.jobs.job import Job
 from hdruntime.jobs.options import JobOptions
 from hdruntime.jobs.output import STDOUT
+from hdruntime.jobs.row_inference import fields_of_rows
 from hdruntime.jobs.state_folder import CHANGE_OUTPUT
 from hdruntime.jobs.uploads import output_at
 from hdruntime.jobs.vectors import COLUMN, Ranges, VectorOptions, is_of_tokens
@@ -152,10 +153,9 @@ def _fields(task: TextTask, files: Sequence[InputFile], options: JobOptions) -> 
     row_id = pa.field("id", pa.int64())
     if columns.id:
         row_id = fields_of_columns([columns.id], files)[0].with_name("id")
-    results = (
-        *(options.vectors.field(field) if field.name == COLUMN else field for field in task.fields()),
-        pa.field("tokens", pa.int32()),
-        pa.field("error", pa.string()),
+    results = tuple(
+        options.vectors.field(field) if field.name == COLUMN else field
+        for field in fields_of_rows(task, options.overflow)
     )
     taken = {"id", *(field.name for field in results)}.intersection(columns.keep or ())
     if taken:

@@ -23,10 +23,24 @@ from hdruntime.text.chunking import overlap_of
 from hdruntime.text.encoding import Overflow
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from hdruntime.session import Session
 
 _PARTIAL_SECONDS = 2.0
 """Seconds between two partial results of a shard, which are kept and reported."""
+
+
+def fields_of_rows(task: TextTask, overflow: Overflow) -> tuple[pa.Field, ...]:
+    """The columns of a result, but for the id and kept columns: the task's, ``tokens`` and ``error``.
+
+    With ``truncate`` there are ``truncated``, and ``tokens_given``, the tokens before truncation: null if they were not
+    counted, see :class:`hdruntime.text.encoding.Encoding`.
+    """
+    import pyarrow as pa
+
+    truncation = {"truncated": pa.bool_(), "tokens_given": pa.int32()} if overflow is Overflow.TRUNCATE else {}
+    return (*task.fields(), *pa.schema({"tokens": pa.int32(), **truncation, "error": pa.string()}))
 
 
 class LocalPool:
@@ -68,7 +82,8 @@ class RowInference:
         self._inference = TextInference(session, task, options, prompt=prompt, on_batch=self._hand_over_if_due)
         self._progress: _ShardProgress | None = None
         self._is_chunked = options.late_chunking is not None
-        self._no_values = dict.fromkeys(field.name for field in task.fields())
+        self._no_values = dict.fromkeys(field.name for field in fields_of_rows(task, options.overflow))
+        self._says_truncation = options.overflow is Overflow.TRUNCATE
         self.shard_characters = self._inference.window_characters
 
     def encode(self, rows: Sequence[Row]) -> list[TextItem]:
@@ -111,8 +126,12 @@ class RowInference:
             yield {**shared, **self._no_values, "tokens": tokens, "error": error}
             return
         assert item.encoding is not None, "what has an answer has an encoding"
+        whole = item.encoding.whole
+        counts: dict[str, object] = {"tokens": len(whole)}
+        if self._says_truncation:
+            counts |= {"truncated": whole.is_truncated, "tokens_given": whole.given_tokens}
         for values in item.answer.values if isinstance(item.answer, _EarlierAnswer) else self._task.rows(item.answer):
-            yield {**shared, **values, "tokens": values.get("tokens", len(item.encoding.whole)), "error": None}
+            yield {**shared, **counts, **values, "error": None}
 
 
 class _EarlierAnswer(NamedTuple):

@@ -305,9 +305,11 @@ class _NpyResults(_ArrowResults):
 
 
 class _NpzResults(_NpyResults):
-    """Arrays ``embedding``, ``id``, ``tokens``, ``failed``, ``metadata`` (JSON); ``chunk``, ``start``, ``end``.
+    """Arrays ``embedding``, ``id``, ``tokens``, ``failed``, ``metadata`` (JSON); ``chunk``, ``start``, ``end``,
+    ``truncated``, ``tokens_given``.
 
-    Numbers are 0 in rows without them. Ids are integers, or strings if any is something else or missing (then "").
+    Numbers are 0, and ``truncated`` is False, in rows without them. Ids are integers, or strings if any is something
+    else or missing (then "").
     """
 
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
@@ -334,14 +336,18 @@ class _NpzResults(_NpyResults):
         def failed(batch: pa.RecordBatch) -> AnyArray:
             return batch.column("error").is_valid().to_numpy(zero_copy_only=False)
 
+        def truncated(batch: pa.RecordBatch) -> AnyArray:
+            return batch.column("truncated").fill_null(False).to_numpy(zero_copy_only=False)
+
         arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any], Callable[[pa.RecordBatch], AnyArray]]] = {
             "embedding": ((rows, self._width), self._dtype, self._matrix),
             "id": ((rows,), dtype, ids_of),
             **{
                 name: ((rows,), np.dtype(np.int32), numbers(name))
-                for name in ("chunk", "start", "end", "tokens")
+                for name in ("chunk", "start", "end", "tokens", "tokens_given")
                 if name in schema.names
             },
+            **({"truncated": ((rows,), np.dtype(bool), truncated)} if "truncated" in schema.names else {}),
             "failed": ((rows,), np.dtype(bool), failed),
         }
         with zipfile.ZipFile(file, "w") as archive:

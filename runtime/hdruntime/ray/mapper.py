@@ -10,7 +10,7 @@ import pyarrow as pa
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
 from hdruntime.jobs.options import RowOptions
-from hdruntime.jobs.row_inference import LocalPool
+from hdruntime.jobs.row_inference import LocalPool, fields_of_rows
 from hdruntime.jobs.row_reader import row_maker
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.shards import split_into_shards
@@ -92,8 +92,7 @@ class BundleMapper:
             raise InputError(
                 "Rows of ids, or of this task, are not split.", hint="Cut them: RowOptions(overflow=Overflow.TRUNCATE)"
             )
-        results = (*task.fields(), pa.field("tokens", pa.int32()), pa.field("error", pa.string()))
-        self._fields = [parquet_field(field) for field in results]
+        self._fields = [parquet_field(field) for field in fields_of_rows(task, options.overflow)]
         self._pool = LocalPool(session, task, options=options)
         self._says_truncation = True
 

@@ -134,9 +134,13 @@ def test_rows_are_seldom_searched_for_garbage(bundle_path: Path, tmp_path: Path)
 
 
 def test_a_text_that_is_too_long_is_truncated_on_request(bundle_path: Path) -> None:
-    cut, whole = results(bundle_path, ["long " * 15, "long " * MAX_WORDS], overflow=Overflow.TRUNCATE)
+    texts = ["long " * 15, "long " * MAX_WORDS, "long " * 3000]
+    cut, whole, very_long = results(bundle_path, texts, overflow=Overflow.TRUNCATE)
+    assert list(cut) == ["id", "embedding", "tokens", "truncated", "tokens_given", "error"]
     assert cut["tokens"] == 16
-    assert cut["embedding"] == whole["embedding"]
+    assert cut["embedding"] == whole["embedding"] == very_long["embedding"]
+    said = [(row["truncated"], row["tokens_given"]) for row in (cut, whole, very_long)]
+    assert said == [(True, 17), (False, 16), (True, None)], "a very long text's tokens are not counted"
 
 
 def test_a_session_that_breaks_stops_the_job_and_keeps_the_old_output_and_the_rows_that_are_done(

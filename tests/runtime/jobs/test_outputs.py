@@ -30,6 +30,7 @@ from hdruntime.jobs.shards import Shard, ShardResult
 from hdruntime.jobs.writers import ResultFormat
 from hdruntime.tasks import text_inference
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
+from hdruntime.text.encoding import Overflow
 from support.comparators import named_case
 from support.job_runs import (
     VOCABULARY,
@@ -356,6 +357,11 @@ def test_failed_rows_are_nan_in_a_matrix_unless_left_out(bundle_path: Path, tmp_
         assert arrays["id"].tolist() == ["a", "b", "5"]
         assert (arrays["failed"].tolist(), arrays["tokens"].tolist()) == ([False, True, False], [3, 3, 3])
         assert json.loads(str(arrays["metadata"]))["hdexport.model"] == "tiny"
+        long = write(tmp_path / "long.jsonl", *(json.dumps({"text": text}) for text in ("long " * 15, "nan", "read")))
+        run(bundle_path, long, tmp_path / "long.npz", overflow=Overflow.TRUNCATE)
+        arrays = np.load(tmp_path / "long.npz")
+        assert arrays["truncated"].tolist() == [True, False, False]
+        assert arrays["tokens_given"].tolist() == [17, 0, 3]
 
 
 def test_ids_of_a_matrix_are_integers_where_all_are(bundle_path: Path, tmp_path: Path) -> None:
