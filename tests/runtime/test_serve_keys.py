@@ -23,7 +23,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.serve import ServeOptions, application
 from hdruntime.serve import request_body as requests
-from hdruntime.serve.interfaces import openai, rerank, tei
+from hdruntime.serve.interfaces import contextualized, openai, rerank, tei
 from hdruntime.session import Session
 from hdruntime.text.embeddings import EmbeddingPrecision, quantized
 from support.serving import answers_of
@@ -35,6 +35,7 @@ LONG = "long documents are read whole " * 5
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 ROUTES = {
     "/v1/embeddings": openai.EmbeddingsBody,
+    "/v1/contextualizedembeddings": contextualized.ContextualizedBody,
     "/embed": tei.EmbedBody,
     "/embed_sparse": tei.TextsBody,
     "/rerank": rerank.RerankBody,
@@ -111,22 +112,40 @@ def test_the_page_has_every_key_that_a_body_has_and_no_other() -> None:
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": [LONG, "long documents"]},
+    "/v1/contextualizedembeddings": {"inputs": [[LONG], ["long documents"]]},
     "/embed": {"inputs": [LONG, "long documents"]},
     "/rerank": {"query": "w1 w2", "documents": ["w7 w8 w9 w10", "w8 w9 w10 w12 w11"]},
     "/predict": {"inputs": ["w7 w8 w9 w10"]},
 }
 SHORT: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": ["long documents", "read"]},
+    "/v1/contextualizedembeddings": {"inputs": [["long documents"], ["read"]]},
     "/embed": {"inputs": ["long documents", "read"]},
 }
 CHANGES: dict[str, Any] = {
     "input": "read",
-    "inputs": "read",
+    "inputs": {
+        "/v1/contextualizedembeddings": [["read"]],
+        "/embed": "read",
+        "/predict": "read",
+    },
     "query": "w3",
     "documents": ["w7"],
     "texts": ["w7"],
-    "truncate": {"/v1/embeddings": "end", "/embed": True, "/rerank": "middle", "/predict": "middle"},
-    "truncation": {"/v1/embeddings": True, "/embed": True, "/rerank": True, "/predict": "yes"},
+    "truncate": {
+        "/v1/contextualizedembeddings": "error",
+        "/v1/embeddings": "end",
+        "/embed": True,
+        "/rerank": "middle",
+        "/predict": "middle",
+    },
+    "truncation": {
+        "/v1/contextualizedembeddings": False,
+        "/v1/embeddings": True,
+        "/embed": True,
+        "/rerank": True,
+        "/predict": "yes",
+    },
     "truncate_prompt_tokens": 5,
     "truncation_side": "middle",
     "max_tokens_per_doc": 1,
@@ -138,6 +157,9 @@ CHANGES: dict[str, Any] = {
     "prompt_name": "nobody",
     "input_type": "nobody",
     "late_chunking": True,
+    "enable_auto_chunking": True,
+    "chunk_size": 1,
+    "chunk_overlap": 1,
     "top_n": 1,
     "return_documents": True,
     "return_text": "yes",
@@ -243,6 +265,21 @@ SENT: dict[str, tuple[str, dict[str, Any]]] = {
             "output_dimension": None,
             "encoding_format": "base64",
         },
+    ),
+    "voyageai 0.5, contextualized": (
+        "/v1/contextualizedembeddings",
+        {
+            "inputs": [T],
+            "model": "m",
+            "input_type": "document",
+            "output_dtype": None,
+            "output_dimension": None,
+            "encoding_format": "base64",
+        },
+    ),
+    "perplexityai 0.46": (
+        "/v1/contextualizedembeddings",
+        {"input": [T], "model": "m", "encoding_format": "base64_binary"},
     ),
     "langchain-voyageai": ("/v1/embeddings", {"input": T, "model": "m", "input_type": "document", "truncation": True}),
     "huggingface_hub 2.4": ("/embed", {"inputs": T}),

@@ -31,14 +31,15 @@ Values = dict[str, object]
 class Text(msgspec.Struct, frozen=True, kw_only=True):
     """A text or a pair of texts, or their `input_ids`.
 
-    `spans` are the spans of the text's chunks, for late chunking; their values are not checked. Every row of a job is a
-    text, and making a frozen dataclass takes ten times as long as making a Struct.
+    `spans` are the spans of the text's chunks, for late chunking, or the rule that makes them (``tokens:256``); their
+    values are not checked. Every row of a job is a text, and making a frozen dataclass takes ten times as long as
+    making a Struct.
     """
 
     text: str = ""
     text_pair: str | None = None
     input_ids: list[int] | None = None
-    spans: Spans | None = None
+    spans: Spans | str | None = None
 
     @property
     def characters(self) -> int:

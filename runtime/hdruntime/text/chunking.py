@@ -75,6 +75,22 @@ def overlap_of(overlap: int | None, max_len: int) -> int:
     return min(_OVERLAP, max_len // 4) if overlap is None else overlap
 
 
+def joined_chunks(chunks: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """The text of chunks in their order, and the (start, end) of each; a space separates two chunks that have no white
+    space between them."""
+    parts: list[str] = []
+    spans: list[tuple[int, int]] = []
+    size = 0
+    for chunk in chunks:
+        if parts and not (parts[-1][-1:].isspace() or chunk[:1].isspace()):
+            parts.append(" ")
+            size += 1
+        spans.append((size, size + len(chunk)))
+        parts.append(chunk)
+        size += len(chunk)
+    return "".join(parts), spans
+
+
 class LateChunking:
     """Late chunking with a bundle whose vectors are the mean of their tokens' states; other bundles are refused.
 

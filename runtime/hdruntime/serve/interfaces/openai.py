@@ -14,7 +14,7 @@ from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, Se
 from hdruntime.serve.request_body import PromptedBody
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
 from hdruntime.tasks.task import Text, TextTask
-from hdruntime.text.chunking import overlap_of
+from hdruntime.text.chunking import joined_chunks, overlap_of
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.encoding import Overflow
 
@@ -87,13 +87,12 @@ class OpenAIInterface(Interface):
         return {"object": "list", "data": data, "model": task.manifest.name, "usage": answers.usage}
 
     async def _chunk_answers(self, request: ServeRequest, chunks: list[str], body: EmbeddingsBody) -> Answers:
-        """The answer to the inputs as chunks of one text, with a space between two chunks."""
+        """The answer to the inputs as chunks of one text."""
         if any(not isinstance(chunk, str) or not chunk for chunk in chunks):
             raise InputError("late_chunking reads texts that are not empty.", hint="Give the chunks of one document.")
         self._chunks = self._chunks or ChunkEmbeddings(self.model.session.manifest, None)
-        ends = np.cumsum([len(chunk) + 1 for chunk in chunks]).tolist()
-        spans = [(end - 1 - len(chunk), end - 1) for chunk, end in zip(chunks, ends, strict=True)]
-        text = Text(text=" ".join(chunks), spans=spans)
+        document, spans = joined_chunks(chunks)
+        text = Text(text=document, spans=spans)
         stride = overlap_of(None, request.tokenizer.max_len)
         prompt_name = body.chosen_prompt_name(self.model.session.manifest)
         return await request.answers(
