@@ -27,6 +27,6 @@ def served_task(bundle: Bundle) -> TextTask:
     if not any(interface.answers_task(task) for interface in interfaces()):
         raise InputError(
             f"The bundle's task is {bundle.manifest.task}, which is not served.",
-            hint="Serve embeddings, sparse vectors or text-classification, or call hdruntime.load in your own server.",
+            hint="Serve embeddings of any kind, or text-classification, or call hdruntime.load in your own server.",
         )
     return task
