@@ -36,8 +36,10 @@ from hdruntime.serve.queue import TextQueue
 from hdruntime.serve.server import bound_sockets
 from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
+from support.job_runs import gather_bundle
 from support.serving import PARSERS, Connection, protocol_of
 from support.splade_models import made_splade
+from support.tiny_bundle import WORDS
 
 TEXTS = ["What is read, and by whom?", "Museums! " * 40, "a", "Nobody reads twice; " * 5]
 KEY = "a secret key"
@@ -645,7 +647,7 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bun
 
 
 def test_what_cannot_be_served_is_said(
-    tiny_bundles: Any, sample_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_bundle: Any, sample_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for options, message in (
         ({"max_texts": 0}, "max_texts is 0; it must be 1 or more"),
@@ -683,6 +685,6 @@ def test_what_cannot_be_served_is_said(
         places = {found[4][0] for found in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
         assert {each.getsockname()[0] for each in sockets} == places, "every address of the name"
         assert len({each.getsockname()[1] for each in sockets}) == 1
-    bundle = open_bundle(tiny_bundles("bert", "question-answering").path)
-    with hdruntime.load(bundle) as session, pytest.raises(InputError, match="question-answering, which is not served"):
-        application(bundle, session, ServeOptions())
+    bundle = open_bundle(gather_bundle(new_bundle(), "text-scoring", {"log_probabilities": np.zeros(len(WORDS))}))
+    with hdruntime.load(bundle) as session, pytest.raises(InputError, match="error or end: texts of text-scoring are"):
+        application(bundle, session, ServeOptions(truncate="split"))

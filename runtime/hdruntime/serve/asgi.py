@@ -52,7 +52,6 @@ from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.encoding import Overflow
-from hdruntime.text.lengths import Role
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import TextTokenizer
 
@@ -73,6 +72,9 @@ _JSON_LINES = ("application/jsonlines", "application/x-jsonlines", "application/
 
 _KEPT_TOKENIZERS = 8
 """Maximum tokenizers with the limits of requests; such a tokenizer is a copy of several megabytes."""
+
+_KEPT_INFERENCES = 64
+"""Maximum combinations of a task, a treatment of long texts and a prompt that are kept; requests make tasks."""
 
 _CLIENT_CLOSED_REQUEST = 499
 """The status of a request whose client has disconnected, for the metrics, as nginx has it."""
@@ -188,6 +190,9 @@ class _Server:
         self._session, self._options, self._manifest = session, options, bundle.manifest
         self._is_stopping, self._stopping_since = is_stopping, math.inf
         self._task = served_task(bundle)
+        if options.truncate == "split" and not self._task.splits:
+            accepted = f"error or end: texts of {bundle.manifest.task} are not split"
+            raise InputError(parameter="truncate", value=options.truncate, accepted=accepted)
         self._inferences: dict[tuple[TextTask, Overflow, str], TextInference] = {}
         self._queue_task: asyncio.Task[None] | None = None
         self._requests = RunningRequests(options.timeout, self._reason_to_stop)
@@ -202,8 +207,7 @@ class _Server:
             tokenizer=self.tokenizer,
             ranges=ranges_of_server(options.ranges, self._manifest),
         )
-        self._tokenizer_of = functools.cache(self._new_tokenizer)
-        self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(TextTokenizer.limited)
+        self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(self.tokenizer.limited)
         self._health = SessionHealth(session, self._task)
         self.queue = TextQueue(
             batch_tokens=session.batch_tokens,
@@ -371,11 +375,11 @@ class _Server:
         self.check_number(len(texts))
         self._check_available()
         overflow = body.overflow if overflow is None else overflow
+        _check_splits(task or self._task, overflow)
         has_prompt = (task or self._task).prompts and texts[0].input_ids is None
         prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None) if has_prompt else ""
         is_pair = texts[0].text_pair is not None
-        whole = self._tokenizer_of((task or self._task).role)
-        tokenizer = self._request_tokenizer(whole, body, overflow, max_tokens_each, is_pair=is_pair)
+        tokenizer = self._request_tokenizer(body, overflow, max_tokens_each, is_pair=is_pair)
         inference = self._inference(task or self._task, overflow, stride, prompt, tokenizer)
         # Started here: an application in which this application is mounted does not run its lifespan.
         if self._queue_task is None:
@@ -389,7 +393,7 @@ class _Server:
             client="" if client is None else client_of(client.host),
             within_s=seconds_left(request.request),
         )
-        _raise_errors(items, overflow)
+        _raise_errors(items, overflow, splits=(task or self._task).splits)
         encodings = [item.encoding.whole for item in items if item.encoding is not None]
         truncated = {number: encoding for number, encoding in enumerate(encodings) if encoding.is_truncated}
         request.truncated.update(truncated)
@@ -403,39 +407,27 @@ class _Server:
         if tokenizer is None and key in self._inferences:
             return self._inferences[key]
         options = EncodeOptions.of(overflow=overflow, stride=stride)
-        inference = TextInference(
-            self._session, task, options, prompt=prompt, tokenizer=tokenizer or self._tokenizer_of(task.role)
-        )
+        inference = TextInference(self._session, task, options, prompt=prompt, tokenizer=tokenizer or self.tokenizer)
         if tokenizer is None:
+            if len(self._inferences) >= _KEPT_INFERENCES:
+                self._inferences.pop(next(iter(self._inferences)))
             self._inferences[key] = inference
         return inference
 
-    def _new_tokenizer(self, role: Role | None) -> TextTokenizer:
-        """The tokenizer of texts of a role, with the server's limits."""
-        if role is None:
-            return self.tokenizer
-        return self._session.tokenizer_of(role=role).bounded(self._options.max_text_characters)
-
     def _request_tokenizer(
-        self,
-        tokenizer: TextTokenizer,
-        body: RequestBody,
-        overflow: Overflow,
-        max_tokens_each: tuple[int | None, int | None],
-        *,
-        is_pair: bool,
+        self, body: RequestBody, overflow: Overflow, max_tokens_each: tuple[int | None, int | None], *, is_pair: bool
     ) -> TextTokenizer | None:
         """The tokenizer with a request's own limits, or None if the request has no limits."""
-        max_tokens = body.token_limit(tokenizer, is_pair=is_pair)
+        max_tokens = body.token_limit(self.tokenizer, is_pair=is_pair)
         limits = [
             None if limit is None or (limit >= max_tokens and overflow is Overflow.TRUNCATE) else limit
             for limit in max_tokens_each
         ]
         if any(limit is not None and limit < 1 for limit in limits):
             raise InputError("max_tokens_per_doc and max_tokens_per_query must be 1 or more, or 0 for no limit.")
-        if (max_tokens, limits, body.side) == (tokenizer.max_len, [None, None], None):
+        if (max_tokens, limits, body.side) == (self.tokenizer.max_len, [None, None], None):
             return None
-        return self._limited(tokenizer, max_tokens, text=limits[0], pair=limits[1], side=body.side)
+        return self._limited(max_tokens, text=limits[0], pair=limits[1], side=body.side)
 
     def check_number(self, texts: int) -> None:
         """See `ServeRequest.check_number`."""
@@ -571,11 +563,19 @@ def _disconnected() -> _RequestError:
     return _RequestError(_CLIENT_CLOSED_REQUEST, "The client has disconnected.")
 
 
-def _raise_errors(items: Sequence[TextItem], overflow: Overflow) -> None:
+def _check_splits(task: TextTask, overflow: Overflow) -> None:
+    if overflow is Overflow.SPLIT and not task.splits:
+        raise InputError(
+            f"The bundle's task is {task.manifest.task}, whose texts are not split.",
+            hint=("Truncate them: send ", Setting("overflow", Overflow.TRUNCATE), "."),
+        )
+
+
+def _raise_errors(items: Sequence[TextItem], overflow: Overflow, *, splits: bool) -> None:
     """Raise the error of the first text that does not fit, or of all texts whose outputs are not finite."""
     for number, item in enumerate(items):
         if isinstance(item.error, InputError):
-            hint = _too_long_hint(item, overflow) if item.error.names("overflow") else ""
+            hint = _too_long_hint(item, overflow, splits) if item.error.names("overflow") else item.error.hint
             raise InputError(f"input[{number}]: ", *joined(item.error.problem), hint=hint)
         if item.error is not None and not isinstance(item.error, NonFiniteOutputError):
             raise item.error
@@ -586,10 +586,10 @@ def _raise_errors(items: Sequence[TextItem], overflow: Overflow) -> None:
         raise NonFiniteOutputError(f"{names}: ", *joined(failed[0][1].problem), rest)
 
 
-def _too_long_hint(item: TextItem, overflow: Overflow) -> Message:
-    """What a client can do about a text of too many tokens; ids cannot be split."""
+def _too_long_hint(item: TextItem, overflow: Overflow, splits: bool) -> Message:
+    """What a client can do about a text of too many tokens; ids cannot be split, nor texts of some tasks."""
     truncate = ("Truncate it: send ", Setting("overflow", Overflow.TRUNCATE))
-    if item.text.input_ids is not None:
+    if item.text.input_ids is not None or not splits:
         return (*truncate, ".")
     if overflow is Overflow.ERROR:
         return (*truncate, ", or run it in chunks: send ", Setting("overflow", Overflow.SPLIT), ".")

@@ -99,7 +99,7 @@ class ServeRequest(Protocol):
         Args:
             body: its keys say how texts of too many tokens are treated.
             texts: the texts of the request.
-            task: another task of the bundle, which reads texts in full; None for the served task.
+            task: another task of the bundle; None for the served task.
             overflow: treatment of texts of too many tokens, in place of the body's.
             stride: tokens that chunks of a split text share.
             prompt_name: name of the prompt before every text; None for the model's default prompt.
@@ -153,6 +153,16 @@ class ServedModel:
     tokenizer: TextTokenizer
     ranges: Ranges | None = None
 
+    def check_name(self, request: ServeRequest) -> None:
+        """Refuse a request whose path names another model.
+
+        Raises:
+            ModelNotFoundError: it does.
+        """
+        name, own = request.path_parameters["model"], self.session.manifest.name
+        if name != own:
+            raise ModelNotFoundError(f"There is no model {name!r}.", hint=f"Use {own!r}, the model that is served.")
+
 
 class Interface:
     """The routes of one API that clients speak; each module of `hdruntime.serve.interfaces` has one, ``INTERFACE``.
@@ -163,11 +173,6 @@ class Interface:
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-
-    @classmethod
-    def answers_task(cls, task: TextTask) -> bool:
-        """Whether the interface has a route for the answers of a task."""
-        raise NotImplementedError
 
     def routes(self) -> Sequence[Route]:
         """The routes for the bundle's task."""

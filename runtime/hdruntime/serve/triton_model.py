@@ -16,11 +16,10 @@ from hdruntime.errors import HdexportError, InputError, write
 from hdruntime.serve.interfaces import served_task
 from hdruntime.serve.request_body import OVERFLOWS
 from hdruntime.serve.request_keys import request_key, request_message
+from hdruntime.serve.row_tensors import TEXT, TEXT_PAIR, RowTensor, row_of, row_tensor
 from hdruntime.session import load
-from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.encode_options import EncodeOptions
-from hdruntime.tasks.task import Pairs, Text, TextTask
-from hdruntime.tasks.text_classification import TextClassification, classification
+from hdruntime.tasks.task import Text
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.prompts import chosen_prompt, prompts_of
@@ -31,38 +30,15 @@ BUNDLE_FOLDER = "bundle"
 _PARAMETERS = ("truncate", "prompt_name")
 
 
-class RowTensor(NamedTuple):
-    """The output tensor of a Triton model.
-
-    Attributes:
-        name: name of the tensor.
-        size: number of floats for each text.
-        pairs: whether the texts of the input are pairs.
-    """
-
-    name: str
-    size: int
-    pairs: Pairs
-
-
 def tensors_of(bundle: Bundle) -> RowTensor:
     """The tensor of a bundle's model; a bundle whose answers differ in length is refused."""
-    task = served_task(bundle)
-    if isinstance(task, Embedding):
-        return RowTensor("embedding", task.dimensions, Pairs.REFUSED)
-    if isinstance(task, TextClassification):
-        return RowTensor("scores", len(task.labels), task.pairs)
-    raise InputError(
-        f"The bundle's task is {bundle.manifest.task}, whose answers differ in length; Triton batches equal ones.",
-        hint=f"Serve it with: hdexport serve {shlex.quote(str(bundle.path))}",
-    )
-
-
-def _row(task: TextTask, answer: Any) -> Any:
-    """The floats of an answer: [size]."""
-    if isinstance(task, TextClassification):
-        return list(classification(answer, task.labels, activation=task.activation).scores.values())
-    return answer
+    tensor = row_tensor(served_task(bundle))
+    if tensor is None:
+        raise InputError(
+            f"The bundle's task is {bundle.manifest.task}, whose answers differ in length; Triton batches equal ones.",
+            hint=f"Serve it with: hdexport serve {shlex.quote(str(bundle.path))}",
+        )
+    return tensor
 
 
 class _Request(NamedTuple):
@@ -135,7 +111,7 @@ class TritonPythonModel:
                 prompt = chosen_prompt(*prompts, name=parameters.get("prompt_name"), prompt=None)
             elif "prompt_name" in parameters:
                 raise InputError("The model has no prompts.")
-            texts, pairs = (self._texts(triton, request, name) for name in ("TEXT", "TEXT_PAIR"))
+            texts, pairs = (self._texts(triton, request, name) for name in (TEXT, TEXT_PAIR))
             if texts is None:
                 raise InputError("The request has no TEXT.")
             seconds: Sequence[str | None] = pairs or [None] * len(texts)
@@ -163,6 +139,6 @@ class TritonPythonModel:
         error = request if isinstance(request, str) else request.error
         if isinstance(request, str) or error is not None:
             return triton.InferenceResponse(output_tensors=[], error=triton.TritonError(error))
-        answers = [_row(self._task, item.answer) for item in request.items]
+        answers = [row_of(self._task, item.answer) for item in request.items]
         rows = np.array(answers, np.float32).reshape(len(answers), self._tensor.size)
         return triton.InferenceResponse([triton.Tensor(self._tensor.name, rows)])

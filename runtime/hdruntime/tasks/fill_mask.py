@@ -19,7 +19,7 @@ from hdruntime.text.tokenizer_file import read_tokenizer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_CHOICES = 5
+CHOICES = 5
 """Tokens suggested for each mask, as in Hugging Face's fill-mask pipeline."""
 
 
@@ -66,6 +66,12 @@ class MaskFillings(TextTask):
         token_id = self._mask_token_id
         return fillings(outputs["logits"], mask_token_id=token_id, spelling=self._spelling, encoding=encoding)
 
+    def filled(self, text: str, number: int, token: str) -> str:
+        """A text with a token in place of the mask of a number, from 0."""
+        mask = self._spelling(self._mask_token_id).strip()
+        parts = text.split(mask)
+        return mask.join(parts[: number + 1]) + token.strip() + mask.join(parts[number + 1 :])
+
     def _spelling(self, token_id: int) -> str:
         # "Paris" instead of the vocabulary's "\u0120Paris".
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
@@ -89,5 +95,5 @@ def fillings(
 
 def _best_tokens(scores: FloatArray, spelling: Callable[[int], str]) -> list[Filling]:
     # A stable sort of the negated scores: of equally probable tokens the one with the smaller id comes first.
-    best = np.argsort(-scores, kind="stable")[:_CHOICES]
+    best = np.argsort(-scores, kind="stable")[:CHOICES]
     return [Filling(spelling(int(token)), int(token), shortest(scores[token])) for token in best]

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 class Entities(TextTask):
-    """The entities of a text, in order; `tokenizer` is the bundle's ``tokenizers.Tokenizer``."""
+    """The entities of a text, in order; `tokenizer` is the bundle's ``tokenizers.Tokenizer``.
+
+    Attributes:
+        aggregation: grouping of tokens to entities.
+    """
 
     name = Task.TOKEN_CLASSIFICATION
     job_options = ("aggregation",)
@@ -26,13 +30,17 @@ class Entities(TextTask):
 
     def __init__(self, manifest: Manifest, tokenizer: Any, aggregation: Aggregation) -> None:
         super().__init__(manifest)
-        self._labels, self._tokenizer, self._aggregation = labels_of(manifest), tokenizer, aggregation
+        self._labels, self._tokenizer, self.aggregation = labels_of(manifest), tokenizer, aggregation
 
     @classmethod
     def of_job(cls, bundle: Bundle, options: TaskOptions) -> Entities:
         info = bundle.manifest.tokenizer
         assert info is not None, "the bundle of a task that needs texts has one"
         return cls(bundle.manifest, read_tokenizer(bundle.file(info.file)), options.aggregation or Aggregation.NONE)
+
+    def aggregated(self, aggregation: Aggregation) -> Entities:
+        """The same task with another grouping."""
+        return Entities(self.manifest, self._tokenizer, aggregation)
 
     def fields(self) -> tuple[pa.Field, ...]:
         import pyarrow as pa
@@ -50,7 +58,7 @@ class Entities(TextTask):
             self._labels,
             text=text.text,
             encoding=encoding,
-            aggregation=self._aggregation,
+            aggregation=self.aggregation,
             tokenizer=self._tokenizer,
         )
 

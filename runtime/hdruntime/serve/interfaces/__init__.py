@@ -20,13 +20,7 @@ def interfaces() -> list[type[Interface]]:
 
 
 def served_task(bundle: Bundle) -> TextTask:
-    """The task of a bundle as a server runs it; a bundle without a tokenizer, or without a route, is refused."""
+    """The task of a bundle as a server runs it; a bundle without a tokenizer is refused."""
     if bundle.manifest.tokenizer is None:
         raise InputError(f"The bundle {bundle.path} has no tokenizer.", hint="Serve a bundle that reads texts.")
-    task = class_of(bundle.manifest.task).of_job(bundle, TaskOptions())
-    if not any(interface.answers_task(task) for interface in interfaces()):
-        raise InputError(
-            f"The bundle's task is {bundle.manifest.task}, which is not served.",
-            hint="Serve embeddings of any kind, or text-classification, or call hdruntime.load in your own server.",
-        )
-    return task
+    return class_of(bundle.manifest.task).of_job(bundle, TaskOptions())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
+
+import numpy as np
 
 from hdruntime.errors import InputError
 from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, OutputDtype
@@ -117,12 +120,13 @@ class ContextualizedInterface(Interface):
             body, texts, task=self._chunks, overflow=overflow, stride=stride, prompt_name=prompt_name
         )
         found: list[TextChunks] = answers.answers
-        rows = types.lists([task.truncated(each.vectors, body.dimensions) for each in found], self.model.ranges)
+        vectors = task.truncated(np.concatenate([each.vectors for each in found]), body.dimensions)
+        rows = iter(types.rows(vectors, self.model.ranges))
         data = []
-        for index, (document, chunks, rows_of_document) in enumerate(zip(texts, found, rows, strict=True)):
+        for index, (document, chunks) in enumerate(zip(texts, found, strict=True)):
             embeddings: list[dict[str, Any]] = [
                 {"object": "embedding", "index": number, "embedding": row}
-                for number, row in enumerate(rows_of_document)
+                for number, row in enumerate(itertools.islice(rows, len(chunks)))
             ]
             if rule is not None:
                 spans = zip(chunks.starts.tolist(), chunks.ends.tolist(), strict=True)

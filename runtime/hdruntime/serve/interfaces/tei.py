@@ -12,12 +12,13 @@ import numpy as np
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError, Setting
 from hdruntime.serve.interface import Interface, Route, ServedModel, ServeRequest
+from hdruntime.serve.interfaces.pipelines import shown_answer
 from hdruntime.serve.interfaces.rerank import RerankInterface, served_activation
 from hdruntime.serve.queue import TOKENIZER_THREADS
 from hdruntime.serve.request_body import PromptedBody, RequestBody
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.sparse_similarity import SparseVectors
-from hdruntime.tasks.task import Pairs, Text, TextTask
+from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.encoding import Overflow
@@ -88,15 +89,15 @@ class TeiInterface(Interface):
         elif isinstance(task, TextClassification):
             self._routes.append(Route("/predict", PredictBody, self._predict))
         # ``POST /``, which clients use whatever the model's task is.
-        root = next(iter([*RerankInterface(model).routes(), *self._routes]), None)
+        self._roots = [*RerankInterface(model).routes()[:1], *self._routes]
+        root = next(iter(self._roots), None)
         self._root_body = None if root is None else root.body
         self._root_path = None if root is None else root.path
         if root is not None:
             self._routes.insert(0, root._replace(path="/"))
 
-    @classmethod
-    def answers_task(cls, task: TextTask) -> bool:
-        return isinstance(task, (Embedding, SparseVectors, TextClassification))
+    def roots(self) -> Sequence[Route]:
+        return self._roots
 
     def routes(self) -> Sequence[Route]:
         return [
@@ -114,14 +115,10 @@ class TeiInterface(Interface):
         return (normalized(vectors) if body.normalize else vectors).tolist()
 
     async def _embed_sparse(self, request: ServeRequest, body: TextsBody) -> object:
-        manifest = self.model.session.manifest
-        answers = await request.answers(body, body.texts(), prompt_name=body.chosen_prompt_name(manifest))
+        texts, prompt_name = body.texts(), body.chosen_prompt_name(self.model.session.manifest)
+        answers = await request.answers(body, texts, prompt_name=prompt_name)
         return [
-            [
-                {"index": index, "value": value}
-                for index, value in zip(vector.indices.tolist(), vector.values.tolist(), strict=True)
-            ]
-            for vector in answers.answers
+            shown_answer(self.model.task, text, answer) for text, answer in zip(texts, answers.answers, strict=True)
         ]
 
     async def _predict(self, request: ServeRequest, body: PredictBody) -> object:
