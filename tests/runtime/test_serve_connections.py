@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -191,3 +192,39 @@ def test_requests_beyond_the_connections_get_503_and_health_is_answered(
         for each in busy:
             each.send(b'"input":')
             assert each.answer().status == 400, "those that were there are answered"
+
+
+def test_the_head_of_a_response_is_sent_with_its_body(bundle: Path) -> None:
+    """One system call and one packet, as seen by the transport of a real server; interim responses do not wait."""
+    sent: list[list[bytes]] = []
+
+    class Recorder:
+        def __init__(self, transport: Any) -> None:
+            self._transport = transport
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._transport, name)
+
+        def write(self, data: bytes) -> None:
+            sent.append([data])
+            self._transport.write(data)
+
+        def writelines(self, parts: list[bytes]) -> None:
+            sent.append(parts)
+            self._transport.writelines(parts)
+
+    made = connections._HeadWithBody.__init__
+    with pytest.MonkeyPatch.context() as patch, command(bundle) as (client, _):
+        patch.setattr(connections._HeadWithBody, "__init__", lambda self, transport: made(self, Recorder(transport)))
+        client.get("/v1/models")
+        body = b'{"input": "read"}'
+        request = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+        with Connection(client) as connection:
+            connection.send(request % len(body))
+            assert connection.answer().status == 100
+            connection.send(body)
+            assert connection.answer().status == 200
+    (model, interim, embedding) = sent
+    for head, *rest in (model, embedding):
+        assert (head[:12], head[-4:], len(rest)) == (b"HTTP/1.1 200", b"\r\n\r\n", 1)
+    assert interim == [b"HTTP/1.1 100 Continue\r\n\r\n"]

@@ -140,10 +140,8 @@ def application(
             server.close()
 
     # The routes of interfaces first, since routes are tried in turn.
-    routes = [
-        StarletteRoute(route.path, _Endpoint(server.counted(route)), methods=[_method(route)])
-        for route in reversed(server.routes())
-    ]
+    endpoints = {(_method(route), route.path): _Endpoint(server.counted(route)) for route in server.routes()}
+    routes = [StarletteRoute(path, each, methods=[method]) for (method, path), each in reversed(endpoints.items())]
     errors: dict[Any, Any] = {404: server.unknown, 405: server.unknown}
     middleware = []
     if options.cors_origin:
@@ -157,6 +155,15 @@ def application(
         )
         middleware.append(cors)
     served = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=errors)
+    if not options.root_path and not middleware:
+
+        async def at_once(scope: Any, receive: Any, send: Any) -> None:
+            # Starlette's layers, and its search by regular expressions, cost as much as tokenizing a short text.
+            route = scope.get("method"), scope.get("path")
+            endpoint = None if scope.get("root_path") else endpoints.get(route)
+            await (endpoint or served)(scope, receive, send)
+
+        return at_once
     if not options.root_path:
         return served
 

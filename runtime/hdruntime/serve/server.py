@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import ipaddress
 import socket
 from collections.abc import Callable, Iterator
@@ -68,6 +69,8 @@ def serve(
             f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_seq_length} tokens, "
             f"{session.backend} ({session.backend_reason}): http://{place}:{bound[0].getsockname()[1]}"
         )
+        # What is there now stays: the garbage collector would search it again and again.
+        gc.freeze()
         server = uvicorn.Server(uvicorn.Config(served, **settings))
         server.run(sockets=bound)
 
