@@ -23,7 +23,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.serve import ServeOptions, application
 from hdruntime.serve import request_body as requests
-from hdruntime.serve.interfaces import contextualized, openai, rerank, tei
+from hdruntime.serve.interfaces import contextualized, multi_vector, openai, rerank, tei
 from hdruntime.session import Session
 from hdruntime.text.embeddings import EmbeddingPrecision, quantized
 from support.serving import answers_of
@@ -36,6 +36,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 ROUTES = {
     "/v1/embeddings": openai.EmbeddingsBody,
     "/v1/contextualizedembeddings": contextualized.ContextualizedBody,
+    "/v1/multi-vector": multi_vector.MultiVectorBody,
     "/embed": tei.EmbedBody,
     "/embed_sparse": tei.TextsBody,
     "/rerank": rerank.RerankBody,
@@ -172,8 +173,8 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("key", [key for key, (_, said) in TABLE.items() if "supported" in said])
 def test_a_key_that_is_supported_changes_the_answer(key: str, embedding: Ask, reranking: Any) -> None:
-    # Served by the code of /embed, of a bundle that takes long to make.
-    for route in sorted(TABLE[key][0] - {"/embed_sparse"}):
+    # Of bundles that take long to make: by the code of /embed, and in test_serve_multi_vector.py.
+    for route in sorted(TABLE[key][0] - {"/embed_sparse", "/v1/multi-vector"}):
         ask = embedding if "embed" in route else reranking[0]
         request = REQUESTS[route] if key.startswith("trunc") else SHORT.get(route, REQUESTS[route])
         value = CHANGES[requests.OTHER_NAMES.get(key, key)]

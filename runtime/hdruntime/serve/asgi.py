@@ -52,6 +52,7 @@ from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem
 from hdruntime.text.encoding import Overflow
+from hdruntime.text.lengths import Role
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import TextTokenizer
 
@@ -214,7 +215,8 @@ class _Server:
             tokenizer=self.tokenizer,
             ranges=ranges_of_server(options.ranges, self._manifest),
         )
-        self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(self.tokenizer.limited)
+        self._tokenizer_of = functools.cache(self._new_tokenizer)
+        self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(TextTokenizer.limited)
         self._health = SessionHealth(session, self._task)
         self.queue = TextQueue(
             batch_tokens=session.batch_tokens,
@@ -386,7 +388,8 @@ class _Server:
         has_prompt = (task or self._task).prompts and texts[0].input_ids is None
         prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None) if has_prompt else ""
         is_pair = texts[0].text_pair is not None
-        tokenizer = self._request_tokenizer(body, overflow, max_tokens_each, is_pair=is_pair)
+        whole = self._tokenizer_of((task or self._task).role)
+        tokenizer = self._request_tokenizer(whole, body, overflow, max_tokens_each, is_pair=is_pair)
         inference = self._inference(task or self._task, overflow, stride, prompt, tokenizer)
         # Started here: an application in which this application is mounted does not run its lifespan.
         if self._queue_task is None:
@@ -414,27 +417,41 @@ class _Server:
         if tokenizer is None and key in self._inferences:
             return self._inferences[key]
         options = EncodeOptions.of(overflow=overflow, stride=stride)
-        inference = TextInference(self._session, task, options, prompt=prompt, tokenizer=tokenizer or self.tokenizer)
+        inference = TextInference(
+            self._session, task, options, prompt=prompt, tokenizer=tokenizer or self._tokenizer_of(task.role)
+        )
         if tokenizer is None:
             if len(self._inferences) >= _KEPT_INFERENCES:
                 self._inferences.pop(next(iter(self._inferences)))
             self._inferences[key] = inference
         return inference
 
+    def _new_tokenizer(self, role: Role | None) -> TextTokenizer:
+        """The tokenizer of texts of a role, with the server's limits."""
+        if role is None:
+            return self.tokenizer
+        return self._session.tokenizer_of(role=role).bounded(self._options.max_text_characters)
+
     def _request_tokenizer(
-        self, body: RequestBody, overflow: Overflow, max_tokens_each: tuple[int | None, int | None], *, is_pair: bool
+        self,
+        tokenizer: TextTokenizer,
+        body: RequestBody,
+        overflow: Overflow,
+        max_tokens_each: tuple[int | None, int | None],
+        *,
+        is_pair: bool,
     ) -> TextTokenizer | None:
         """The tokenizer with a request's own limits, or None if the request has no limits."""
-        max_tokens = body.token_limit(self.tokenizer, is_pair=is_pair)
+        max_tokens = body.token_limit(tokenizer, is_pair=is_pair)
         limits = [
             None if limit is None or (limit >= max_tokens and overflow is Overflow.TRUNCATE) else limit
             for limit in max_tokens_each
         ]
         if any(limit is not None and limit < 1 for limit in limits):
             raise InputError("max_tokens_per_doc and max_tokens_per_query must be 1 or more, or 0 for no limit.")
-        if (max_tokens, limits, body.side) == (self.tokenizer.max_len, [None, None], None):
+        if (max_tokens, limits, body.side) == (tokenizer.max_len, [None, None], None):
             return None
-        return self._limited(max_tokens, text=limits[0], pair=limits[1], side=body.side)
+        return self._limited(tokenizer, max_tokens, text=limits[0], pair=limits[1], side=body.side)
 
     def check_number(self, texts: int) -> None:
         """See `ServeRequest.check_number`."""

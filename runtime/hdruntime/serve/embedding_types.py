@@ -69,15 +69,30 @@ class EmbeddingTypes:
     def rows(self, embeddings: FloatingArray, ranges: Ranges | None, *, is_rescaled: bool = False) -> list[Any]:
         """The embeddings, float32 [rows, dimensions], as a response has them: a value for each row, or where several
         formats were asked for, an object with a value for each. The arguments are those of `typed_embeddings`."""
-        values = {
-            name: json_rows(
-                typed_embeddings(embeddings, precision, ranges, is_rescaled=is_rescaled), is_base64=is_encoded
-            )
-            for name, (precision, is_encoded) in self._types.items()
-        }
-        if self._is_one:
-            return next(iter(values.values()))
-        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+        values = self._values(embeddings, ranges, is_rescaled=is_rescaled)
+        return values[0] if self._is_one else [self._object(row) for row in zip(*values, strict=True)]
+
+    def lists(self, embeddings: Sequence[FloatingArray], ranges: Ranges | None) -> list[Any]:
+        """The embeddings of several texts, each float32 [embeddings of the text, dimensions], as `rows` has them: a
+        list of values for each text, or an object with a list for each format."""
+        values = self._values(np.concatenate(embeddings), ranges)
+        ends = np.cumsum([len(each) for each in embeddings]).tolist()
+        parts = [
+            [column[end - len(each) : end] for column in values] for each, end in zip(embeddings, ends, strict=True)
+        ]
+        return [part[0] if self._is_one else self._object(part) for part in parts]
+
+    def _values(
+        self, embeddings: FloatingArray, ranges: Ranges | None, *, is_rescaled: bool = False
+    ) -> list[list[Any]]:
+        """[formats], each a value for each row."""
+        return [
+            json_rows(typed_embeddings(embeddings, precision, ranges, is_rescaled=is_rescaled), is_base64=is_encoded)
+            for precision, is_encoded in self._types.values()
+        ]
+
+    def _object(self, values: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self._types, values, strict=True))
 
 
 def ranges_of_server(path: str | None, manifest: Manifest) -> Ranges | None:

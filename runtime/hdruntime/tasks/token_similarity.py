@@ -14,6 +14,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputError, Setting
 from hdruntime.tasks.task import Encoder, Outputs, TaskOptions, Text, TextTask, Values
+from hdruntime.text.embeddings import normalized, truncated
 from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.lengths import Role
 from hdruntime.text.tokenization import TextTokenizer
@@ -117,6 +118,11 @@ class TokenVectors(TextTask):
     ) -> list[Encoding]:
         encodings = super().encode(tokenizer, texts, pairs, overflow=overflow, prompt=prompt)
         return [self._rules.expanded(each) for each in encodings]
+
+    def truncated(self, vectors: FloatArray, dimensions: int | None) -> FloatArray:
+        """The first `dimensions` of vectors, scaled to length 1 where the bundle's vectors have length 1; None: all."""
+        shorter = truncated(vectors, dimensions)
+        return normalized(shorter) if dimensions is not None and settings_of(self.manifest).normalize else shorter
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> FloatArray:
         return outputs[_OUTPUT][self._has_vector[encoding.input_ids]]

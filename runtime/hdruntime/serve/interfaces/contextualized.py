@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
-
-import numpy as np
 
 from hdruntime.errors import InputError
 from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, OutputDtype
@@ -120,13 +117,12 @@ class ContextualizedInterface(Interface):
             body, texts, task=self._chunks, overflow=overflow, stride=stride, prompt_name=prompt_name
         )
         found: list[TextChunks] = answers.answers
-        vectors = task.truncated(np.concatenate([each.vectors for each in found]), body.dimensions)
-        rows = iter(types.rows(vectors, self.model.ranges))
+        rows = types.lists([task.truncated(each.vectors, body.dimensions) for each in found], self.model.ranges)
         data = []
-        for index, (document, chunks) in enumerate(zip(texts, found, strict=True)):
+        for index, (document, chunks, rows_of_document) in enumerate(zip(texts, found, rows, strict=True)):
             embeddings: list[dict[str, Any]] = [
                 {"object": "embedding", "index": number, "embedding": row}
-                for number, row in enumerate(itertools.islice(rows, len(chunks)))
+                for number, row in enumerate(rows_of_document)
             ]
             if rule is not None:
                 spans = zip(chunks.starts.tolist(), chunks.ends.tolist(), strict=True)

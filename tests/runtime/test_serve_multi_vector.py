@@ -1,0 +1,159 @@
+"""``POST /v1/multi-vector``: the embeddings of `MultiVectorEncoder`, in Jina's shape."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hdruntime import MultiVectorEncoder
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.serve import ServeOptions, application
+from hdruntime.session import Session
+from hdruntime.session import load as load_session
+from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
+from support.colbert_models import DOCUMENT_TOKENS, MAX_LEN, WIDTH, made_colbert
+from support.serving import answers_of
+
+PATH = "/v1/multi-vector"
+TEXTS = ["What is read, and by whom?", "", "the (end).", "?!", "a"]
+LONG = "Nobody reads twice; " * 30
+ATOL = 1e-6
+
+Ask = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Of queries that are expanded, and documents whose punctuation is skipped."""
+    return open_bundle(made_colbert(tmp_path_factory, "classic") / "bundle")
+
+
+@pytest.fixture(scope="module")
+def encoder(bundle: Bundle) -> Iterator[MultiVectorEncoder]:
+    with MultiVectorEncoder(bundle, backend="onnxruntime") as encoder:
+        yield encoder
+
+
+@pytest.fixture(scope="module")
+def session(bundle: Bundle) -> Iterator[Session]:
+    with load_session(bundle, "onnxruntime", threads=1) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def ask(bundle: Bundle, session: Session, encoder: MultiVectorEncoder, tmp_path_factory: Any) -> Ask:
+    vectors = np.concatenate(encoder.encode_document(TEXTS))
+    ranges: Path = tmp_path_factory.mktemp("ranges") / "ranges.npy"
+    np.save(ranges, np.stack([vectors.min(axis=0), vectors.max(axis=0)]))
+
+    def ask(path: str = PATH, *, options: dict[str, Any] | None = None, **body: Any) -> tuple[int, Any]:
+        served = application(bundle, session, ServeOptions(ranges=str(ranges), **options or {}))
+        (found,) = answers_of(served, (path, body))
+        return found.status_code, found.json()
+
+    return ask
+
+
+def embeddings(answer: tuple[int, Any]) -> list[Any]:
+    status, said = answer
+    assert status == 200, said
+    assert [(each["object"], each["index"]) for each in said["data"]] == [
+        ("embeddings", index) for index in range(len(said["data"]))
+    ]
+    return [each["embeddings"] for each in said["data"]]
+
+
+def assert_texts(found: list[Any], expected: list[np.ndarray]) -> None:
+    assert list(map(len, found)) == list(map(len, expected))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.array(one).reshape(other.shape), other, rtol=0, atol=ATOL)
+
+
+def test_queries_and_documents_are_an_encoders(ask: Ask, encoder: MultiVectorEncoder) -> None:
+    documents, queries = encoder.encode_document(TEXTS), encoder.encode_query(TEXTS)
+    answer = ask(model="any", input=TEXTS, input_type="document", embedding_type="float")
+    assert_texts(embeddings(answer), documents)
+    assert answer[1]["usage"]["total_tokens"] == sum(map(len, tokens_of(encoder, "document")))
+    assert_texts(embeddings(ask(input=TEXTS)), documents)
+    assert_texts(embeddings(ask(input=TEXTS, input_type="query")), queries)
+    assert {len(each) for each in queries} == {encoder.query_length}, "queries are expanded"
+    assert len(documents[3]) < len(queries[3]), "punctuation is skipped"
+    assert_texts(embeddings(ask(input={"text": TEXTS[0], "id": "1"})), documents[:1])
+    assert_texts(embeddings(ask(input=TEXTS[0])), documents[:1])
+
+
+def tokens_of(encoder: MultiVectorEncoder, task: str) -> list[np.ndarray]:
+    """The tokens of each text, without padding."""
+    arrays = encoder.preprocess(TEXTS, prompt=encoder.prompts[task], task=task)
+    return [ids[mask > 0] for ids, mask in zip(arrays["input_ids"], arrays["attention_mask"], strict=True)]
+
+
+def test_long_texts_are_truncated_and_named(ask: Ask, bundle: Bundle, encoder: MultiVectorEncoder) -> None:
+    answer = ask(input=["a", LONG])
+    assert_texts(embeddings(answer), encoder.encode_document(["a", LONG]))
+    assert answer[1]["data"][1]["truncated"] is True
+    assert "truncated" not in answer[1]["data"][0]
+    assert answer[1]["usage"]["truncated_inputs"] == 1
+    assert_texts(embeddings(ask(input=[LONG], input_type="query")), encoder.encode_query([LONG]))
+    for keys in ({"truncate": "error"}, {"truncate": "error", "input_type": "query"}):
+        status, said = ask(input=["a", LONG], **keys)
+        assert (status, "input[1]: The text has" in said["error"]["message"]) == (400, True)
+    # In chunks, a document has a vector for every token; a query would be several queries.
+    (whole,) = embeddings(ask(input=[LONG], truncate="split"))
+    assert len(whole) > MAX_LEN
+    for keys, options in (({"truncate": "split"}, {}), ({}, {"truncate": "split"})):
+        assert_texts(
+            embeddings(ask(input=["a"], input_type="query", options=options, **keys)), encoder.encode_query(["a"])
+        )
+        status, said = ask(input=[LONG], input_type="query", options=options, **keys)
+        assert (status, '"truncate": "end"' in said["error"]["message"]) == (400, True)
+
+
+def test_types_are_those_of_the_embeddings(ask: Ask, encoder: MultiVectorEncoder) -> None:
+    documents = encoder.encode_document(TEXTS)
+    shorter = [normalized(each[:, :8]) for each in documents]
+    assert_texts(embeddings(ask(input=TEXTS, dimensions=8)), shorter)
+    encoded = embeddings(ask(input=TEXTS, embedding_type="base64"))
+    decoded = [[np.frombuffer(base64.b64decode(token), "<f4") for token in text] for text in encoded]
+    assert_texts(decoded, documents)
+    assert_texts(
+        embeddings(ask(input=TEXTS, embedding_type="binary")),
+        [quantized(each, EmbeddingPrecision.BINARY) for each in documents],
+    )
+    several = embeddings(ask(input=TEXTS, embedding_type=["float", "base64"]))
+    assert_texts([each["float"] for each in several], documents)
+    assert [each["base64"] for each in several] == encoded
+    status, said = ask(input=TEXTS, embedding_type="int8", dimensions=8)
+    assert (status, f"of {WIDTH} dimensions" in said["error"]["message"]) == (400, True)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no input": ({}, "required field `input`"),
+    "no text": ({"input": []}, "There are 0 texts"),
+    "a side": ({"input": "a", "input_type": "passage"}, "input_type"),
+    "ids": ({"input": [5, 6]}, "The body is not valid"),
+    "an object without text": ({"input": [{"id": "1"}]}, "The body is not valid"),
+    "many characters": ({"input": ["a" * 300] * 4, "options": {"max_text_characters": 1000}}, "1200 characters"),
+    "dimensions": ({"input": "a", "dimensions": WIDTH + 1}, f"these have {WIDTH}"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_request_is_refused(case: str, ask: Ask) -> None:
+    body, expected = REFUSED[case]
+    status, said = ask(**body)
+    assert (status, expected in said["error"]["message"]) == (400, True), said
+
+
+def test_documents_have_the_servers_length(bundle: Bundle, ask: Ask) -> None:
+    with (
+        MultiVectorEncoder(bundle, document_length=DOCUMENT_TOKENS + 9, backend="onnxruntime") as encoder,
+        load_session(bundle, "onnxruntime", threads=1, max_seq_length=DOCUMENT_TOKENS + 9) as session,
+    ):
+        (found,) = answers_of(application(bundle, session, ServeOptions()), (PATH, {"input": [LONG]}))
+        assert_texts(embeddings((found.status_code, found.json())), encoder.encode_document([LONG]))
