@@ -6,7 +6,7 @@ __all__ = ["page"]
 
 from pathlib import Path
 
-from hdexport.package.check import COSINE, LENGTHS
+from hdexport.package.check import COSINES, LENGTHS
 from hdexport.package.target import PackageTarget, targets
 
 _HEAD = """\
@@ -21,17 +21,17 @@ hdexport package bundle --for spring-ai -o encoder
 ```
 
 ```
-    1 words: sentence_embedding has the cosine 1.0000000 with the bundle's
-   20 words: sentence_embedding has the cosine 1.0000000 with the bundle's
-  600 words: sentence_embedding has the cosine 1.0000000 with the bundle's
- 3000 words: sentence_embedding has the cosine 1.0000000 with the bundle's
+    1 words, float32: sentence_embedding has the cosine 1.0000000 with the bundle's
+   20 words, float32: sentence_embedding has the cosine 1.0000000 with the bundle's
+  600 words, float32: sentence_embedding has the cosine 1.0000000 with the bundle's
+ 3000 words, float32: sentence_embedding has the cosine 1.0000000 with the bundle's
 encoder: for Spring AI
 Next: Put the folder on the classpath, and application.properties' lines into yours.
 ```
 
 Before anything is published, the command runs the package by the system's own rules (how it tokenizes, truncates, pools
 and normalizes) on texts of {lengths} words, and compares the outputs with the bundle's in hdexport's
-runtime. A cosine below {cosine} ends the command, and nothing is written.
+runtime. A cosine below {cosine}, or {int8} with 8-bit weights, ends the command, and nothing is written.
 
 | `--for` | system | truncates at | run with | rules read in |
 |---|---|---|---|---|
@@ -44,6 +44,7 @@ _TAIL = """
 * **The graph** has ONNX's standard operators only, without functions and custom domains: opset 18 by default (`--opset`
   17 to 20), IR version 8 (`--ir-version` 8 to 10), weights inside the file up to 2 GB (`--no-single-file` puts them
   beside it). It computes in float32, also where the weights are float16.
+* **8-bit weights**: [`--dtype int8`](#8-bit-weights).
 * **Pooling.** Systems that pool by themselves (Spring AI, DJL, OpenSearch, LangChain4j, Vespa, fastembed, OpenVINO) get
   the pooled embedding as the state of every token, so that the result is right for models with any pooling. `--pooled`
   does so for `--for onnx`.
@@ -53,6 +54,26 @@ _TAIL = """
 * **Prompts** such as `query: ` are not added by these systems, but for Vespa, whose component has them.
 * **Inputs.** Bundles with inputs that only hdexport's runtime feeds (Longformer's global attention mask, the memory of
   recurrent models) are refused; serve them with [`hdexport serve`](serve.md).
+
+## 8-bit weights
+
+`--dtype int8` makes the file of the graph smaller by two thirds, and the model faster on processors that multiply 8-bit
+integers:
+
+```sh
+hdexport package bundle --for onnx --dtype int8 -o encoder
+```
+
+Weights of linear layers and of embedding tables are 8-bit integers, and activations are rounded while the model runs
+(onnxruntime's dynamic quantization, in standard operators: ONNX Runtime 1.16.3 and 1.31.1, its WebAssembly and Node
+packages and Transformers.js run the file). It is offered for every system that runs ONNX Runtime.
+
+Embeddings change: {int8} is the least cosine that the command accepts, and an error has the cosines. The sample model
+has 0.989, 0.995, 0.996 and 0.997 for texts of 1, 20, 600 and 3000 words. Of 428 texts of 3 to 4096 tokens the worst has
+0.970 (one word), the worst of 8 tokens or more 0.983, and the median is 0.9945; 92 % of the texts keep their nearest
+neighbour among the others. Embed documents and queries with the same file.
+[`hdexport build --int8`](precision.md#int8-on-cpus) calibrates on texts and is more precise (0.999), for hdexport's
+runtime.
 """
 
 
@@ -60,8 +81,9 @@ def page() -> str:
     """The page."""
     rows = "".join(_row(target) for target in targets().values())
     *most, last = map(str, LENGTHS)
-    head = _HEAD.replace("{lengths}", f"{', '.join(most)} and {last}").replace("{cosine}", str(COSINE))
-    return head + rows + _TAIL
+    head = _HEAD.replace("{lengths}", f"{', '.join(most)} and {last}")
+    text = head + rows + _TAIL
+    return text.replace("{cosine}", str(COSINES["float32"])).replace("{int8}", str(COSINES["int8"]))
 
 
 def _row(target: PackageTarget) -> str:

@@ -6,6 +6,7 @@ is here: outputs for readers that pool themselves, an input that a reader insist
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +20,8 @@ from hdruntime.errors import ExportError, InputError, Setting
 if TYPE_CHECKING:
     import onnx
     import onnx_ir
+
+Dtype = Literal["float32", "float16", "int8"]
 
 OPSETS = range(17, 21)
 IR_VERSIONS = range(8, 11)
@@ -55,7 +58,8 @@ class GraphOptions:
     Attributes:
         opset: of the standard operators, 17 to 20.
         ir_version: of ONNX's file format, 8 to 10; older runtimes read older versions only.
-        dtype: type of the arithmetic; None for the bundle's. Weights stay as the bundle stores them.
+        dtype: ``float32`` or ``float16`` arithmetic, with weights as the bundle stores them; ``int8`` for 8-bit weights
+            and matmuls (`hdexport.package.int8`); None for the bundle's arithmetic.
         token_type_ids: whether the graph has this input, which it ignores if the model has none.
         outputs: which outputs the graph has.
         single_file: whether weights are inside the file; None for up to 2 GB.
@@ -64,7 +68,7 @@ class GraphOptions:
 
     opset: int = 18
     ir_version: int = 8
-    dtype: Literal["float32", "float16"] | None = None
+    dtype: Dtype | None = None
     token_type_ids: bool = False
     outputs: Outputs = Outputs.BUNDLE
     single_file: bool | None = None
@@ -100,11 +104,12 @@ def write_graph(bundle: Bundle, path: Path, options: GraphOptions) -> None:
 
     from hdexport.graph.bundle_graph import read_portable_graph
     from hdexport.graph.passes.upcast_to_float32 import UpcastToFloat32
+    from hdexport.package.int8 import quantized
 
     options.check()
     model = read_portable_graph(bundle)
     _check_inputs(bundle)
-    if options.dtype == "float32":
+    if options.dtype in ("float32", "int8"):
         UpcastToFloat32()(model)
     elif options.dtype == "float16" and bundle.manifest.dtype != "float16":
         raise InputError(
@@ -118,7 +123,16 @@ def write_graph(bundle: Bundle, path: Path, options: GraphOptions) -> None:
     directory = bundle.path
     standard = ir.from_proto(_with_standard_operators(ir.to_proto(model), options))
     ir.external_data.set_base_dir(standard.graph, directory)
-    size = sum(value.const_value.nbytes for value in standard.graph.initializers.values() if value.const_value)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        if options.dtype == "int8":
+            standard = quantized(standard, Path(folder))
+        _save(standard, path, options, bundle)
+
+
+def _save(model: onnx_ir.Model, path: Path, options: GraphOptions, bundle: Bundle) -> None:
+    import onnx_ir as ir
+
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
     fits = size < _SINGLE_FILE_BYTES
     if options.single_file and not fits:
         raise InputError(
@@ -126,9 +140,9 @@ def write_graph(bundle: Bundle, path: Path, options: GraphOptions) -> None:
             hint=("Leave out ", Setting("single_file"), "."),
         )
     if options.single_file or (options.single_file is None and fits):
-        ir.save(ir.external_data.load_to_model(standard), path)
+        ir.save(ir.external_data.load_to_model(model), path)
     else:
-        ir.save(standard, path, external_data=options.weights_file)
+        ir.save(model, path, external_data=options.weights_file)
 
 
 def _check_inputs(bundle: Bundle) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from hdexport.package.graph import GraphOptions
+from hdexport.package.graph import Dtype, GraphOptions
 from hdexport.package.targets import names
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
@@ -44,7 +45,7 @@ class PackageOptions:
     check: bool = True
     opset: int | None = None
     ir_version: int | None = None
-    dtype: Literal["float32", "float16"] | None = None
+    dtype: Dtype | None = None
     token_type_ids: bool | None = None
     single_file: bool | None = None
     pooled: bool | None = None
@@ -66,6 +67,7 @@ class Package:
         directory: where its files go.
         options: as given.
         graph: options of its graph.
+        dtypes: of its graphs, one for each; see `of`.
         max_seq_length: tokens to which its tokenizer truncates.
         name: of the model.
     """
@@ -74,8 +76,13 @@ class Package:
     directory: Path
     options: PackageOptions
     graph: GraphOptions
+    dtypes: tuple[Dtype, ...]
     max_seq_length: int
     name: str
+
+    def of(self, dtype: Dtype) -> Package:
+        """The package with the graph of that dtype as its graph."""
+        return dataclasses.replace(self, graph=dataclasses.replace(self.graph, dtype=dtype))
 
     @property
     def hidden_size(self) -> int:
@@ -101,6 +108,7 @@ class PackageTarget:
         next_step: the command or the place in the system that takes the package.
         tasks: tasks whose bundles the system runs.
         graph: options of the graph.
+        dtypes: of a bundle's graphs, for systems that choose one when they load a package.
         takes: names of the further options that the target takes.
         longest: tokens to which the system truncates, whatever the tokenizer says; None if it does not.
         check: refuses a bundle that the system cannot run, before anything is written.
@@ -115,6 +123,7 @@ class PackageTarget:
     tried: tuple[str, ...] = ()
     tasks: frozenset[Task] = EMBEDDERS
     graph: GraphOptions = field(default_factory=GraphOptions)
+    dtypes: Callable[[Manifest], tuple[Dtype, ...]] = lambda manifest: ("float32",)
     takes: frozenset[str] = frozenset()
     longest: int | None = None
     check: Callable[[Bundle], None] = lambda bundle: None

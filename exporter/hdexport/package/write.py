@@ -63,6 +63,7 @@ def package_bundle(bundle: Bundle, options: PackageOptions) -> Packaged:
             directory=directory,
             options=options,
             graph=_graph_options(target.graph, options),
+            dtypes=(options.dtype,) if options.dtype else target.dtypes(bundle.manifest),
             max_seq_length=length,
             name=name,
         )

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import runpy
 import zipfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,15 +15,17 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import onnxruntime
+import onnxruntime.quantization
 import pytest
 
 import hdruntime
-from hdexport.package.check import COSINE, cosine
+from hdexport.package.check import COSINES, cosine
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
+from hdexport.package.int8 import quantized
 from hdexport.package.target import PackageTarget, targets
 from hdexport.package.write import PackageOptions, package_bundle
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import InputError, OutputExistsError, VerificationError
+from hdruntime.errors import ExportError, InputError, OutputExistsError, VerificationError
 from hdruntime.optional import is_installed
 from support.sample_model import tutorial_bundle
 
@@ -50,8 +53,9 @@ def packaged(bundle: Bundle, target: str, output: Path, **options: Any) -> Any:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_system_computes_the_bundles_outputs(name: str, bundle: Bundle, tmp_path: Path) -> None:
     found = packaged(bundle, name, tmp_path / "package")
-    assert [each.words for each in found.compared] == [1, 20, 600, 3000]
-    assert min(each.cosine for each in found.compared) > COSINE
+    dtypes = ["float32", "float16", "int8"] if name == "transformers.js" else ["float32"]
+    assert [(each.dtype, each.words) for each in found.compared] == list(product(dtypes, [1, 20, 600, 3000]))
+    assert all(each.cosine > COSINES[each.dtype] for each in found.compared)
     written = json.loads((tmp_path / "package" / "hdexport_package.json").read_text())
     assert written["target"] == name
     assert written["max_seq_length"] == LONGEST.get(name, MAX_LEN)
@@ -62,7 +66,7 @@ def test_a_system_computes_the_outputs_of_a_trained_model(
     name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     found = packaged(open_bundle(tutorial_bundle(tmp_path_factory)), name, tmp_path / "package")
-    assert min(each.cosine for each in found.compared) > COSINE
+    assert min(each.cosine for each in found.compared) > COSINES["float32"]
 
 
 @needs_openvino
@@ -74,7 +78,7 @@ def test_openvino_computes_the_bundles_outputs(task: str, tiny_bundles: Any, tmp
         else tiny_bundles("distilbert", task)
     )
     found = packaged(open_bundle(of_task.path), "openvino", tmp_path / "package")
-    assert min(each.cosine for each in found.compared) > COSINE
+    assert min(each.cosine for each in found.compared) > COSINES["float32"]
     assert {"openvino_model.xml", "openvino_tokenizer.xml", "graph.pbtxt"} <= {
         path.name for path in (tmp_path / "package").iterdir()
     }
@@ -127,6 +131,8 @@ def test_a_cosine_says_how_far_arrays_are_apart() -> None:
     assert cosine(np.array([np.nan, 1], np.float32), array) == 0
     assert cosine(np.zeros(2, np.float32), np.zeros(2, np.float32)) == 1
     assert cosine(np.zeros(2, np.float32), array) == 0
+    assert cosine(np.float32([[3]]), np.float32([3])) == pytest.approx(1)
+    assert cosine(np.float32([3]), np.float32([3.1])) < COSINES["float32"]
 
 
 def run(path: Path, tokens: int, **more: Any) -> dict[str, np.ndarray]:
@@ -169,6 +175,74 @@ def test_float32_means_that_no_product_is_computed_in_float16(bundle: Bundle, tm
         )
     assert half["float32"] == 0
     assert half["float16"] > 0
+
+
+def test_what_onnxruntime_loads_may_have_8_bit_weights() -> None:
+    found = {name for name, target in targets().items() if "dtype" in target.takes}
+    assert found == {*GRAPHS, WORD_PIECES}
+
+
+@pytest.mark.parametrize("name", ["onnx", "spring-ai", "transformers.js"])
+def test_a_system_runs_8_bit_weights(name: str, bundle: Bundle, tmp_path: Path) -> None:
+    """Also those of a bundle of float16, and nothing else than that graph is written."""
+    found = packaged(bundle, name, tmp_path / "package", dtype="int8", max_seq_length=64)
+    assert [each.dtype for each in found.compared] == ["int8"] * 4
+    (path,) = (tmp_path / "package").rglob("*.onnx")
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert ({node.domain for node in model.graph.node}, len(model.functions)) == ({""}, 0)
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    products = [
+        node.op_type for node in model.graph.node if node.op_type.startswith("MatMul") and node.input[1] in types
+    ]
+    layers = 2
+    assert products == ["MatMulInteger"] * 6 * layers
+    assert onnx.TensorProto.FLOAT16 not in types.values()
+    if name == "transformers.js":
+        assert path.name == "model_quantized.onnx"
+        config = json.loads((tmp_path / "package" / "config.json").read_text())
+        assert config["transformers.js_config"] == {"dtype": "q8"}
+
+
+def test_a_head_has_8_bit_weights(tiny_bundles: Any, tmp_path: Path) -> None:
+    """Of a Gemm, whose weight onnxruntime transposes."""
+    classifier = open_bundle(tiny_bundles("bert", "text-classification").path)
+    found = packaged(classifier, "onnx", tmp_path / "package", dtype="int8", max_seq_length=64)
+    assert min(each.cosine for each in found.compared) > COSINES["int8"]
+
+
+def test_8_bit_weights_that_are_too_coarse_are_refused(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trained model is right with a scale for each output, and wrong with one scale for each weight."""
+    model = open_bundle(tutorial_bundle(tmp_path_factory))
+    found = packaged(model, "onnx", tmp_path / "package", dtype="int8", max_seq_length=64)
+    assert min(each.cosine for each in found.compared) > 0.98
+    weights = sum(path.stat().st_size for path in model.path.glob("*.onnx.data"))
+    assert (tmp_path / "package" / "model.onnx").stat().st_size < 0.35 * weights
+    right = onnxruntime.quantization.quantize_dynamic
+
+    def coarse(*files: Any, **options: Any) -> None:
+        right(*files, **options | {"per_channel": False, "weight_type": onnxruntime.quantization.QuantType.QInt8})
+
+    monkeypatch.setattr(onnxruntime.quantization, "quantize_dynamic", coarse)
+    with pytest.raises(VerificationError, match=r"int8 graph than the bundle: 1 words: cosine 0\.9\d+ ") as error:
+        packaged(model, "onnx", tmp_path / "other", dtype="int8", max_seq_length=64)
+    assert str(error.value).endswith(
+        "At least 0.97 is accepted for int8.\nLeave the 8-bit weights out: dtype='float32'"
+    )
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_graph_without_matmuls_of_weights_is_not_made_int8(tmp_path: Path) -> None:
+    import onnx_ir as ir
+
+    rows = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", 2]))
+    node = ir.node("Relu", [rows])
+    node.outputs[0].name = "y"
+    graph = ir.Graph([rows], node.outputs, nodes=[node], opset_imports={"": 18})
+    with pytest.raises(ExportError, match=r"no matmul with a weight, so nothing can be int8\.\nLeave out dtype='int8'"):
+        quantized(ir.Model(graph, ir_version=8), tmp_path)
 
 
 def test_a_reader_gets_the_inputs_and_outputs_that_it_wants(bundle: Bundle, tmp_path: Path) -> None:
@@ -224,9 +298,12 @@ def test_weights_are_outside_where_that_is_said_or_one_file_is_too_small(
         "model.onnx_data",
         "model_fp16.onnx",
         "model_fp16.onnx_data",
+        "model_quantized.onnx",
+        "model_quantized.onnx_data",
     ]
     config = json.loads((folder / "config.json").read_text())
-    assert config["transformers.js_config"]["use_external_data_format"] == {"model.onnx": 1, "model_fp16.onnx": 1}
+    outside = dict.fromkeys(("model.onnx", "model_fp16.onnx", "model_quantized.onnx"), 1)
+    assert config["transformers.js_config"] == {"use_external_data_format": outside}
     with pytest.raises(InputError, match=r"one file of ONNX holds at most 2 GiB\.\nLeave out single_file\."):
         packaged(bundle, "spring-ai", tmp_path / "other")
 

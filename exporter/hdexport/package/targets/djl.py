@@ -48,4 +48,5 @@ TARGET = PackageTarget(
     run=_run,
     next_step="Criteria.builder().optModelPath(Paths.get(FOLDER)), or serving.properties in DJL Serving's model store.",
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS),
+    takes=frozenset({"dtype"}),
 )

@@ -55,5 +55,5 @@ TARGET = PackageTarget(
     run=_run,
     next_step="FOLDER/embed.py registers the model; TextEmbedding(...).embed(texts) gives the embeddings.",
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS),
-    takes=frozenset({"name"}),
+    takes=frozenset({"dtype", "name"}),
 )

@@ -60,6 +60,7 @@ TARGET = PackageTarget(
     run=_run,
     next_step='new OnnxEmbeddingModel("model.onnx", "tokenizer.json", PoolingMode.MEAN)',
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS, single_file=True),
+    takes=frozenset({"dtype"}),
     longest=DJL_LONGEST,
     check=_check,
 )

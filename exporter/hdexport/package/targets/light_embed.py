@@ -44,5 +44,5 @@ TARGET = PackageTarget(
     run=_run,
     next_step="FOLDER/embed.py loads the model; model.encode(texts) gives the embeddings.",
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED),
-    takes=frozenset({"name"}),
+    takes=frozenset({"dtype", "name"}),
 )

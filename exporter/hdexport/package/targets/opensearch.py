@@ -61,6 +61,6 @@ TARGET = PackageTarget(
     next_step="Put the .zip where the cluster reaches it, its address into register.json, and: POST "
     "/_plugins/_ml/models/_register",
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS, single_file=True, token_type_ids=True),
-    takes=frozenset({"name"}),
+    takes=frozenset({"dtype", "name"}),
     longest=DJL_LONGEST,
 )

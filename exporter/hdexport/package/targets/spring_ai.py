@@ -45,4 +45,5 @@ TARGET = PackageTarget(
     next_step="Put the folder on the classpath, and application.properties' lines into yours.",
     # Any pooling is right under the mean of the same vector for every token.
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS, single_file=True),
+    takes=frozenset({"dtype"}),
 )

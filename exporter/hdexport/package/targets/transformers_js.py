@@ -5,42 +5,60 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hdexport.package.files import write_json, write_library_files
-from hdexport.package.graph import write_graph
+from hdexport.package.graph import Dtype, write_graph
 from hdexport.package.readers import run_onnx, transformers_tokenizer
 from hdexport.package.target import Package, PackageTarget
-from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.manifest import Manifest, Task
 
 if TYPE_CHECKING:
     from hdruntime.arrays import FloatArray
 
 _FOLDER = "onnx"
 
+_SUFFIXES: Mapping[Dtype, str] = {"float32": "", "float16": "_fp16", "int8": "_quantized"}
+_NAMES: Mapping[Dtype, str] = {"float32": "fp32", "float16": "fp16", "int8": "q8"}
+"""The library's names of dtypes, and the suffixes of their files: src/utils/dtypes.js, 4.3."""
+
+
+def _dtypes(manifest: Manifest) -> tuple[Dtype, ...]:
+    return ("float32", "float16", "int8") if manifest.dtype == "float16" else ("float32", "int8")
+
 
 def _write(package: Package) -> None:
     write_library_files(package)
     folder = package.directory / _FOLDER
     folder.mkdir()
-    forms: dict[str, Literal["float32", "float16"]] = {"model": "float32"}
-    if package.bundle.manifest.dtype == "float16":
-        forms["model_fp16"] = "float16"
-    for name, dtype in forms.items():
+    outside = {}
+    for dtype in package.dtypes:
+        file = _file(dtype)
         # The library asks for weights by this name.
-        options = dataclasses.replace(package.graph, dtype=dtype, weights_file=f"{name}.onnx_data")
-        write_graph(package.bundle, folder / f"{name}.onnx", options)
-    outside = {f"{name}.onnx": 1 for name in forms if (folder / f"{name}.onnx_data").is_file()}
+        options = dataclasses.replace(package.of(dtype).graph, weights_file=f"{file}_data")
+        write_graph(package.bundle, folder / file, options)
+        if (folder / options.weights_file).is_file():
+            outside[file] = 1
+    settings: dict[str, object] = {}
     if outside:
+        settings["use_external_data_format"] = outside
+    if package.options.dtype:
+        # By default, the library loads q8 in WebAssembly and fp32 elsewhere.
+        settings["dtype"] = _NAMES[package.options.dtype]
+    if settings:
         config = json.loads((package.directory / "config.json").read_text(encoding="utf-8"))
-        settings = {"transformers.js_config": {"use_external_data_format": outside}}
-        write_json(package.directory / "config.json", config | settings)
+        write_json(package.directory / "config.json", config | {"transformers.js_config": settings})
+
+
+def _file(dtype: Dtype) -> str:
+    return f"model{_SUFFIXES[dtype]}.onnx"
 
 
 def _run(package: Package, text: str, pair: str | None = None) -> Mapping[str, FloatArray]:
     """``truncation: true`` of the library: model_max_length of tokenizer_config.json; tokenizer.json's is not read."""
+    assert package.graph.dtype is not None
     encoding = transformers_tokenizer(package.directory).encode(text, pair)
-    return run_onnx(package.directory / _FOLDER / "model.onnx", encoding)
+    return run_onnx(package.directory / _FOLDER / _file(package.graph.dtype), encoding)
 
 
 TARGET = PackageTarget(
@@ -50,6 +68,8 @@ TARGET = PackageTarget(
     tried=("@huggingface/transformers 4.3.2 in Node 20", "and in Chromium"),
     write=_write,
     run=_run,
+    dtypes=_dtypes,
+    takes=frozenset({"dtype", "single_file"}),
     next_step="pipeline('feature-extraction', FOLDER, {dtype: 'fp32'}), with pooling 'mean' or 'cls' as in 1_Pooling.",
     tasks=frozenset(
         {

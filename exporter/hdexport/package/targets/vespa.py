@@ -57,5 +57,5 @@ TARGET = PackageTarget(
     run=_run,
     next_step="Copy FOLDER to models/ of the application package, and services.xml's component into yours.",
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS, token_type_ids=True),
-    takes=frozenset({"name"}),
+    takes=frozenset({"dtype", "name"}),
 )
