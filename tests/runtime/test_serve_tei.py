@@ -99,6 +99,15 @@ def test_ids_are_decoded_as_the_tokenizers_library_decodes_them(embedder: Any) -
         ("/decode", {"ids": [[5] * 2**17] * 3}, "The request has 393216 ids; at most 262144"),
         ("/tokenize", {"inputs": "a", "prompt_name": "nobody"}, "is 'nobody'; it must be one of"),
         ("/tokenize", {"input": "a"}, "unknown field `input`"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences has no text"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"] * 64}}, "1 to 64 fit"),
+        ("/similarity", {"inputs": "a"}, "not valid"),
+        ("/", {"inputs": {"source_sentence": "a"}}, "required field `sentences`"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": ["a"]}, "parameters": {"truncate": "middle"}},
+            "Invalid enum value",
+        ),
         ("/decode", {"ids": [[5], [10**6]]}, "ids[1]: 1000000 is no id"),
         ("/decode", {"ids": [-1]}, "ids[0]: -1 is no id"),
         ("/decode", {"ids": [[5], 6]}, "neither a list of ids nor"),
@@ -120,6 +129,41 @@ def test_hugging_faces_client_gets_vectors_from_the_servers_address_alone(embedd
         np.testing.assert_array_equal(theirs.feature_extraction(given), np.array(expected, np.float32))
     short = theirs.feature_extraction(TEXTS[0], truncate=True, truncation_direction="right", dimensions=8)
     assert short.shape == (1, 8)
+
+
+def test_similarities_are_cosines_with_the_source(embedder: Any) -> None:
+    client, _ = embedder
+    source, *others = "A text to compare", *TEXTS[:2]
+    vectors = np.array(client.post("/embed", json={"inputs": [source, *others]}).json())
+    expected = vectors[1:] @ vectors[0]
+    inputs = {"source_sentence": source, "sentences": others}
+    for path, more in (
+        ("/similarity", {}),
+        ("/", {}),
+        ("/similarity", {"parameters": {"truncate": True, "truncation_direction": "Left", "prompt_name": None}}),
+    ):
+        found = client.post(path, json={"inputs": inputs} | more).json()
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    by_client = InferenceClient(str(client.base_url)).sentence_similarity(source, other_sentences=others)
+    np.testing.assert_allclose(by_client, expected, rtol=1e-5)
+    long = {"inputs": {"source_sentence": source, "sentences": ["a word " * 5000, source]}}
+    assert client.post("/similarity", json=long).status_code == 400
+    truncated = client.post("/similarity", json=long | {"parameters": {"truncate": True}})
+    assert truncated.headers["x-truncated-inputs"] == "1", "input 0 is the source"
+    assert truncated.json()[1] == pytest.approx(1)
+
+
+def test_vectors_of_all_tokens_are_the_models(embedder: Any, sample_bundle: Path) -> None:
+    client, _ = embedder
+    with hdruntime.load(sample_bundle, "onnxruntime", threads=1) as session:
+        expected = [each["last_hidden_state"] for each in session.infer(session.tokenize(TEXTS))]
+    found = client.post("/embed_all", json={"inputs": TEXTS}).json()
+    for text, vectors, states in zip(TEXTS, found, expected, strict=True):
+        assert np.shape(vectors) == states.shape, text
+        np.testing.assert_allclose(vectors, states, atol=1e-5)
+    one = client.post("/embed_all", json={"inputs": TEXTS[0], "truncate": True, "truncate_prompt_tokens": 4})
+    assert np.shape(one.json()) == (1, 4, expected[0].shape[1])
+    assert one.headers["x-truncated-inputs"] == "0"
 
 
 def test_a_server_under_a_path_answers_at_that_path(new_bundle: Callable[..., Path]) -> None:

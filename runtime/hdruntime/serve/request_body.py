@@ -104,16 +104,8 @@ class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def token_limit(self, tokenizer: TextTokenizer, *, is_pair: bool) -> int:
         """Maximum tokens of a text or a pair; vLLM's -1 stands for the tokenizer's number."""
-        tokens = self.truncate_prompt_tokens
-        if tokens is None or tokens == -1:
-            return tokenizer.max_len
-        special_tokens = tokenizer.whole.num_special_tokens_to_add(is_pair)
-        if tokens <= special_tokens:
-            raise InputError(
-                f"truncate_prompt_tokens is {tokens}, and the special tokens alone are {special_tokens}.",
-                hint=f"Give {special_tokens + 1} or more, or -1 for as many as fit.",
-            )
-        return min(tokens, tokenizer.max_len)
+        tokens = None if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
+        return limit_of("truncate_prompt_tokens", tokens, tokenizer, is_pair=is_pair, hint=", or -1 for as many as fit")
 
 
 class PromptedBody(RequestBody, kw_only=True):
@@ -129,6 +121,17 @@ class PromptedBody(RequestBody, kw_only=True):
         if self.prompt_name is not None:
             raise InputError("prompt_name and input_type are both there.", hint="Give one of them.")
         return prompt_name_of(prompts_of(manifest)[0], self.input_type)
+
+
+def limit_of(key: str, tokens: int | None, tokenizer: TextTokenizer, *, is_pair: bool, hint: str = "") -> int:
+    """Maximum tokens of a text or a pair by a request's key, at most the tokenizer's number; None for this number."""
+    special_tokens = tokenizer.whole.num_special_tokens_to_add(is_pair)
+    if tokens is not None and tokens <= special_tokens:
+        raise InputError(
+            f"{key} is {tokens}, and the special tokens alone are {special_tokens}.",
+            hint=f"Give {special_tokens + 1} or more{hint}.",
+        )
+    return tokenizer.max_len if tokens is None else min(tokens, tokenizer.max_len)
 
 
 def read_values(content: bytes | bytearray) -> dict[str, Any]:

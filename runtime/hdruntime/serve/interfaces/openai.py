@@ -65,9 +65,7 @@ class OpenAIInterface(Interface):
         task = self.model.task
         assert isinstance(task, Embedding), "the route is there for embeddings alone"
         types = EmbeddingTypes(body.encoding_format, body.output_dtype)
-        # Ids are checked one by one, and a request may have millions.
-        has_many = _count_ids(body.input) > _MANY_IDS
-        texts = await asyncio.to_thread(_texts_or_ids, request, body) if has_many else _texts_or_ids(request, body)
+        texts = await texts_of_input(request, body.input)
         if body.late_chunking:
             if body.truncate_prompt_tokens is not None:
                 raise InputError("late_chunking reads texts in full.", hint="Leave out truncate_prompt_tokens.")
@@ -103,6 +101,13 @@ class OpenAIInterface(Interface):
 INTERFACE = OpenAIInterface
 
 
+async def texts_of_input(request: ServeRequest, value: object) -> list[Text]:
+    """The texts of OpenAI's ``input``: a text, texts, ids, or lists of ids; anything else is rejected."""
+    # Ids are checked one by one, and a request may have millions.
+    has_many = _count_ids(value) > _MANY_IDS
+    return await asyncio.to_thread(_texts_or_ids, request, value) if has_many else _texts_or_ids(request, value)
+
+
 def _count_ids(value: object) -> int:
     """An upper bound of the ids of an ``input``."""
     if not isinstance(value, list) or not value or isinstance(value[0], str):
@@ -110,9 +115,7 @@ def _count_ids(value: object) -> int:
     return len(value) + sum(len(item) for item in value if isinstance(item, list))
 
 
-def _texts_or_ids(request: ServeRequest, body: EmbeddingsBody) -> list[Text]:
-    """OpenAI's ``input``: a text, texts, ids, or lists of ids."""
-    value = body.input
+def _texts_or_ids(request: ServeRequest, value: object) -> list[Text]:
     if isinstance(value, str):
         return [Text(text=value)]
     if isinstance(value, list) and value:

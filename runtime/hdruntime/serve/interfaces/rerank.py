@@ -63,7 +63,10 @@ class RerankInterface(Interface):
         # 0 stands for no maximum, too.
         max_tokens_each = (body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
         answers = await request.answers(body, pairs, max_tokens_each=max_tokens_each)
-        scores = self._scores(answers, body)
+        task = self.model.task
+        assert isinstance(task, TextClassification), "the route is there for scores alone"
+        use_activation = False if body.raw_scores else body.use_activation
+        scores = scores_of(task, answers, use_activation=use_activation)[:, 0]
         order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
         if body.documents is None:
             texts = {index: {"text": documents[index]} if body.return_text else {} for index in order}
@@ -83,20 +86,21 @@ class RerankInterface(Interface):
             return response | {"object": "list", "data": results}
         return response | {"results": results}
 
-    def _scores(self, answers: Answers, body: RerankBody) -> FloatArray:
-        """float32 [documents]."""
-        task = self.model.task
-        assert isinstance(task, TextClassification), "the route is there for scores alone"
-        if body.use_activation and not body.raw_scores:
-            activation = task.activation
-        else:
-            activation = served_activation(task, raw_scores=body.raw_scores or body.use_activation is False)
-        logits = np.array(answers.answers, np.float32).reshape(len(answers.answers), 1)
-        scores: FloatArray = activated(logits, activation)[:, 0]
-        return scores
-
 
 INTERFACE = RerankInterface
+
+
+def scores_of(task: TextClassification, answers: Answers, *, use_activation: bool | None) -> FloatArray:
+    """The scores of the answers, float32 [texts, labels].
+
+    Args:
+        task: whose answers are logits.
+        answers: the answers to the texts.
+        use_activation: vLLM's key: the checkpoint's activation, or none; None for `served_activation`.
+    """
+    activation = task.activation if use_activation else served_activation(task, raw_scores=use_activation is False)
+    logits = np.array(answers.answers, np.float32).reshape(len(answers.answers), len(task.labels))
+    return activated(logits, activation)
 
 
 def served_activation(task: TextClassification, *, raw_scores: bool, function: str | None = None) -> Activation:

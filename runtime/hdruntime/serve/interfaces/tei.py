@@ -1,8 +1,10 @@
-"""The API of text-embeddings-inference: embeddings, classes, tokens, the model's facts, and ``POST /``."""
+"""The API of text-embeddings-inference: embeddings, classes, the model's facts, and ``POST /``.
+
+`rerank` and `tokens` have its other routes.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,21 +12,23 @@ import msgspec
 import numpy as np
 
 from hdruntime.backends.precision import Precision
-from hdruntime.errors import InputError, Setting
-from hdruntime.serve.interface import Interface, Route, ServedModel, ServeRequest
+from hdruntime.errors import InputError
+from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.interfaces.pipelines import shown_answer
 from hdruntime.serve.interfaces.rerank import RerankInterface, served_activation
 from hdruntime.serve.queue import TOKENIZER_THREADS
 from hdruntime.serve.request_body import PromptedBody, RequestBody
-from hdruntime.tasks.embedding import Embedding
+from hdruntime.tasks.embedding import Embedding, TokenStates
 from hdruntime.tasks.sparse_similarity import SparseVectors
 from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.logits import activated, labels_of, shortest
-from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.tokenization import TextTokenizer
+from hdruntime.text.similarity import similarities
+
+_MAX_VALUES = 2**26
+"""Values of the vectors of all tokens in a response, if each character were a token; a value takes about 40 bytes."""
 
 
 class TextsBody(PromptedBody, kw_only=True):
@@ -60,19 +64,50 @@ class PredictBody(RequestBody, kw_only=True):
     parameters: PredictParameters | None = None
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """``POST /tokenize``."""
+class SimilarityInputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text, and the texts that it is compared with."""
 
-    inputs: str | list[str]
-    add_special_tokens: bool = True
-    prompt_name: str | None = None
+    source_sentence: str
+    sentences: list[str]
 
 
-class DecodeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """``POST /decode``: the ids of a text, or lists of them."""
+class SimilarityBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``POST /similarity``; `parameters` are keys of ``/embed``."""
 
-    ids: list[int | list[int]]
-    skip_special_tokens: bool = True
+    inputs: SimilarityInputs
+    parameters: dict[str, Any] = {}
+
+
+class StatesOfTokens:
+    """The vectors of all tokens of a request's texts, for bundles with one vector per text.
+
+    Args:
+        model: the served bundle.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._task: TokenStates | None = None
+
+    async def answers(
+        self, request: ServeRequest, body: RequestBody, texts: Sequence[Text], *, prompt_name: str | None = None
+    ) -> Answers:
+        """The vectors of each text's tokens, special tokens and prompt included: float32 [tokens, hidden_size].
+
+        Texts that may have too many tokens for one response are rejected before they run.
+        """
+        manifest, max_len = self._model.session.manifest, self._model.tokenizer.max_len
+        is_whole = body.overflow is Overflow.SPLIT
+        # A character is at most a token, but for the few that a tokenizer without such characters spells in bytes.
+        tokens = sum(len(text.text) if is_whole else min(len(text.text), max_len) for text in texts)
+        if tokens * manifest.hidden_size > _MAX_VALUES:
+            raise InputError(
+                f"The texts have up to {tokens} tokens with {manifest.hidden_size} values each; at most {_MAX_VALUES} "
+                "values are answered at once.",
+                hint="Send fewer texts in a request.",
+            )
+        self._task = self._task or TokenStates(manifest)
+        return await request.answers(body, texts, task=self._task, prompt_name=prompt_name)
 
 
 class TeiInterface(Interface):
@@ -81,20 +116,24 @@ class TeiInterface(Interface):
     def __init__(self, model: ServedModel) -> None:
         super().__init__(model)
         task = model.task
+        self._states = StatesOfTokens(model)
         self._routes: list[Route] = []
         if isinstance(task, Embedding):
             self._routes.append(Route("/embed", EmbedBody, self._embed))
+            self._routes.append(Route("/similarity", SimilarityBody, self._similarity))
+            self._routes.append(Route("/embed_all", TextsBody, self._embed_all))
         elif isinstance(task, SparseVectors):
             self._routes.append(Route("/embed_sparse", TextsBody, self._embed_sparse))
         elif isinstance(task, TextClassification):
             self._routes.append(Route("/predict", PredictBody, self._predict))
         # ``POST /``, which clients use whatever the model's task is.
-        self._roots = [*RerankInterface(model).routes()[:1], *self._routes]
+        self._roots = [*RerankInterface(model).routes()[:1], *self._routes[:1]]
         root = next(iter(self._roots), None)
         self._root_body = None if root is None else root.body
         self._root_path = None if root is None else root.path
         if root is not None:
-            self._routes.insert(0, root._replace(path="/"))
+            handled = Route("/", dict, self._embed_or_compare) if root.body is EmbedBody else root
+            self._routes.insert(0, handled._replace(path="/"))
 
     def roots(self) -> Sequence[Route]:
         return self._roots
@@ -102,8 +141,6 @@ class TeiInterface(Interface):
     def routes(self) -> Sequence[Route]:
         return [
             *self._routes,
-            Route("/tokenize", TokenizeBody, self._tokenize),
-            Route("/decode", DecodeBody, self._decode),
             Route("/info", None, self._info),
         ]
 
@@ -113,6 +150,26 @@ class TeiInterface(Interface):
         answers = await request.answers(body, body.texts(), prompt_name=body.chosen_prompt_name(task.manifest))
         vectors = task.truncated(np.array(answers.answers), body.dimensions)
         return (normalized(vectors) if body.normalize else vectors).tolist()
+
+    async def _similarity(self, request: ServeRequest, body: SimilarityBody) -> object:
+        task = self.model.task
+        texts = [body.inputs.source_sentence, *body.inputs.sentences]
+        embed = request.body(body.parameters | {"inputs": texts}, EmbedBody)
+        if len(texts) == 1:
+            raise InputError("inputs.sentences has no text.", hint="Send one or more to compare the source with.")
+        answers = await request.answers(embed, embed.texts(), prompt_name=embed.chosen_prompt_name(task.manifest))
+        return similarities("cosine", answers.answers[0], np.array(answers.answers[1:]))[0].tolist()
+
+    async def _embed_or_compare(self, request: ServeRequest, values: dict[str, Any]) -> object:
+        """``POST /``: ``/embed``, or, as ``inputs`` is an object, ``/similarity``."""
+        if isinstance(values.get("inputs"), dict):
+            return await self._similarity(request, request.body(values, SimilarityBody))
+        return await self._embed(request, request.body(values, EmbedBody))
+
+    async def _embed_all(self, request: ServeRequest, body: TextsBody) -> object:
+        prompt_name = body.chosen_prompt_name(self.model.session.manifest)
+        answers = await self._states.answers(request, body, body.texts(), prompt_name=prompt_name)
+        return [each.tolist() for each in answers.answers]
 
     async def _embed_sparse(self, request: ServeRequest, body: TextsBody) -> object:
         texts, prompt_name = body.texts(), body.chosen_prompt_name(self.model.session.manifest)
@@ -183,33 +240,6 @@ class TeiInterface(Interface):
         pooling = "splade" if path == "/embed_sparse" else pooling
         return {"embedding": {"pooling": pooling}}
 
-    async def _tokenize(self, request: ServeRequest, body: TokenizeBody) -> object:
-        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        request.check_number(len(texts))
-        self._check_size(sum(map(len, texts)), "characters", self.model.options.max_text_characters)
-        prompts = prompts_of(self.model.session.manifest) if self.model.task.prompts else ({}, None)
-        prompt = chosen_prompt(*prompts, name=body.prompt_name, prompt=None)
-        prompted = [prompt + text for text in texts]
-        return await asyncio.to_thread(_tokens, request.tokenizer, prompted, body.add_special_tokens)
-
-    async def _decode(self, request: ServeRequest, body: DecodeBody) -> object:
-        texts_ids: Sequence[Any] = body.ids if any(isinstance(each, list) for each in body.ids) else [body.ids]
-        request.check_number(len(texts_ids))
-        # An id counts as four characters, as of a text to embed.
-        ids = sum(len(each) for each in texts_ids if isinstance(each, list))
-        self._check_size(ids, "ids", max(1, self.model.options.max_text_characters // 4))
-        return await asyncio.to_thread(_texts, request.tokenizer, texts_ids, body.skip_special_tokens)
-
-    @staticmethod
-    def _check_size(size: int, what: str, limit: int) -> None:
-        """Limit the response, which takes some hundred bytes per token."""
-        if size > limit:
-            larger = Setting("max_text_characters", command="serve")
-            raise InputError(
-                f"The request has {size} {what}; at most {limit} are answered at once.",
-                hint=("Send several requests, or start the server with a larger ", larger, "."),
-            )
-
 
 INTERFACE = TeiInterface
 
@@ -232,40 +262,3 @@ def _texts_or_pairs(value: object) -> list[Text]:
         'inputs is neither a text nor a list of texts and pairs of texts: ["...", ["...", "..."]].',
         hint="Send one of these.",
     )
-
-
-def _is_text_or_pair(item: object) -> bool:
-    return isinstance(item, list) and len(item) in (1, 2) and all(isinstance(text, str) for text in item)
-
-
-def _tokens(tokenizer: TextTokenizer, texts: Sequence[str], add_special_tokens: bool) -> list[list[dict[str, Any]]]:
-    encodings = tokenizer.whole_encodings(texts, add_special_tokens=add_special_tokens)
-    return [_tokens_of(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
-
-
-def _tokens_of(text: str, encoding: Any) -> list[dict[str, Any]]:
-    """The tokens of a text; special tokens that the text does not have are at no place in it."""
-    columns = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)
-    return [
-        {
-            "id": number,
-            "text": token if special else text[start:stop],
-            "special": bool(special),
-            "start": None if special else start,
-            "stop": None if special else stop,
-        }
-        for number, token, (start, stop), special in columns
-    ]
-
-
-def _texts(tokenizer: TextTokenizer, texts_ids: Sequence[Any], skip_special_tokens: bool) -> list[str]:
-    size = tokenizer.whole.get_vocab_size()
-    for number, ids in enumerate(texts_ids):
-        if not isinstance(ids, list):
-            raise InputError("ids is neither a list of ids nor a list of lists of ids.")
-        for token_id in ids:
-            if not 0 <= token_id < size or tokenizer.whole.id_to_token(token_id) is None:
-                raise InputError(
-                    f"ids[{number}]: {token_id} is no id of the bundle's tokenizer; ids are 0 to {size - 1}."
-                )
-    return [tokenizer.whole.decode(ids, skip_special_tokens=skip_special_tokens) for ids in texts_ids]
