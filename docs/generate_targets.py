@@ -50,10 +50,17 @@ _TAIL = """
   does so for `--for onnx`.
 * **Length.** `tokenizer.json`, `tokenizer_config.json` and the sentence-transformers settings of a package, and of a
   bundle, have one limit: [the length of texts](sentence_transformers.md#the-length-of-texts). A system with a limit of
-  its own needs `--max-seq-length`.
-* **Prompts** such as `query: ` are not added by these systems, but for Vespa, whose component has them.
-* **Inputs.** Bundles with inputs that only hdexport's runtime feeds (Longformer's global attention mask, the memory of
-  recurrent models) are refused; serve them with [`hdexport serve`](serve.md).
+  its own needs `--max-seq-length`. DJL truncates to 512 tokens unless it is told otherwise: `serving.properties` tells
+  DJL, and `application.properties` Spring AI. OpenSearch and LangChain4j do not tell it. LangChain4j also averages
+  parts of 510 tokens, which a text of 512 with its two special tokens never has.
+* **Prompts.** Vespa's component and OpenSearch's registration get the model's prompts for queries and documents. The
+  other systems with a graph add none: the command prints them, and you write them before your texts. A model with a
+  default prompt, which the bundle writes before every text, is refused there, unless `--no-prompts` says that your
+  texts have it; so are models whose prompts are not pooled, and models of a chat template. Systems that run the bundle
+  itself (mlflow, lancedb, triton and others) write prompts and templates as it does.
+* **Inputs.** A graph computes itself what only hdexport's runtime feeds: Longformer's global attention (the first token
+  of a text to classify), and the state of a recurrent model before its first token, so that every text is read whole.
+  Refused is question answering with global questions: a graph cannot reject a question that is too long.
 
 ## 8-bit weights
 

@@ -39,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens to which the package's tokenizer truncates (default: the bundle's number)",
     )
     parser.add_argument("--name", help="name of the model in the system (default: the bundle's)")
+    parser.add_argument(
+        "--no-prompts",
+        dest="prompts",
+        action="store_false",
+        help="texts have no prompts, or have them already: the package names none of the model's",
+    )
     graph = parser.add_argument_group("the graph (defaults: what the system reads)")
     graph.add_argument(
         "--opset", metavar="N", type=whole_number, help=f"opset of ONNX's operators, {OPSETS[0]} to {OPSETS[-1]}"
@@ -96,6 +102,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"{each.words:5} words, {each.dtype}: {each.output} has the cosine {each.cosine:.7f} with the bundle's")
     if packaged.not_compared:
         print(f"Not compared with the bundle: {packaged.not_compared}.")
+    for note in packaged.notes:
+        print(f"{note}.")
     print(f"{packaged.path}: for {packaged.target.system}")
     print(f"Next: {packaged.target.next_step.replace('FOLDER', shlex.quote(str(packaged.path)))}")
     return 0

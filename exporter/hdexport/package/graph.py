@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hdplugins.op_builder import OpBuilder
-from hdruntime.bundle.manifest import InputSpec, Role
+from hdruntime.bundle.manifest import Fill, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ExportError, InputError, Setting
 
@@ -97,18 +97,19 @@ def write_graph(bundle: Bundle, path: Path, options: GraphOptions) -> None:
         options: see `GraphOptions`.
 
     Raises:
-        InputError: the bundle has inputs that no other reader feeds, or no pooled embedding, or its weights are too
-            large for one file.
+        InputError: the bundle has inputs that are not computed of ids and mask, or no pooled embedding, or its weights
+            are too large for one file.
     """
     import onnx_ir as ir
 
     from hdexport.graph.bundle_graph import read_portable_graph
+    from hdexport.graph.passes.fold_default_inputs import FoldDefaultInputs
     from hdexport.graph.passes.upcast_to_float32 import UpcastToFloat32
     from hdexport.package.int8 import quantized
 
     options.check()
     model = read_portable_graph(bundle)
-    _check_inputs(bundle)
+    FoldDefaultInputs(bundle.manifest)(model)
     if options.dtype in ("float32", "int8"):
         UpcastToFloat32()(model)
     elif options.dtype == "float16" and bundle.manifest.dtype != "float16":
@@ -145,17 +146,20 @@ def _save(model: onnx_ir.Model, path: Path, options: GraphOptions, bundle: Bundl
         ir.save(model, path, external_data=options.weights_file)
 
 
-def _check_inputs(bundle: Bundle) -> None:
-    others = [spec for spec in bundle.manifest.inputs if spec.role not in (Role.IDS, Role.MASK, Role.TOKEN_TYPES)]
-    if others:
+def check_inputs(bundle: Bundle) -> None:
+    """Refuse a bundle with an input that is not computed of the ids and the attention mask.
+
+    Raises:
+        InputError: the question of question-answering has global attention, and its length a limit, which a graph
+            cannot check.
+    """
+    mask = bundle.manifest.input_of(Role.GLOBAL_ATTENTION_MASK)
+    if mask is not None and mask.default.fill is Fill.UNTIL_TOKEN:
         raise InputError(
-            f"{bundle.path} has the inputs {', '.join(map(_described, others))}, which only hdexport's runtime feeds.",
+            f"The tokens of a question have global attention in {bundle.path} ({mask.name}), at most {mask.bound} of "
+            "them: a graph cannot refuse a longer question, and would give a wrong answer.",
             hint="Run the bundle itself: hdexport run, hdexport serve, or hdruntime.load.",
         )
-
-
-def _described(spec: InputSpec) -> str:
-    return f"{spec.name} ({spec.role.value.replace('_', ' ')})"
 
 
 def _add_token_types(model: onnx_ir.Model) -> None:

@@ -37,6 +37,8 @@ class PackageOptions:
         max_seq_length: tokens to which the package's tokenizer truncates; None for the bundle's number.
         name: name of the model in the system; None for the bundle's.
         backend: what runs the bundle, for targets that run hdexport's runtime.
+        prompts: give the system the model's prompts, and refuse one that has no place for the default prompt. False:
+            texts have no prompts, or have them already.
     """
 
     target: str
@@ -52,6 +54,7 @@ class PackageOptions:
     max_seq_length: int | None = None
     name: str | None = None
     backend: str = "auto"
+    prompts: bool = True
 
 
 GRAPH = frozenset({"opset", "ir_version", "dtype", "token_type_ids", "single_file", "pooled"})
@@ -110,6 +113,7 @@ class PackageTarget:
         graph: options of the graph.
         dtypes: of a bundle's graphs, for systems that choose one when they load a package.
         takes: names of the further options that the target takes.
+        prompts: whether the system writes prompts before queries and documents, which the package names.
         longest: tokens to which the system truncates, whatever the tokenizer says; None if it does not.
         check: refuses a bundle that the system cannot run, before anything is written.
     """
@@ -125,6 +129,7 @@ class PackageTarget:
     graph: GraphOptions = field(default_factory=GraphOptions)
     dtypes: Callable[[Manifest], tuple[Dtype, ...]] = lambda manifest: ("float32",)
     takes: frozenset[str] = frozenset()
+    prompts: bool = False
     longest: int | None = None
     check: Callable[[Bundle], None] = lambda bundle: None
 
@@ -166,3 +171,9 @@ def check_options(target: PackageTarget, options: PackageOptions) -> None:
                 f" does not change what is written for {target.name}.",
                 hint=("Leave out ", Setting(option), "."),
             )
+    if target.run is None and not options.prompts:
+        raise InputError(
+            Setting("prompts", False),
+            f" does not change what is written for {target.name}, where the bundle itself writes prompts.",
+            hint="Leave it out.",
+        )

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hdexport.package.check import Compared, compare
 from hdexport.package.files import write_json
-from hdexport.package.graph import GraphOptions, Outputs
+from hdexport.package.graph import GraphOptions, Outputs, check_inputs
+from hdexport.package.prompts import check_prompts
 from hdexport.package.target import Package, PackageOptions, PackageTarget, check_options, target_named
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
@@ -34,12 +35,14 @@ class Packaged:
         target: the system that loads it.
         compared: each sample text, compared with the bundle; empty where nothing was run.
         not_compared: why nothing was run; empty where it was.
+        notes: what a user of the package has to know.
     """
 
     path: Path
     target: PackageTarget
     compared: tuple[Compared, ...] = ()
     not_compared: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def package_bundle(bundle: Bundle, options: PackageOptions) -> Packaged:
@@ -57,6 +60,7 @@ def package_bundle(bundle: Bundle, options: PackageOptions) -> Packaged:
     target = target_named(options.target)
     check_options(target, options)
     length, name = _checked(bundle, target, options), _checked_name(bundle, options)
+    notes = check_prompts(bundle, target, options)
     with staged_directory(options.output, _KIND, force=options.force) as directory:
         package = Package(
             bundle=bundle,
@@ -80,7 +84,13 @@ def package_bundle(bundle: Bundle, options: PackageOptions) -> Packaged:
                 "files": files,
             },
         )
-    return Packaged(path=Path(options.output), target=target, compared=tuple(compared), not_compared=not_compared)
+    return Packaged(
+        path=Path(options.output),
+        target=target,
+        compared=tuple(compared),
+        not_compared=not_compared,
+        notes=notes,
+    )
 
 
 def _compare(target: PackageTarget, package: Package) -> tuple[list[Compared], str]:
@@ -109,6 +119,8 @@ def _checked(bundle: Bundle, target: PackageTarget, options: PackageOptions) -> 
             hint="Build the bundle from a checkpoint with a tokenizer.",
         )
     target.check(bundle)
+    if target.run is not None:
+        check_inputs(bundle)
     length = checked_length(options.max_seq_length, manifest, max_tokens=manifest.max_len)
     if target.longest is not None and length > target.longest:
         raise InputError(

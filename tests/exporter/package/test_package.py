@@ -25,6 +25,7 @@ from hdexport.package.int8 import quantized
 from hdexport.package.target import PackageTarget, targets
 from hdexport.package.write import PackageOptions, package_bundle
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.sentence_settings import TemplatePart, TextTemplate, Wording
 from hdruntime.errors import ExportError, InputError, OutputExistsError, VerificationError
 from hdruntime.optional import is_installed
 from support.sample_model import tutorial_bundle
@@ -345,15 +346,65 @@ def test_bundles_that_a_system_cannot_run_are_refused(tiny_bundles: Any, tmp_pat
         InputError, match=r"Spring AI runs bundles for sentence-similarity; this bundle's task is text-c"
     ):
         packaged(classifier, "spring-ai", tmp_path / "package")
-    longformer = open_bundle(tiny_bundles("longformer").path)
-    with pytest.raises(InputError, match=r"inputs global_attention_mask .*which only hdexport's runtime feeds"):
-        packaged(longformer, "onnx", tmp_path / "package")
+    questions = open_bundle(tiny_bundles("longformer", "question-answering").path)
+    with pytest.raises(InputError, match=r"a question have global attention .*\(global_attention_mask\), at most 64"):
+        packaged(questions, "onnx", tmp_path / "package")
     single = open_bundle(tiny_bundles("bert", "sentence-similarity").path)
     with pytest.raises(InputError, match="float16 arithmetic needs a float16 bundle"):
         packaged(single, "onnx", tmp_path / "package", dtype="float16")
     with pytest.raises(InputError, match=r"right for word pieces alone; this bundle's tokenizer is WordLevel"):
         packaged(single, "langchain4j", tmp_path / "package")
     assert list(tmp_path.iterdir()) == []
+
+
+def with_settings(bundle: Bundle, **changes: Any) -> Bundle:
+    """The bundle with other settings of sentence-transformers."""
+    manifest = bundle.manifest
+    assert manifest.sentence is not None
+    settings = dataclasses.replace(manifest.sentence, **changes)
+    return dataclasses.replace(bundle, manifest=dataclasses.replace(manifest, sentence=settings))
+
+
+E5 = {"query": "query: ", "passage": "passage: "}
+
+
+def test_a_system_gets_the_prompts_for_which_it_has_a_place(bundle: Bundle, tmp_path: Path) -> None:
+    e5 = with_settings(bundle, prompts=E5)
+    found = packaged(e5, "vespa", tmp_path / "vespa", check=False)
+    component = ElementTree.parse(tmp_path / "vespa" / "services.xml").getroot()
+    assert [component.findtext(f"prepend/{name}") for name in ("query", "document")] == [*E5.values()]
+    assert found.notes == ()
+    packaged(with_settings(bundle, prompts=E5, default_prompt_name="query"), "opensearch", tmp_path / "o", check=False)
+    config = json.loads((tmp_path / "o" / "register.json").read_text())["model_config"]
+    assert (config["query_prefix"], config["passage_prefix"]) == tuple(E5.values())
+    only = with_settings(bundle, prompts={"query": "", "all": "a: "}, default_prompt_name="all")
+    packaged(only, "vespa", tmp_path / "only", check=False)
+    component = ElementTree.parse(tmp_path / "only" / "services.xml").getroot()
+    assert [component.findtext(f"prepend/{name}") for name in ("query", "document")] == ["a: ", "a: "]
+    packaged(e5, "vespa", tmp_path / "none", prompts=False, check=False)
+    assert "prepend" not in (tmp_path / "none" / "services.xml").read_text()
+    packaged(e5, "opensearch", tmp_path / "plain", prompts=False, check=False)
+    assert "prefix" not in (tmp_path / "plain" / "register.json").read_text()
+
+
+def test_a_system_without_a_place_for_prompts_says_so_or_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    e5, default = with_settings(bundle, prompts=E5), with_settings(bundle, prompts=E5, default_prompt_name="passage")
+    (note,) = packaged(e5, "onnx", tmp_path / "e5", check=False).notes
+    assert "adds no prompts. Write those of the model before your texts: query: 'query: '; passage: 'passage: '" in note
+    assert packaged(bundle, "onnx", tmp_path / "plain", check=False).notes == ()
+    template = TextTemplate(plain=Wording(parts=(TemplatePart(before="<user>", slot="text"),), after=""), prompted=None)
+    for refused, message in (
+        (default, r"prompt 'passage: ' \(passage\) by default; .* has no place for it\.\nWrite .*prompts=False"),
+        (with_settings(bundle, text_template=template), r"writes its texts in a chat template, .*\nChoose a target"),
+        (with_settings(bundle, prompts=E5, include_prompt=False), r"prompts out of the pooling \(query, passage\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            packaged(refused, "onnx", tmp_path / "refused")
+        assert packaged(refused, "lancedb", tmp_path / "runtime", force=True).notes == ()
+    assert packaged(default, "onnx", tmp_path / "written", prompts=False, check=False).notes == ()
+    with pytest.raises(InputError, match="prompts=False does not change what is written for lancedb"):
+        packaged(bundle, "lancedb", tmp_path / "refused", prompts=False)
+    assert not (tmp_path / "refused").exists()
 
 
 def test_a_package_is_replaced_on_request_alone(bundle: Bundle, tmp_path: Path) -> None:

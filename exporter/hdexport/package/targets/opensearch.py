@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.package.files import write_json, write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
+from hdexport.package.prompts import prompts_of_package
 from hdexport.package.readers import DJL_LONGEST, djl_mean
 from hdexport.package.target import Package, PackageTarget
 
@@ -26,6 +27,9 @@ def _write(package: Package) -> None:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for name in ("model.onnx", "tokenizer.json"):
             file.write(package.directory / name, name)
+    query, document = prompts_of_package(package)
+    # With a prefix, requests must say whether their texts are queries or passages.
+    prefixes = {"query_prefix": query, "passage_prefix": document} if query or document else {}
     write_json(
         package.directory / "register.json",
         {
@@ -41,6 +45,7 @@ def _write(package: Package) -> None:
                 "framework_type": "sentence_transformers",
                 "pooling_mode": "MEAN",
                 "normalize_result": "false",
+                **prefixes,
             },
             "url": f"https://HOST/{archive.name}",
         },
@@ -58,6 +63,7 @@ TARGET = PackageTarget(
     "DJL 0.31.1",
     write=_write,
     run=_run,
+    prompts=True,
     next_step="Put the .zip where the cluster reaches it, its address into register.json, and: POST "
     "/_plugins/_ml/models/_register",
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS, single_file=True, token_type_ids=True),

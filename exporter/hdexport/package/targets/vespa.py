@@ -8,6 +8,7 @@ from xml.sax.saxutils import escape
 
 from hdexport.package.files import write_text, write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
+from hdexport.package.prompts import prompts_of_package
 from hdexport.package.readers import run_onnx, tokenizer_file
 from hdexport.package.target import Package, PackageTarget
 
@@ -29,16 +30,12 @@ _PREPEND = """
         <query>{query}</query>
         <document>{document}</document>
     </prepend>"""
-_DOCUMENTS = ("document", "passage", "text")
 
 
 def _write(package: Package) -> None:
     write_graph(package.bundle, package.directory / "model.onnx", package.graph)
     write_tokenizer(package)
-    settings = package.bundle.manifest.sentence
-    prompts = settings.prompts if settings is not None else {}
-    query = prompts.get("query", "")
-    document = next((prompts[name] for name in _DOCUMENTS if prompts.get(name)), "")
+    query, document = prompts_of_package(package)
     prepend = _PREPEND.format(query=escape(query), document=escape(document)) if query or document else ""
     write_text(package, "services.xml", _COMPONENT.replace("{prepend}", prepend.replace("$", "$$")))
 
@@ -55,6 +52,7 @@ TARGET = PackageTarget(
     source="https://docs.vespa.ai/en/embedding.html",
     write=_write,
     run=_run,
+    prompts=True,
     next_step="Copy FOLDER to models/ of the application package, and services.xml's component into yours.",
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS, token_type_ids=True),
     takes=frozenset({"dtype", "name"}),

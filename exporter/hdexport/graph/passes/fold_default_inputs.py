@@ -1,0 +1,95 @@
+"""Compute the inputs that only hdexport's runtime feeds from the ids and the attention mask, in the graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from hdplugins.op_builder import OpBuilder
+from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
+
+logger = logging.getLogger(__name__)
+
+
+class FoldDefaultInputs(ir.passes.InPlacePass):
+    """Replace inputs by their defaults for a text that is run whole, as `hdruntime.inference.inputs` has them.
+
+    1. A mask of global tokens is the first real token of each row, or no token.
+    2. The masks of pooled and of attended tokens are the attention mask: the texts have no prompt that is not pooled,
+       and no added tokens.
+    3. Token types that the tokenizer does not give begin after the first token of an id.
+    4. Carried states are those before the first call, and their outputs go.
+
+    Args:
+        manifest: of the bundle whose graph it is.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__()
+        self._manifest = manifest
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Fold the inputs."""
+        graph, manifest = model.graph, self._manifest
+        values = {value.name: value for value in graph.inputs}
+        folded = [spec for spec in manifest.inputs if folds(spec, manifest)]
+        op = OpBuilder.before(graph[0])
+        for spec in folded:
+            value = values[spec.name]
+            found = _FOLDS[spec.role](op, spec, values[manifest.ids], values[manifest.mask], manifest)
+            found.type, found.shape = value.type, value.shape
+            ir.convenience.replace_all_uses_with(value, found)
+            graph.inputs.remove(value)
+        carried = {spec.fed_from for spec in folded}
+        graph.outputs[:] = [value for value in graph.outputs if value.name not in carried]  # 4
+        if folded:
+            logger.debug("computed in the graph: %s", ", ".join(spec.name for spec in folded))
+        return ir.passes.PassResult(model, modified=bool(folded))
+
+
+def folds(spec: InputSpec, manifest: Manifest) -> bool:
+    """Whether an input is computed from the ids and the attention mask."""
+    if spec.role is Role.TOKEN_TYPES:
+        own_types = manifest.tokenizer is not None and not manifest.tokenizer.token_types
+        return own_types and spec.default.fill is Fill.AFTER_TOKEN
+    if spec.role is Role.GLOBAL_ATTENTION_MASK:
+        return spec.default.fill in (Fill.FIRST_TOKEN, Fill.ZEROS)
+    return spec.role in _FOLDS
+
+
+def _global_mask(op: OpBuilder, spec: InputSpec, ids: ir.Value, mask: ir.Value, manifest: Manifest) -> ir.Value:
+    """The first real token, also of a row that is padded on the left: [batch, tokens]."""
+    if spec.default.fill is Fill.ZEROS:
+        return op.Mul(mask, 0)
+    is_first = op.Equal(op.CumSum(mask, 1), 1)
+    return op.Mul(op.Cast(is_first, to=ir.DataType.INT64), mask)
+
+
+def _attention_mask(op: OpBuilder, spec: InputSpec, ids: ir.Value, mask: ir.Value, manifest: Manifest) -> ir.Value:
+    return op.Identity(mask)
+
+
+def _types_after_token(op: OpBuilder, spec: InputSpec, ids: ir.Value, mask: ir.Value, manifest: Manifest) -> ir.Value:
+    """1 after the first token of an id, in a row without one from its second token on: [batch, tokens]."""
+    is_separator = op.Cast(op.Equal(ids, spec.default.token_id), to=ir.DataType.INT64)
+    first = op.ArgMax(is_separator, axis=1, keepdims=1)
+    places = op.Sub(op.CumSum(op.Add(op.Mul(ids, 0), 1), 1), 1)
+    return op.Cast(op.Greater(places, first), to=ir.DataType.INT64)
+
+
+def _state_at_start(op: OpBuilder, spec: InputSpec, ids: ir.Value, mask: ir.Value, manifest: Manifest) -> ir.Value:
+    """A state of so many tokens as the runtime gives a text of one segment: [batch, ...]."""
+    sizes = [manifest.min_memory if axis == "memory" else int(axis) for axis in spec.shape[1:]]
+    shape = op.Concat(op.Shape(ids, start=0, end=1), sizes, axis=0)
+    return op.Expand(float(spec.default.fill is Fill.ONES), shape)
+
+
+_FOLDS: Mapping[Role, Callable[[OpBuilder, InputSpec, ir.Value, ir.Value, Manifest], ir.Value]] = {
+    Role.GLOBAL_ATTENTION_MASK: _global_mask,  # 1
+    Role.POOLED: _attention_mask,  # 2
+    Role.ATTENDED: _attention_mask,
+    Role.TOKEN_TYPES: _types_after_token,  # 3
+    Role.RECURRENT_STATE: _state_at_start,  # 4
+}
