@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+_JSON = "Content-Type: application/json\r\n"
+
 
 class Answer(NamedTuple):
     """The answer to a request: its status, its Retry-After, and the seconds that it took."""
@@ -67,7 +69,7 @@ class Connection:
 
     async def post(self, body: bytes) -> Answer:
         """Send a request, and read the answer."""
-        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: {self._client}\r\n"
+        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: {self._client}\r\n{_JSON}"
         began = time.perf_counter()
         self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")

@@ -1,0 +1,1 @@
+"""Servers side by side: rates, waits and memory."""
