@@ -115,6 +115,16 @@ class BatchSession:
         """
         return self._scheduler.batch_tokens
 
+    def share_memory(self, sessions: int) -> None:
+        """Leave memory to other sessions that run batches at the same time: `batch_tokens` gets its share of the memory
+        that was free at loading.
+
+        Args:
+            sessions: number of the sessions, with this one.
+        """
+        memory = self._scheduler.memory
+        memory.batch_tokens = max(1, memory.batch_tokens // sessions)
+
     @property
     def padding(self) -> PaddingCount:
         """Number of computed tokens of texts and of padding since the bundle was loaded."""

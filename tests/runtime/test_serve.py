@@ -156,7 +156,7 @@ def test_a_text_alone_is_refused_where_the_model_compares_two(
 ) -> None:
     task = TextClassification(open_bundle(reranker_bundle))
     task.pairs = Pairs.REQUIRED
-    monkeypatch.setattr(sys.modules["hdruntime.serve.asgi"], "served_task", lambda bundle: task)
+    monkeypatch.setattr("hdruntime.serve.running_model.served_task", lambda bundle: task)
     with served(reranker_bundle) as (client, _):
         for inputs in ("w7", ["w7"], ["w7", "w8"], ["w7", "w8", "w9"], [["w7", "w8"], ["w9"]]):
             refused = client.post("/predict", json={"inputs": inputs})
@@ -306,7 +306,7 @@ def test_clients_beside_each_other_get_the_answers_that_they_get_alone(embedder:
     for line in (
         "hdexport_requests_total{",
         "hdexport_batch_texts_sum",
-        "hdexport_queue_tokens 0.0",
+        f'hdexport_queue_tokens{{model="{session.manifest.name}"}} 0.0',
         "process_resident",
     ):
         assert line in metrics
@@ -334,13 +334,18 @@ def test_clients_that_go_take_their_texts_with_them(sample_bundle: Path, parser:
             metrics = client.get("/metrics").text
             # Those that went, and those whose body never came.
             is_over = re.search(r'route="/v1/embeddings",status="503"} 4\.0', metrics)
-            if "hdexport_queue_tokens 0.0" in metrics and is_over:
+            if f'hdexport_queue_tokens{{model="{session.manifest.name}"}} 0.0' in metrics and is_over:
                 break
             time.sleep(0.05)
         else:
             raise AssertionError(metrics)
         answered = sum(
-            map(float, re.findall(r'_requests_total{route="/v1/embeddings",status="(?:200|429|499)"} (\S+)', metrics))
+            map(
+                float,
+                re.findall(
+                    r'_requests_total{model=".*",route="/v1/embeddings",status="(?:200|429|499)"} (\S+)', metrics
+                ),
+            )
         )
         assert answered == 5, "each that was sent whole, and one that stayed"
         for each in gone:

@@ -22,6 +22,8 @@ from support.tiny_bundle import make_bundle
 
 Ask = Callable[..., Awaitable[tuple[int, Any]]]
 
+WAITING = 'hdexport_queue_tokens{model="tiny"}'
+
 
 class Runner(RecordingRunner):
     """A runner that fails as long as it is told to, or waits to be let go; `begun` is set when it runs something."""
@@ -72,7 +74,7 @@ class Told:
         asked = [asyncio.create_task(self.embed(first))]
         await asyncio.to_thread(self.runner.begun.wait)
         asked += [asyncio.create_task(self.embed(text)) for text in others]
-        while f"hdexport_queue_tokens {3.0 * len(others)}" not in (await self.ask("/metrics"))[1]:
+        while f"{WAITING} {3.0 * len(others)}" not in (await self.ask("/metrics"))[1]:
             await asyncio.sleep(0.001)
         return asked
 
@@ -352,7 +354,7 @@ def test_an_exhausted_queue_changes_no_request_that_waits(bundle: Path) -> None:
         assert vector_of(await told.embed("read", "read", "long")) == pytest.approx(READ)
         metrics = (await told.ask("/metrics"))[1]
         assert 'status="429"} 5.0' in metrics
-        assert "hdexport_queue_tokens 0.0" in metrics
+        assert f"{WAITING} 0.0" in metrics
 
     asyncio.run(story())
 
@@ -368,7 +370,7 @@ def test_clients_that_go_change_no_request_that_waits(bundle: Path) -> None:
             if number % 3:
                 assert vector_of(await each) == pytest.approx(READ)
         assert vector_of(await told.embed("read")) == pytest.approx(READ)
-        assert "hdexport_queue_tokens 0.0" in (await told.ask("/metrics"))[1]
+        assert f"{WAITING} 0.0" in (await told.ask("/metrics"))[1]
 
     asyncio.run(story())
 
@@ -386,6 +388,6 @@ def test_a_request_whose_time_is_over_stops_alone_and_cancels_no_task_around_it(
         assert [(await each)[0] for each in (first, second)] == [503] * 2
         told.runner.go.set()
         assert vector_of(await told.embed("read")) == pytest.approx(READ)
-        assert "hdexport_queue_tokens 0.0" in (await told.ask("/metrics"))[1]
+        assert f"{WAITING} 0.0" in (await told.ask("/metrics"))[1]
 
     asyncio.run(story())

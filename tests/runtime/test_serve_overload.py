@@ -211,13 +211,15 @@ def test_a_client_is_a_host_or_a_network_that_one_host_has() -> None:
 # Admission
 
 
-@pytest.mark.parametrize("clients", [1, 4])
-@pytest.mark.parametrize("factor", [0.5, 1, 2, 5])
-def test_at_any_rate_of_requests_what_is_accepted_is_answered_and_that_is_what_the_session_can(
-    factor: float, clients: int
+@pytest.mark.parametrize(
+    ("factor", "clients", "sessions"),
+    [*((factor, clients, 1) for factor in (0.5, 1, 2, 5) for clients in (1, 4)), (2, 4, 2)],
+)
+def test_at_any_rate_of_requests_what_is_accepted_is_answered_and_that_is_what_the_sessions_can(
+    factor: float, clients: int, sessions: int
 ) -> None:
     """Requests of 1 to 30 texts of 10 to 200 tokens, at random times, for twenty times the timeout."""
-    seconds, draw = 20 * TIMEOUT, random.Random(0)
+    seconds, draw = 20 * TIMEOUT / sessions, random.Random(0)
     mean_seconds = 15.5 * (105 + (105**2 + 190**2 / 12) / 1000) / RATE
 
     async def story(queue: TextQueue, session: Session, ask: Ask) -> tuple[Counter[str], float]:
@@ -238,18 +240,29 @@ def test_at_any_rate_of_requests_what_is_accepted_is_answered_and_that_is_what_t
                 done_s[0] += needed if now() <= seconds else 0.0
 
         asked = []
-        while (at := now() + draw.expovariate(factor / mean_seconds)) < seconds:
+        while (at := now() + draw.expovariate(sessions * factor / mean_seconds)) < seconds:
             await asyncio.sleep(at - now())
             tokens = [draw.randint(10, 200) for _ in range(draw.randint(1, 30))]
             asked.append(asyncio.ensure_future(one(tokens, f"client {draw.randrange(clients)}")))
         await asyncio.gather(*asked)
-        return ends, done_s[0] / min(asked_s[0], seconds)
+        return ends, done_s[0] / min(asked_s[0], sessions * seconds)
 
-    ends, part = in_queue(story)
+    ends, part = in_queue(story, sessions=[None] * sessions)
     assert ends["late"] == 0
     assert ends["answered"] > 0
     assert part >= 0.9
     assert factor == 1 or bool(ends["refused"]) == (factor > 1)
+
+
+def test_a_request_of_one_long_text_is_no_faster_with_more_sessions() -> None:
+    async def story(queue: TextQueue, session: Session, ask: Ask) -> None:
+        await ask("client", 3000)
+        # 16 seconds at that rate, whatever the other sessions do.
+        with pytest.raises(RequestTooLargeError):
+            await ask("client", 4000, within_s=15)
+        await ask("client", *[3000] * 4)
+
+    in_queue(story, sessions=[None] * 4)
 
 
 def test_of_many_requests_at_once_those_that_fit_are_answered_and_the_others_hear_when_to_come_again() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -190,7 +189,7 @@ def test_one_score_is_the_sigmoid_of_the_logit_whatever_the_models_activation(
         for activation in Activation:
             task = TextClassification(bundle)
             task.activation = activation
-            monkeypatch.setattr(sys.modules["hdruntime.serve.asgi"], "served_task", lambda _, task=task: task)
+            monkeypatch.setattr("hdruntime.serve.running_model.served_task", lambda _, task=task: task)
             app = application(bundle, session, ServeOptions())
             sigmoid, own = 1 / (1 + np.exp(-logits)), task.scores([*logits[:, np.newaxis]])
             expected = (

@@ -31,8 +31,15 @@ def protocol_of(parser: str) -> Any:
 
 
 @contextlib.contextmanager
-def command(bundle: Path, *options: str, parser: str | None = None) -> Iterator[tuple[httpx2.Client, uvicorn.Server]]:
-    """A client of a real server of the command, and the server, with a parser or the one that the command chooses."""
+def command(
+    bundle: Path | list[str], *options: str, parser: str | None = None
+) -> Iterator[tuple[httpx2.Client, uvicorn.Server]]:
+    """A client of a real server of the command, and the server, with a parser or the one that the command chooses.
+
+    Args:
+        bundle: a bundle, or the command's words for several.
+    """
+    bundles = bundle if isinstance(bundle, list) else [str(bundle)]
     servers: list[uvicorn.Server] = []
 
     class Server(uvicorn.Server):
@@ -45,7 +52,7 @@ def command(bundle: Path, *options: str, parser: str | None = None) -> Iterator[
         if parser is not None:
             protocol = protocol_of(parser)
             patch.setattr(http_protocols, "http_protocol", lambda: protocol)
-        thread = threading.Thread(target=main, args=(["serve", str(bundle), "--port", "0", *options],))
+        thread = threading.Thread(target=main, args=(["serve", *bundles, "--port", "0", *options],))
         thread.start()
         try:
             while not (servers and servers[0].started):

@@ -109,15 +109,15 @@ def trust_of(options: argparse.Namespace) -> Trust:
     return Trust(allow_pickle=options.allow_pickle, trust_remote_code=options.trust_remote_code)
 
 
-def add_precision_argument(parser: argparse._ActionsContainer) -> None:
-    """Declare ``--precision`` of a session."""
+def add_precision_argument(parser: argparse._ActionsContainer, **options: Any) -> None:
+    """Declare ``--precision`` of a session; `options` replace those of argparse."""
     from hdruntime.backends.registry import computing_in
 
     library = " or ".join(entry.library for entry in computing_in(Precision.BFLOAT16))
+    how: dict[str, Any] = {"choices": PRECISIONS, "default": "auto"} | options
     parser.add_argument(
         "--precision",
-        choices=PRECISIONS,
-        default="auto",
+        **how,
         help=f"precision on a CPU; bfloat16 needs {library}, int8 needs a bundle built with --int8. auto (default): "
         f"bfloat16 if {library} runs a bundle built with --bf16 or --fp16 on a CPU with bfloat16 units, else float32",
     )
@@ -202,19 +202,20 @@ def rope_factor(text: str) -> float:
     return factor
 
 
-def add_max_seq_length_argument(parser: argparse._ActionsContainer) -> None:
-    """Declare ``--max-seq-length`` of a session."""
+def add_max_seq_length_argument(parser: argparse._ActionsContainer, **options: Any) -> None:
+    """Declare ``--max-seq-length`` of a session; `options` replace those of argparse."""
+    how: dict[str, Any] = {"metavar": "N", "type": sequence_length} | options
     parser.add_argument(
         "--max-seq-length",
-        metavar="N",
-        type=_sequence_length,
+        **how,
         help="maximum tokens of a text, special tokens included, and of each chunk of a split text: a number, model "
         "for the model's own length, or bundle for the longest that the bundle runs (default: the build's --max-len, "
         "or else the model's own length)",
     )
 
 
-def _sequence_length(text: str) -> int | str:
+def sequence_length(text: str) -> int | str:
+    """A number of tokens, ``model`` or ``bundle``; for argparse's ``type``."""
     if text in ("model", "bundle"):
         return text
     try:

@@ -1,25 +1,28 @@
-"""Serve a bundle over HTTP: OpenAI's /v1/embeddings, /rerank as Cohere and Jina have it, /embed_sparse, /predict.
+"""Serve bundles over HTTP: OpenAI's /v1/embeddings, /rerank as Cohere and Jina have it, /embed_sparse, /predict.
 
-One process, one bundle; the routes that fit its task. Texts of all requests share batches of similar lengths.
-/health, /ready, /metrics for Prometheus. SIGTERM answers what runs, then ends. See docs/serve.md.
+One process, one bundle or several; the routes that fit their tasks. Texts of all requests to a bundle share batches of
+similar lengths. /health, /ready, /metrics for Prometheus. SIGTERM answers what runs, then ends. See docs/serve.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from hdexport.cli.arguments import (
+    PRECISIONS,
     add_max_seq_length_argument,
     add_precision_argument,
     local_path,
     path_or_url,
+    sequence_length,
     whole_number,
 )
 from hdexport.cli.flags import flag
@@ -29,18 +32,25 @@ from hdruntime.os_errors import reason_of
 from hdruntime.serve.options import OptionHelp, ServeOptions
 from hdruntime.whole_files import read_bounded
 
-SUMMARY = "serve a bundle over HTTP: embeddings, rerank, classification"
+SUMMARY = "serve bundles over HTTP: embeddings, rerank, classification"
 
 _KEY = "HDEXPORT_API_KEY"
 _MAX_KEY_BYTES = 2**16
 
 
+_NAME = r"[A-Za-z0-9][\w.:/-]*"
+_NAMED = re.compile(rf"(?P<names>{_NAME}(?:,{_NAME})*)=(?P<value>.*)", re.ASCII | re.DOTALL)
+"""A value with the names that it is for; a path that looks like this is written ``./a=b``."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "bundle",
-        metavar="BUNDLE",
-        type=path_or_url,
-        help="directory of a bundle, or organisation/name[@revision] on the Hugging Face Hub",
+        "bundles",
+        nargs="+",
+        metavar="[NAME=]BUNDLE",
+        type=_named_bundle,
+        help="directory of a bundle, or organisation/name[@revision] on the Hugging Face Hub. Of several bundles, a "
+        "request's model chooses one: by NAME, or by the name in the manifest. NAME,OTHER=BUNDLE gives it two names",
     )
     parser.add_argument(
         "--api-key-file",
@@ -49,36 +59,99 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"file with the API key that requests send as Authorization: Bearer KEY (default: the variable {_KEY}, "
         "else no key)",
     )
-    backend = parser.add_argument_group("backend")
+    backend = parser.add_argument_group("backend", "[NAME=]VALUE is for one bundle; repeatable.")
+    backends = ["auto", *backend_names()]
     backend.add_argument(
         "--backend",
-        choices=["auto", *backend_names()],
-        default="auto",
-        help="backend that runs the bundle (default: auto, the first that runs here)",
+        metavar="BACKEND",
+        help=f"backend that runs the bundle: {', '.join(backends)} (default: auto, the first that runs here)",
+        **_of_bundle(_choice(backends)),
     )
-    add_precision_argument(backend)
+    add_precision_argument(backend, metavar="PRECISION", choices=None, **_of_bundle(_choice(PRECISIONS)))
     backend.add_argument(
-        "--threads", metavar="N", type=whole_number, help="number of CPU threads (default: one per usable core)"
+        "--device",
+        metavar="DEVICE",
+        help="device that runs the bundle: cpu, cuda, cuda:1, a device of OpenVINO; or several, separated by commas, "
+        "which have --sessions each (default: the backend's)",
+        **_of_bundle(str),
     )
-    add_max_seq_length_argument(backend)
+    backend.add_argument(
+        "--sessions",
+        metavar="N",
+        help="number of sessions that run batches at the same time; they share the CPU threads, and each holds the "
+        "weights. More than 1 for short texts (default: 1)",
+        **_of_bundle(whole_number),
+    )
+    backend.add_argument(
+        "--threads",
+        metavar="N",
+        help="number of CPU threads of all sessions of a bundle (default: one per usable core)",
+        **_of_bundle(whole_number),
+    )
+    add_max_seq_length_argument(backend, **_of_bundle(sequence_length))
     _add_server_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from hdruntime.serve import serve
+    from hdruntime.serve import BundleToServe, serve
+
+    of_bundles: dict[str, dict[str | None, Any]] = {}
+    named = {name for names, _ in options.bundles for name in names}
+    for option in ("backend", "precision", "device", "sessions", "threads", "max_seq_length"):
+        given = dict(getattr(options, option))
+        if unknown := [name for name in given if name is not None and name not in named]:
+            raise InputError(
+                f"{flag(Setting(option))} is for the bundle {unknown[0]}, and no bundle has this name.",
+                hint=f"Name one of {', '.join(sorted(named))}." if named else "Give the bundle the name: NAME=BUNDLE.",
+            )
+        of_bundles[option] = given
+
+    def bundle_of(names: tuple[str, ...], bundle: str) -> BundleToServe:
+        given = {option: _value(values, names) for option, values in of_bundles.items()}
+        if (device := given.pop("device")) is not None:
+            given["devices"] = device.split(",")
+        return BundleToServe(
+            bundle=bundle, names=names, **{option: value for option, value in given.items() if value is not None}
+        )
 
     values = {each.name: getattr(options, each.name) for each in fields(ServeOptions) if each.metadata}
     values["cors_origin"] = tuple(options.cors_origin)
     serve(
-        options.bundle,
-        backend=options.backend,
-        threads=options.threads,
-        precision=options.precision,
-        max_seq_length=options.max_seq_length,
+        *(bundle_of(names, bundle) for names, bundle in options.bundles),
         options=ServeOptions(api_key=_api_key(options.api_key_file), **values),
-        on_ready=lambda line: print(line, file=sys.stderr, flush=True),
+        on_ready=lambda lines: print(lines, file=sys.stderr, flush=True),
     )
     return 0
+
+
+def _named_bundle(text: str) -> tuple[tuple[str, ...], str]:
+    """The names of a bundle, and its path or its name on the hub."""
+    match = _NAMED.fullmatch(text)
+    return ((), path_or_url(text)) if match is None else (tuple(match["names"].split(",")), path_or_url(match["value"]))
+
+
+def _of_bundle(kind: Callable[[str], object]) -> dict[str, Any]:
+    """How argparse reads an option that is for all bundles, or for one: ``--device rerank=cuda:1``."""
+
+    def named(text: str) -> tuple[str | None, object]:
+        match = _NAMED.fullmatch(text)
+        return (None, kind(text)) if match is None else (match["names"], kind(match["value"]))
+
+    return {"type": named, "action": "append", "default": []}
+
+
+def _value(values: Mapping[str | None, Any], names: Sequence[str]) -> Any:
+    """The value of an option for a bundle with these names, or for all; None where there is none."""
+    return next((values[name] for name in (*names, None) if name in values), None)
+
+
+def _choice(choices: Sequence[str]) -> Callable[[str], str]:
+    def chosen(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r:.60} is none of {', '.join(choices)}")
+        return text
+
+    return chosen
 
 
 def _add_server_options(parser: argparse.ArgumentParser) -> None:

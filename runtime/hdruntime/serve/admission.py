@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from hdruntime.errors import HdexportError, InputError, Message, Setting
 from hdruntime.serve.fair_queue import AcceptedRequest, length_class
@@ -64,17 +64,28 @@ def work_of(tokens: Iterable[int]) -> Counter[int]:
 class Rate:
     """The seconds that a session takes for a token, by the length of its text: the mean of the last batches.
 
-    `longest_batch` has the seconds of the longest of the last batches.
+    Sessions that run at the same time slow each other down: batches that ran while every session ran one count, and
+    others until there is one.
+
+    Attributes:
+        longest_batch: seconds of the longest of the last batches.
     """
 
     def __init__(self) -> None:
         self.longest_batch = 0.0
         self._measured: dict[int, float] = {}
+        self._measured_busy: set[int] = set()
         self._sums: dict[tuple[int, float], tuple[float, float]] = {}
 
-    def add(self, length: int, *, tokens: int, seconds: float) -> None:
-        """Count a batch of texts of a length class."""
+    def add(self, length: int, *, tokens: int, seconds: float, all_busy: bool = True) -> None:
+        """Count a batch of texts of a length class; `all_busy` where every session ran a batch meanwhile."""
         self.longest_batch, slowest = max(seconds, _DECAY * self.longest_batch), 0.0
+        if length in self._measured_busy and not all_busy:
+            return
+        if all_busy and length not in self._measured_busy:
+            self._measured_busy.add(length)
+            for kept in (_DECAY, _FAST_DECAY):
+                self._sums.pop((length, kept), None)
         for kept in (_DECAY, _FAST_DECAY):
             before = self._sums.get((length, kept), (0.0, 0.0))
             self._sums[length, kept] = sums = kept * before[0] + seconds, kept * before[1] + tokens
@@ -104,12 +115,13 @@ class Admission:
 
     A request is accepted if the server could answer it and all that were accepted before within the time that it has.
     A client that has requests already leaves some of that time to others. Before the first
-    batch, when no rate is known, `first_tokens` of a client are accepted, and more of them wait.
+    batch, when no rate is known, `first_tokens` of a client are accepted, and more of them wait. `sessions` run at the
+    same time.
     """
 
-    def __init__(self, *, first_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, first_tokens: int, sessions: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate = Rate()
-        self._first_tokens, self._clock = first_tokens, clock
+        self._first_tokens, self._sessions, self._clock = first_tokens, sessions, clock
         self._requests: dict[AcceptedRequest, None] = {}
         # Of each client that has requests.
         self._clients: dict[str, Counter[int]] = {}
@@ -146,7 +158,7 @@ class Admission:
             work: tokens by length class.
             within_s: the time in which it has to be answered.
         """
-        seconds = self.rate.seconds(work)
+        seconds = self._seconds(work)
         if seconds > within_s and self.rate.knows(work):
             longer = Setting("timeout", command="serve")
             raise RequestTooLargeError(
@@ -163,7 +175,7 @@ class Admission:
 
     def overloaded(self, reason: str, again_s: float = math.inf) -> OverloadedError:
         """The error of a request that is refused, to be sent again after so many seconds, or when nothing waits."""
-        seconds = max(1, math.ceil(min(self.rate.seconds(self._work), again_s)))
+        seconds = max(1, math.ceil(min(self._seconds(self._work), again_s)))
         return OverloadedError(reason, hint=f"Send the request again after {seconds} seconds.", retry_after=seconds)
 
     def add(self, request: AcceptedRequest, work: Counter[int]) -> None:
@@ -187,42 +199,46 @@ class Admission:
         if not self._number[request.client]:
             del self._number[request.client], self._clients[request.client]
 
-    def late(self, *, without: Collection[AcceptedRequest] = ()) -> AcceptedRequest | None:
+    def late(self) -> AcceptedRequest | None:
         """The request that has to run now so that requests are answered in time, the first one whose time ends; None
-        where clients may take turns.
-
-        Args:
-            without: requests that have no turn now.
-        """
+        where clients may take turns."""
         if not self._requests:
             return None
         # A batch that begins now has to end first, and so has the last one of a request.
         now, batches = self._clock(), 2 * self.rate.longest_batch
         first_left = min(request.deadline for request in self._requests) - now
-        if self.rate.seconds(self._work) + batches < _LATE * first_left:
+        if self._seconds(self._work) + batches < _LATE * first_left:
             return None
         before, first = 0.0, None
         for request in sorted(self._requests, key=lambda request: request.deadline):
-            left, needed = request.deadline - now, before + self.rate.seconds(request.work)
+            left, needed = request.deadline - now, before + self._seconds(request.work)
             if needed > _TOO_LATE * left:
                 continue
             before = needed
-            if first is None and request.waiting and request not in without:
+            if first is None and request.waiting:
                 first = request
             if needed + batches >= _LATE * left:
                 return first
         return None
 
+    def _seconds(self, work: Counter[int]) -> float:
+        """Seconds of work that all sessions do, of which one does all of a text's."""
+        seconds = self.rate.seconds(work)
+        if self._sessions == 1:
+            return seconds
+        of_text = (self.rate.seconds(Counter({length: min(tokens, 2**length)})) for length, tokens in work.items())
+        return max(seconds / self._sessions, *of_text, 0.0)
+
     def _check_others(self, client: str, work: Counter[int], *, within_s: float) -> None:
-        waits, seconds = self.rate.seconds(self._work), self.rate.seconds(work)
+        waits, seconds = self._seconds(self._work), self._seconds(work)
         again = waits + seconds - _MAX_LOAD * within_s
         own = self._clients.get(client)
         if own is None and seconds <= _SMALL_REQUEST * within_s:
             # In turns with the others, it is answered long before them.
-            others = (min(seconds, self.rate.seconds(work)) for work in self._clients.values())
+            others = (min(seconds, self._seconds(work)) for work in self._clients.values())
             again = seconds + sum(others) - _MAX_LOAD * within_s
         elif own is not None:
-            again += RESERVED_SHARE * (self.rate.seconds(own) + seconds)
+            again += RESERVED_SHARE * (self._seconds(own) + seconds)
         if again > 0:
             raise self.overloaded(
                 f"The server is busy for {waits:.0f} seconds and answers within {within_s:.0f}, which leaves no time "

@@ -10,32 +10,20 @@ import itertools
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import (
-    BackendError,
-    HdexportError,
-    InputError,
-    Message,
-    NonFiniteOutputError,
-    Setting,
-    joined,
-    write,
-)
+from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, write
 from hdruntime.optional import require
 from hdruntime.serve.admission import OverloadedError, RequestTooLargeError
-from hdruntime.serve.embedding_types import ranges_of_server
 from hdruntime.serve.fair_queue import client_of
-from hdruntime.serve.health import SessionHealth
 from hdruntime.serve.interface import Answers, ModelNotFoundError, Route, ServedModel, ServeRequest
-from hdruntime.serve.interfaces import interfaces, served_task
 from hdruntime.serve.metrics import Metrics
 from hdruntime.serve.options import ServeOptions
-from hdruntime.serve.queue import TextQueue
 from hdruntime.serve.request_body import (
     LARGE_BYTES,
     Content,
@@ -47,14 +35,9 @@ from hdruntime.serve.request_body import (
 )
 from hdruntime.serve.request_keys import request_key, request_message
 from hdruntime.serve.running import RunningRequests, seconds_left
+from hdruntime.serve.running_model import LoadedModel, RunningModel
 from hdruntime.session import Session
-from hdruntime.tasks.encode_options import EncodeOptions
-from hdruntime.tasks.task import Text, TextTask
-from hdruntime.tasks.text_inference import TextInference, TextItem
-from hdruntime.text.encoding import Overflow
-from hdruntime.text.lengths import Role
-from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.tokenization import TextTokenizer
+from hdruntime.tasks.task import Text
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -71,11 +54,14 @@ _READY_SECONDS = 1.0
 _JSON_LINES = ("application/jsonlines", "application/x-jsonlines", "application/jsonl", "application/x-ndjson")
 """Content types of JSON lines."""
 
-_KEPT_TOKENIZERS = 8
-"""Maximum tokenizers with the limits of requests; such a tokenizer is a copy of several megabytes."""
+_MODELS = "/models/"
+"""Prefix of the routes of one model: ``/models/NAME/embed``."""
 
-_KEPT_INFERENCES = 64
-"""Maximum combinations of a task, a treatment of long texts and a prompt that are kept; requests make tasks."""
+_IS_LARGE = "hdexport.is_large"
+"""The key that says, in a request's scope, whether its body is large."""
+
+_MODEL = "hdexport.model"
+"""The key of the model, in a request's scope, that the path's prefix or the request has chosen."""
 
 _CLIENT_CLOSED_REQUEST = 499
 """The status of a request whose client has disconnected, for the metrics, as nginx has it."""
@@ -109,20 +95,26 @@ class _RequestError(Exception):
 def application(
     bundle: Bundle, session: Session, options: ServeOptions, *, is_stopping: Callable[[], bool] = lambda: False
 ) -> Any:
-    """The ASGI application; the session stays open when the application ends.
+    """The ASGI application of one bundle in one session; see `application_of_models`."""
+    return application_of_models([LoadedModel(bundle=bundle, sessions=[session])], options, is_stopping=is_stopping)
 
-    A process serves with a session that the process itself has loaded. An application that was made before a fork, as
-    by gunicorn's ``preload``, refuses to start after the fork; without a lifespan it answers 503.
+
+def application_of_models(
+    models: Sequence[LoadedModel], options: ServeOptions, *, is_stopping: Callable[[], bool] = lambda: False
+) -> Any:
+    """The ASGI application; sessions stay open when the application ends.
+
+    A process serves with sessions that the process itself has loaded. An application that was made before a fork, as by
+    gunicorn's ``preload``, refuses to start after the fork; without a lifespan it answers 503.
 
     Args:
-        bundle: the bundle of the session.
-        session: that runs all texts.
+        models: one model, which is meant whatever a request's ``model`` is, or several with different names.
         options: options of the server. The address, and what concerns connections, is the HTTP server's.
         is_stopping: whether the HTTP server accepts no more requests; bodies that have not arrived are then refused.
 
     Raises:
         MissingDependencyError: the extra ``serve`` is not installed.
-        InputError: the bundle has no tokenizer, or a task that has no route.
+        InputError: a bundle has no tokenizer, or a task that has no route; or two models have one name.
     """
     require("starlette")
     from starlette.applications import Starlette
@@ -130,7 +122,7 @@ def application(
     from starlette.middleware.cors import CORSMiddleware
     from starlette.routing import Route as StarletteRoute
 
-    server = _Server(bundle, session, options, is_stopping)
+    server = _Server(models, options, is_stopping)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
@@ -141,8 +133,10 @@ def application(
             server.close()
 
     # The routes of interfaces first, since routes are tried in turn.
-    endpoints = {(_method(route), route.path): _Endpoint(server.counted(route)) for route in server.routes()}
-    routes = [StarletteRoute(path, each, methods=[method]) for (method, path), each in reversed(endpoints.items())]
+    routes = [
+        StarletteRoute(path, _Endpoint(server.counted(method, path)), methods=[method])
+        for method, path in reversed(server.routes)
+    ]
     errors: dict[Any, Any] = {404: server.unknown, 405: server.unknown}
     middleware = []
     if options.cors_origin:
@@ -156,26 +150,20 @@ def application(
         )
         middleware.append(cors)
     served = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=errors)
-    if not options.root_path and not middleware:
 
-        async def at_once(scope: Any, receive: Any, send: Any) -> None:
-            # Starlette's layers, and its search by regular expressions, cost as much as tokenizing a short text.
-            route = scope.get("method"), scope.get("path")
-            endpoint = None if scope.get("root_path") else endpoints.get(route)
-            await (endpoint or served)(scope, receive, send)
-
-        return at_once
-    if not options.root_path:
-        return served
-
-    async def under_root_path(scope: Any, receive: Any, send: Any) -> None:
-        # Not uvicorn's root_path, which assumes that the proxy has removed the prefix.
-        scope["root_path"] = scope.get("root_path", "") + options.root_path
-        if scope.get("path") == scope["root_path"]:
-            scope["path"] += "/"
+    async def under_prefixes(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            # Not uvicorn's root_path, which assumes that the proxy has removed the prefix.
+            root = scope.get("root_path", "") + options.root_path
+            prefix, model = server.model_of_path(scope["path"].removeprefix(root))
+            scope["root_path"] = root + prefix
+            if model is not None:
+                scope[_MODEL] = model
+            if scope["path"] == scope["root_path"] != "":
+                scope["path"] += "/"
         await served(scope, receive, send)
 
-    return under_root_path
+    return under_prefixes
 
 
 class _Endpoint:
@@ -192,71 +180,82 @@ class _Endpoint:
 
 
 class _Server:
-    def __init__(
-        self, bundle: Bundle, session: Session, options: ServeOptions, is_stopping: Callable[[], bool]
-    ) -> None:
-        self._session, self._options, self._manifest = session, options, bundle.manifest
+    """The models, and the routes of their interfaces.
+
+    Attributes:
+        routes: method and path -> the models that have the route, each with its own.
+    """
+
+    def __init__(self, models: Sequence[LoadedModel], options: ServeOptions, is_stopping: Callable[[], bool]) -> None:
+        self._options = options
         self._is_stopping, self._stopping_since = is_stopping, math.inf
-        self._task = served_task(bundle)
-        if options.truncate == "split" and not self._task.splits:
-            accepted = f"error or end: texts of {bundle.manifest.task} are not split"
-            raise InputError(parameter="truncate", value=options.truncate, accepted=accepted)
-        self._inferences: dict[tuple[TextTask, Overflow, str], TextInference] = {}
-        self._queue_task: asyncio.Task[None] | None = None
         self._requests = RunningRequests(options.timeout, self._reason_to_stop)
-        max_queue_tokens = options.queue_tokens()
-        self._has_ended = False
-        self.tokenizer = session.tokenizer.bounded(options.max_text_characters)
-        self._model = ServedModel(
-            task=self._task,
-            session=session,
-            options=options,
-            max_queue_tokens=max_queue_tokens,
-            tokenizer=self.tokenizer,
-            ranges=ranges_of_server(options.ranges, self._manifest),
-        )
-        self._tokenizer_of = functools.cache(self._new_tokenizer)
-        self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(TextTokenizer.limited)
-        self._health = SessionHealth(session, self._task)
-        self.queue = TextQueue(
-            batch_tokens=session.batch_tokens,
-            max_tokens=max_queue_tokens,
-            max_wait_s=options.max_wait_ms / 1000,
-            on_batch=lambda texts, tokens: self.metrics.batch(texts, tokens),
-        )
-        self.metrics = Metrics(lambda: self.queue.tokens, lambda: session.padding)
+        self.metrics = Metrics()
+        # Equal shares, since each model may get all requests.
+        max_queue_tokens = max(1, options.queue_tokens() // len(models))
+        self._models = [
+            RunningModel(
+                each,
+                options,
+                max_queue_tokens=max_queue_tokens,
+                on_batch=functools.partial(self.metrics.batch, each.name),
+            )
+            for each in models
+        ]
+        for model in self._models:
+            self.metrics.watch(model.name, waiting=model.waiting, padding=model.padding)
+        self._by_name = _by_name(models, self._models)
+        self.routes: dict[tuple[str, str], dict[RunningModel, Route]] = {}
+        of_server = [
+            Route("/health", None, self._get_health, is_open=True, is_of_server=True),
+            Route("/ready", None, self._get_ready, is_open=True, is_of_server=True),
+            Route("/metrics", None, self._get_metrics, is_of_server=True),
+        ]
+        for model in self._models:
+            of_interfaces = [route for interface in model.interfaces for route in interface.routes()]
+            for route in (*of_server, *of_interfaces):
+                method = "GET" if route.body is None else "POST"
+                self.routes.setdefault((method, route.path), {})[model] = route
 
     def start(self) -> None:
-        """Run a text, for which readiness waits; a BackendError if this process can answer no request."""
-        reason = self._unavailable_reason()
+        """Run a text in each session, for which readiness waits; a BackendError if a model can answer no request."""
+        reason = self._unavailable_reason(self._models)
         if reason:
             raise BackendError(
                 reason, hint="Load the bundle in each process that serves; leave out gunicorn --preload."
             )
-        self._health.probe()
+        for model in self._models:
+            model.health.probe()
 
     def close(self) -> None:
-        """End the queue."""
-        self._has_ended = True
-        if self._queue_task is not None:
-            self._queue_task.cancel()
+        """End the queues."""
         self._requests.close()
-        self.queue.close()
+        for model in self._models:
+            model.close()
 
-    def routes(self) -> list[Route]:
-        """The routes for the bundle's task."""
-        of_interfaces = [route for interface in interfaces() for route in interface(self._model).routes()]
-        return [
-            Route("/health", None, self._get_health, is_open=True),
-            Route("/ready", None, self._get_ready, is_open=True),
-            Route("/metrics", None, self._get_metrics),
-            *of_interfaces,
-        ]
+    def model_of_path(self, path: str) -> tuple[str, RunningModel | None]:
+        """The prefix of a path that names a model, and the model: the only one, or the one that is named.
 
-    def counted(self, route: Route) -> Handler:
+        Names may have slashes, and one may begin with another: the longest counts.
+        """
+        only = self._models[0] if len(self._models) == 1 else None
+        if path.startswith(_MODELS):
+            rest = path.removeprefix(_MODELS)
+            names = [name for name in self._by_name if rest == name or rest.startswith(f"{name}/")]
+            if names:
+                name = max(names, key=len)
+                return f"{_MODELS}{name}", self._by_name[name]
+        return "", only
+
+    def models_of(self, request: Request) -> list[RunningModel]:
+        """The model that the path names, or all."""
+        model = request.scope.get(_MODEL)
+        return self._models if model is None else [model]
+
+    def counted(self, method: str, path: str) -> Handler:
         """The route's response, counted, or its error as OpenAI writes it, unless the interface writes others."""
-        path = route.path
-
+        routes = self.routes[method, path]
+        route = next(iter(routes.values()))
         error_of = functools.partial(self._error, route.error)
 
         async def checked(request: Request) -> Response:
@@ -264,7 +263,7 @@ class _Server:
             try:
                 if not route.is_open:
                     self._check_key(request)
-                response = await self._requests.answered(request, functools.partial(self._response, route))
+                response = await self._requests.answered(request, functools.partial(self._response, routes))
                 status = response.status_code
                 return response
             except _RequestError as error:
@@ -273,12 +272,13 @@ class _Server:
             except (OverloadedError, InputError) as error:
                 status = next(code for kind, code in _STATUS_OF_ERROR.items() if isinstance(error, kind))
                 retry_after = error.retry_after if isinstance(error, OverloadedError) else None
-                return error_of(status, request_message(error), retry_after=retry_after)
+                code = "model_not_found" if isinstance(error, ModelNotFoundError) else None
+                return error_of(status, request_message(error), retry_after=retry_after, code=code)
             except NonFiniteOutputError as error:
                 # The texts or the device cause it: the server tries whether other texts get answers.
                 status = 422
                 logger.error("%s: %s", path, error)
-                self._health.doubt()
+                self._doubt(request)
                 return error_of(status, write(error.problem, request_key))
             except asyncio.CancelledError:
                 status = 503
@@ -292,36 +292,102 @@ class _Server:
                 # The client gets no detail, and the log no text of a client.
                 status = 500
                 logger.error("%s failed", path, exc_info=True)
-                self._health.doubt()
+                self._doubt(request)
                 return error_of(status, "The server failed; its log has the reason.")
             finally:
-                self.metrics.request(path, status, time.monotonic() - began)
+                model = request.scope.get(_MODEL)
+                name = "" if model is None else model.name
+                self.metrics.request(name, path, status, time.monotonic() - began)
 
         return checked
 
     async def unknown(self, request: Request, error: Any) -> Response:
         """The response to an unknown path, and to a method that a path does not have."""
-        root = self._options.root_path
-        paths = ", ".join(f"{_method(route)} {root}{route.path}" for route in self.routes())
+        root, model = self._options.root_path, request.scope.get(_MODEL)
+        path = request.scope["path"].removeprefix(root)
+        if model is None and path.startswith(_MODELS):
+            return self._error(None, 404, str(self._no_such_model(path.removeprefix(_MODELS))), code="model_not_found")
+        listed = [(method, path) for (method, path), of_models in self.routes.items() if model in (None, *of_models)]
+        paths = ", ".join(f"{method} {root}{path}" for method, path in listed)
         return self._error(None, error.status_code, f"There is no such route for the bundle's task; there are {paths}.")
 
-    async def _response(self, route: Route, request: Request) -> Response:
+    def _doubt(self, request: Request) -> None:
+        """Run a text of one token in the sessions that a request may have found broken."""
+        for model in self.models_of(request):
+            model.health.doubt()
+
+    async def _response(self, routes: Mapping[RunningModel, Route], request: Request) -> Response:
         from starlette.responses import Response
 
-        serve_request = _ServeRequest(self, request)
-        if route.lines is not None and _has_json_lines(request):
-            lines = await self._read(request, functools.partial(_read_lines, options=self._options))
-            answers = cast(list[object], await route.lines(serve_request, lines))
+        models = [model.served for model in self.models_of(request)]
+        route = next(iter(routes.values()))
+        if route.body is None:
+            model = self._chosen(routes, request, ())
+            serve_request = _ServeRequest(self, request, model, models)
+            answer = await routes[model].handler(serve_request, None)
+        elif route.lines is not None and _has_json_lines(request):
+            lines = await self._read(request, _read_lines)
+            model = self._chosen(routes, request, lines)
+            serve_request = _ServeRequest(self, request, model, models)
+            of_lines = routes[model].lines
+            assert of_lines is not None, "a path has JSON lines for all models, or for none"
+            answers = cast(list[object], await of_lines(serve_request, lines))
             content = b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers)
-            response = Response(content, media_type=_JSON_LINES[0])
+            answer = Response(content, media_type=_JSON_LINES[0])
         else:
-            body = None if route.body is None else await self._body(request, route.body)
-            answer = await route.handler(serve_request, body)
-            response = answer if isinstance(answer, Response) else self._json(answer)
+            values = await self._read(request, _values)
+            model = self._chosen(routes, request, [values])
+            serve_request = _ServeRequest(self, request, model, models)
+            answer = await routes[model].handler(serve_request, await self._body(request, values, routes[model].body))
+        response = answer if isinstance(answer, Response) else self._json(answer)
         if serve_request.truncated:
-            self.metrics.truncated(route.path, self._manifest.name, len(serve_request.truncated))
+            self.metrics.truncated(model.name, route.path, len(serve_request.truncated))
             response.headers[_TRUNCATED] = _ranges(serve_request.truncated)
         return response
+
+    def _chosen(
+        self, routes: Mapping[RunningModel, Route], request: Request, bodies: Sequence[Mapping[str, Any]]
+    ) -> RunningModel:
+        """The model that the path names, or the bodies, or the only one that has the route."""
+        model: RunningModel | None = request.scope.get(_MODEL)
+        route = next(iter(routes.values()))
+        if model is None and route.is_of_server:
+            return next(iter(routes))
+        if model is None:
+            name = self._name(request, bodies)
+            if name is not None and name not in self._by_name:
+                raise self._no_such_model(name)
+            if name is None and len(routes) > 1:
+                names = [each.name for each in routes]
+                raise InputError(
+                    f"Several models answer {request.method} {route.path}: {', '.join(names)}.",
+                    hint=f'Send "model" with one of these names, or use the path {_MODELS}{names[0]}{route.path}.',
+                )
+            model = next(iter(routes)) if name is None else self._by_name[name]
+            request.scope[_MODEL] = model
+        if model not in routes:
+            others = ", ".join(each.name for each in routes)
+            raise ModelNotFoundError(
+                f"The model {model.name} does not answer {request.method} {route.path}; {others} does."
+            )
+        return model
+
+    @staticmethod
+    def _name(request: Request, bodies: Sequence[Mapping[str, Any]]) -> str | None:
+        """The name of a model in a path, or the one in all bodies; None where there is none."""
+        if "model" in request.path_params:
+            name: str = request.path_params["model"]
+            return name
+        names = [body.get("model") for body in bodies]
+        if any(not isinstance(each, str | None) for each in names):
+            raise InputError("model is not a text.", hint='Send the name of a model: {"model": "..."}.')
+        if len(set(names)) > 1:
+            raise InputError("The lines name several models.", hint="Send a request for each model.")
+        return names[0] if names else None
+
+    def _no_such_model(self, name: str) -> ModelNotFoundError:
+        names = ", ".join(model.name for model in self._models)
+        return ModelNotFoundError(f"There is no model {name!r:.100}. The server has {names}.")
 
     async def _get_health(self, request: ServeRequest, body: None) -> object:
         request.check_alive()
@@ -331,127 +397,50 @@ class _Server:
         await request.check_ready()
         return {"status": "ok"}
 
-    def check_alive(self) -> None:
+    def check_alive(self, models: Sequence[RunningModel]) -> None:
         """See `ServeRequest.check_alive`."""
-        self._check_available()
-        if self._health.failure:
+        self.check_available(models)
+        failed = [model for model in models if model.health.failure]
+        for model in failed:
             # Run again, since it may work by now.
-            self._health.probe()
-            raise _RequestError(503, self._health.failure)
+            model.health.probe()
+        if failed:
+            raise _RequestError(503, self._reasons({model: model.health.failure for model in failed}))
 
-    async def check_ready(self) -> None:
+    async def check_ready(self, models: Sequence[RunningModel]) -> None:
         """See `ServeRequest.check_ready`: whether a text was answered since the start, and since the last failure."""
-        self._check_available()
-        if not self._health.has_worked:
+        self.check_available(models)
+        if doubted := [model for model in models if not model.health.has_worked]:
             # The text runs on if this client disconnects, for the next client that asks.
-            await asyncio.wait([self._health.probe()], timeout=_READY_SECONDS)
-            if not self._health.has_worked:
-                raise _RequestError(503, self._health.failure or "A text of one token is running.")
+            await asyncio.wait([model.health.probe() for model in doubted], timeout=_READY_SECONDS)
+        reasons = {
+            model: model.health.failure or "A text of one token is running."
+            for model in doubted
+            if not model.health.has_worked
+        }
+        if reasons:
+            raise _RequestError(503, self._reasons(reasons))
 
-    def _check_available(self) -> None:
-        reason = self._unavailable_reason()
+    def check_available(self, models: Sequence[RunningModel]) -> None:
+        """Refuse a request if one of the models can answer none."""
+        reason = self._unavailable_reason(models)
         if reason:
             raise _RequestError(503, reason)
 
-    def _unavailable_reason(self) -> str:
-        """Why this process can answer no request; empty if it can."""
-        try:
-            _ = self._session.batch_tokens
-        except BackendError as error:
-            return write(error.problem, request_key)
-        if self._has_ended or (self._queue_task is not None and self._queue_task.done()):
-            return "The queue of texts has ended; start the server again."
-        return ""
+    def _unavailable_reason(self, models: Sequence[RunningModel]) -> str:
+        """Why models can answer no request; empty if all can."""
+        return self._reasons({model: reason for model in models if (reason := model.unavailable_reason())})
+
+    def _reasons(self, reasons: Mapping[RunningModel, str]) -> str:
+        """Reasons, with the names of their models where there are several."""
+        if len(self._models) == 1:
+            return "".join(reasons.values())
+        return " ".join(f"{model.name}: {reason}" for model, reason in reasons.items())
 
     async def _get_metrics(self, request: ServeRequest, body: None) -> Response:
         from starlette.responses import Response
 
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
-
-    async def answers(
-        self,
-        request: _ServeRequest,
-        body: RequestBody,
-        texts: Sequence[Text],
-        *,
-        task: TextTask | None = None,
-        overflow: Overflow | None = None,
-        stride: int = 0,
-        prompt_name: str | None = None,
-        max_tokens_each: tuple[int | None, int | None] = (None, None),
-    ) -> Answers:
-        """See `ServeRequest.answers`."""
-        self.check_number(len(texts))
-        self._check_available()
-        overflow = body.overflow if overflow is None else overflow
-        _check_splits(task or self._task, overflow)
-        has_prompt = (task or self._task).prompts and texts[0].input_ids is None
-        prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None) if has_prompt else ""
-        is_pair = texts[0].text_pair is not None
-        whole = self._tokenizer_of((task or self._task).role)
-        tokenizer = self._request_tokenizer(whole, body, overflow, max_tokens_each, is_pair=is_pair)
-        inference = self._inference(task or self._task, overflow, stride, prompt, tokenizer)
-        # Started here: an application in which this application is mounted does not run its lifespan.
-        if self._queue_task is None:
-            self._queue_task = asyncio.create_task(self.queue.run())
-            self._queue_task.add_done_callback(_log_failure)
-        client = request.request.client
-        items = await self.queue.answer(
-            inference,
-            task or self._task,
-            texts,
-            client="" if client is None else client_of(client.host),
-            within_s=seconds_left(request.request),
-        )
-        _raise_errors(items, overflow, splits=(task or self._task).splits)
-        encodings = [item.encoding.whole for item in items if item.encoding is not None]
-        truncated = {number: encoding for number, encoding in enumerate(encodings) if encoding.is_truncated}
-        request.truncated.update(truncated)
-        return Answers([item.answer for item in items], sum(map(len, encodings)), truncated)
-
-    def _inference(
-        self, task: TextTask, overflow: Overflow, stride: int, prompt: str, tokenizer: TextTokenizer | None
-    ) -> TextInference:
-        """What runs the texts of a request; kept for other requests unless the request has a tokenizer of its own."""
-        key = (task, overflow, prompt)
-        if tokenizer is None and key in self._inferences:
-            return self._inferences[key]
-        options = EncodeOptions.of(overflow=overflow, stride=stride)
-        inference = TextInference(
-            self._session, task, options, prompt=prompt, tokenizer=tokenizer or self._tokenizer_of(task.role)
-        )
-        if tokenizer is None:
-            if len(self._inferences) >= _KEPT_INFERENCES:
-                self._inferences.pop(next(iter(self._inferences)))
-            self._inferences[key] = inference
-        return inference
-
-    def _new_tokenizer(self, role: Role | None) -> TextTokenizer:
-        """The tokenizer of texts of a role, with the server's limits."""
-        if role is None:
-            return self.tokenizer
-        return self._session.tokenizer_of(role=role).bounded(self._options.max_text_characters)
-
-    def _request_tokenizer(
-        self,
-        tokenizer: TextTokenizer,
-        body: RequestBody,
-        overflow: Overflow,
-        max_tokens_each: tuple[int | None, int | None],
-        *,
-        is_pair: bool,
-    ) -> TextTokenizer | None:
-        """The tokenizer with a request's own limits, or None if the request has no limits."""
-        max_tokens = body.token_limit(tokenizer, is_pair=is_pair)
-        limits = [
-            None if limit is None or (limit >= max_tokens and overflow is Overflow.TRUNCATE) else limit
-            for limit in max_tokens_each
-        ]
-        if any(limit is not None and limit < 1 for limit in limits):
-            raise InputError("max_tokens_per_doc and max_tokens_per_query must be 1 or more, or 0 for no limit.")
-        if (max_tokens, limits, body.side) == (tokenizer.max_len, [None, None], None):
-            return None
-        return self._limited(tokenizer, max_tokens, text=limits[0], pair=limits[1], side=body.side)
 
     def check_number(self, texts: int) -> None:
         """See `ServeRequest.check_number`."""
@@ -460,7 +449,8 @@ class _Server:
 
     async def _reason_to_stop(self, request: Request) -> Exception | None:
         """The error of a request whose client has disconnected, or that this process can no longer answer."""
-        if reason := self._unavailable_reason():
+        model = request.scope.get(_MODEL)
+        if model is not None and (reason := self._unavailable_reason([model])):
             return _RequestError(503, reason)
         is_read = request.scope.get("hdexport.read")
         if is_read:
@@ -476,7 +466,7 @@ class _Server:
                 return _RequestError(503, "The server stops, and the request's body has not arrived.", retry_after=1)
         return None
 
-    async def _read(self, request: Request, read: Callable[[bytearray, int], Read]) -> Read:
+    async def _read(self, request: Request, read: Callable[[bytearray, ServeOptions, int], Read]) -> Read:
         """What is read of a request's body, by a function that takes it and the maximum ids of a text: beside the event
         loop, where it is large."""
         request.scope["hdexport.read"] = False
@@ -491,17 +481,18 @@ class _Server:
             has_more = message.get("more_body", False)
         request.scope["hdexport.read"] = True
         # As a text of so many characters, see `Text.characters`.
-        max_ids = max(self._options.max_text_characters // 4, self.tokenizer.max_len)
-        if len(content) <= LARGE_BYTES:
-            return read(content, max_ids)
-        return await asyncio.to_thread(read, content, max_ids)
+        max_ids = max(self._options.max_text_characters // 4, *(each.served.tokenizer.max_len for each in self._models))
+        request.scope[_IS_LARGE] = len(content) > LARGE_BYTES
+        if not request.scope[_IS_LARGE]:
+            return read(content, self._options, max_ids)
+        return await asyncio.to_thread(read, content, self._options, max_ids)
 
-    async def _body(self, request: Request, kind: type[Any]) -> Any:
-        def read(content: bytearray, max_ids: int) -> Any:
-            values = _values(content, self._options, max_ids)
-            return values if kind is dict else self.body(values, kind)
-
-        return await self._read(request, read)
+    async def _body(self, request: Request, values: dict[str, Any], kind: Any) -> Any:
+        if kind is dict:
+            return values
+        if not request.scope[_IS_LARGE]:
+            return self.body(values, kind)
+        return await asyncio.to_thread(self.body, values, kind)
 
     def body(self, values: Mapping[str, Any], kind: type[Content]) -> Content:
         """See `ServeRequest.body`."""
@@ -531,10 +522,11 @@ class _Server:
         message: str,
         *,
         retry_after: int | None = None,
+        code: str | None = None,
     ) -> Response:
         kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
         kind = kinds.get(status, "invalid_request_error")
-        openai = {"error": {"message": message, "type": kind, "param": None, "code": None}}
+        openai = {"error": {"message": message, "type": kind, "param": None, "code": code}}
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         return self._json(openai if error is None else error(message), status, headers)
 
@@ -542,17 +534,33 @@ class _Server:
 class _ServeRequest:
     """See `ServeRequest`."""
 
-    def __init__(self, server: _Server, request: Request) -> None:
-        self.tokenizer, self.check_number, self.body = server.tokenizer, server.check_number, server.body
-        self.check_alive, self.check_ready = server.check_alive, server.check_ready
-        self.request, self.truncated = request, set[int]()
+    def __init__(self, server: _Server, request: Request, model: RunningModel, models: Sequence[ServedModel]) -> None:
+        self.tokenizer, self.models = model.served.tokenizer, models
+        self.check_number, self.body = server.check_number, server.body
+        self.truncated = set[int]()
         self.path_parameters: Mapping[str, str] = request.path_params
-        self.answers = functools.partial(server.answers, self)
-        self.part = functools.partial(_ServeRequest, server, request)
+        self._server, self._request, self._model = server, request, model
+        self.part = functools.partial(_ServeRequest, server, request, model, models)
 
+    def check_alive(self) -> None:
+        self._server.check_alive(self._server.models_of(self._request))
 
-def _method(route: Route) -> str:
-    return "GET" if route.body is None else "POST"
+    async def check_ready(self) -> None:
+        await self._server.check_ready(self._server.models_of(self._request))
+
+    async def answers(self, body: RequestBody, texts: Sequence[Text], **options: Any) -> Answers:
+        self.check_number(len(texts))
+        self._server.check_available([self._model])
+        client = self._request.client
+        answers = await self._model.answers(
+            body,
+            texts,
+            client="" if client is None else client_of(client.host),
+            within_s=seconds_left(self._request),
+            **options,
+        )
+        self.truncated.update(answers.truncated)
+        return answers
 
 
 def _has_json_lines(request: Request) -> bool:
@@ -574,7 +582,7 @@ def _values(content: bytes | bytearray, options: ServeOptions, max_ids: int) -> 
     return read_large_values(content, max_texts=options.max_texts, max_ids=max_ids)
 
 
-def _read_lines(content: bytearray, max_ids: int, *, options: ServeOptions) -> list[dict[str, Any]]:
+def _read_lines(content: bytearray, options: ServeOptions, max_ids: int) -> list[dict[str, Any]]:
     """The objects of JSON lines; an empty line is none."""
     lines = content.rstrip()
     # Counted before they are made.
@@ -585,39 +593,6 @@ def _read_lines(content: bytearray, max_ids: int, *, options: ServeOptions) -> l
 
 def _disconnected() -> _RequestError:
     return _RequestError(_CLIENT_CLOSED_REQUEST, "The client has disconnected.")
-
-
-def _check_splits(task: TextTask, overflow: Overflow) -> None:
-    if overflow is Overflow.SPLIT and not task.splits:
-        raise InputError(
-            f"The bundle's task is {task.manifest.task}, whose texts are not split.",
-            hint=("Truncate them: send ", Setting("overflow", Overflow.TRUNCATE), "."),
-        )
-
-
-def _raise_errors(items: Sequence[TextItem], overflow: Overflow, *, splits: bool) -> None:
-    """Raise the error of the first text that does not fit, or of all texts whose outputs are not finite."""
-    for number, item in enumerate(items):
-        if isinstance(item.error, InputError):
-            hint = _too_long_hint(item, overflow, splits) if item.error.names("overflow") else item.error.hint
-            raise InputError(f"input[{number}]: ", *joined(item.error.problem), hint=hint)
-        if item.error is not None and not isinstance(item.error, NonFiniteOutputError):
-            raise item.error
-    failed = [(number, item.error) for number, item in enumerate(items) if item.error is not None]
-    if failed:
-        names = ", ".join(f"input[{number}]" for number, _ in failed)
-        rest = f" Send the others without {'it' if len(failed) == 1 else 'them'}." if len(items) > len(failed) else ""
-        raise NonFiniteOutputError(f"{names}: ", *joined(failed[0][1].problem), rest)
-
-
-def _too_long_hint(item: TextItem, overflow: Overflow, splits: bool) -> Message:
-    """What a client can do about a text of too many tokens; ids cannot be split, nor texts of some tasks."""
-    truncate = ("Truncate it: send ", Setting("overflow", Overflow.TRUNCATE))
-    if item.text.input_ids is not None or not splits:
-        return (*truncate, ".")
-    if overflow is Overflow.ERROR:
-        return (*truncate, ", or run it in chunks: send ", Setting("overflow", Overflow.SPLIT), ".")
-    return ""
 
 
 def _ranges(numbers: Collection[int]) -> str:
@@ -633,7 +608,17 @@ def _ranges(numbers: Collection[int]) -> str:
     return ",".join(shown)
 
 
-def _log_failure(queue: asyncio.Task[None]) -> None:
-    """Log why the queue of texts has ended, unless it was cancelled."""
-    if not queue.cancelled() and (fault := queue.exception()) is not None:
-        logger.error("the queue of texts has ended", exc_info=fault)
+def _by_name(models: Sequence[LoadedModel], running: Sequence[RunningModel]) -> dict[str, RunningModel]:
+    """Names -> models: the given names, and the names in manifests that one model alone has."""
+    by_name: dict[str, RunningModel] = {}
+    for model, each in zip(models, running, strict=True):
+        for name in model.names or [model.name]:
+            if name in by_name:
+                raise InputError(f"Two models have the name {name}.", hint="Give one of them another name.")
+            by_name[name] = each
+    in_manifests = Counter(model.bundle.manifest.name for model in models)
+    for model, each in zip(models, running, strict=True):
+        name = model.bundle.manifest.name
+        if in_manifests[name] == 1:
+            by_name.setdefault(name, each)
+    return by_name

@@ -182,11 +182,11 @@ class FairQueue:
         request.waiting.clear()
         self._forget(request)
 
-    def first(self, *, without: Collection[object] = (), longest: int | None = None) -> Entry | None:
+    def first(self, *, without: Collection[str] = (), longest: int | None = None) -> Entry | None:
         """The chunk whose turn it is.
 
         Args:
-            without: clients and requests that have no turn now.
+            without: clients that have no turn now.
             longest: length class of the longest chunk that is meant; None for all.
         """
         clients: _TurnQueue[_TurnQueue[Entry]] = _TurnQueue()
@@ -195,7 +195,7 @@ class FairQueue:
                 continue
             requests: _TurnQueue[Entry] = _TurnQueue()
             for request in client.requests:
-                if request not in without and (head := _oldest(request, longest)) is not None:
+                if (head := _oldest(request, longest)) is not None:
                     requests.add(request.turn, head.order, head)
             if requests:
                 clients.add(client.turn, requests.first, requests)
@@ -211,7 +211,7 @@ class FairQueue:
             self._take(batch[-1])
         return batch
 
-    def take(self, lead: Entry, *, batch_tokens: int, without: Collection[object] = ()) -> list[Entry]:
+    def take(self, lead: Entry, *, batch_tokens: int, without: Collection[str] = ()) -> list[Entry]:
         """Take a batch: the lead, and chunks that may share its batch, in turns.
 
         Args:
@@ -247,7 +247,7 @@ class FairQueue:
                 del lines[name]
         return batch
 
-    def _lines(self, batch_class: BatchClass, without: Collection[object]) -> dict[str, _TurnQueue[AcceptedRequest]]:
+    def _lines(self, batch_class: BatchClass, without: Collection[str]) -> dict[str, _TurnQueue[AcceptedRequest]]:
         """Clients -> their requests with chunks of a class."""
         lines: dict[str, _TurnQueue[AcceptedRequest]] = {}
         for name, client in self._clients.items():
@@ -255,7 +255,7 @@ class FairQueue:
                 continue
             requests: _TurnQueue[AcceptedRequest] = _TurnQueue()
             for request in client.requests:
-                if batch_class in request.waiting and request not in without:
+                if batch_class in request.waiting:
                     requests.add(request.turn, request.waiting[batch_class][0].order, request)
             if requests:
                 lines[name] = requests

@@ -1,9 +1,10 @@
-"""Whether a session still answers: it runs a text of one token when that is in doubt."""
+"""Whether the sessions of a model still answer: they run a text of one token when that is in doubt."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from hdruntime.errors import BackendError
 from hdruntime.session import Session
@@ -16,16 +17,16 @@ logger = logging.getLogger(__name__)
 
 
 class SessionHealth:
-    """The result of the last text that shows whether the session works.
+    """The result of the last text that shows whether the sessions of a model work.
 
     Attributes:
         has_worked: whether a text has run since the start, and since the last failure.
         failure: why the last text of one token failed; empty if it ran.
     """
 
-    def __init__(self, session: Session, task: TextTask) -> None:
+    def __init__(self, sessions: Sequence[Session], task: TextTask) -> None:
         self.has_worked, self.failure = False, ""
-        self._session, self._task = session, task
+        self._sessions, self._task = sessions, task
         self._probing: asyncio.Task[None] | None = None
 
     def doubt(self) -> None:
@@ -41,17 +42,18 @@ class SessionHealth:
 
     async def _run(self) -> None:
         try:
-            await asyncio.to_thread(self._run_text)
+            for session in self._sessions:
+                await asyncio.to_thread(self._run_text, session)
         except Exception:
             logger.error("a text of one token failed", exc_info=True)
             self.has_worked, self.failure = False, "A text of one token fails; the server's log has the reason."
         else:
             self.has_worked, self.failure = True, ""
 
-    def _run_text(self) -> None:
-        sample = self._session.tokenizer.sample
+    def _run_text(self, session: Session) -> None:
+        sample = session.tokenizer.sample
         text = Text(text=sample, text_pair=sample if self._task.pairs is Pairs.REQUIRED else None)
-        inference = TextInference(self._session, self._task, EncodeOptions.of(overflow=Overflow.TRUNCATE))
+        inference = TextInference(session, self._task, EncodeOptions.of(overflow=Overflow.TRUNCATE))
         (item,) = inference.encode([text])
         inference.run([item])
         if isinstance(item.error, BackendError):

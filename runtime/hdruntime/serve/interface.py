@@ -62,11 +62,13 @@ class ServeRequest(Protocol):
         tokenizer: the bundle's tokenizer, with the server's limits.
         truncated: numbers of the inputs that were truncated, which `answers` adds; the client is told in a header.
         path_parameters: values of the parameters in the route's path, such as ``model`` of ``/v2/models/{model}``.
+        models: the models that the request may choose from: those of the server, or the one in the path's prefix.
     """
 
     tokenizer: TextTokenizer
     truncated: set[int]
     path_parameters: Mapping[str, str]
+    models: Sequence[ServedModel]
 
     def check_number(self, texts: int) -> None:
         """Refuse no texts, and more texts than a request may have."""
@@ -114,6 +116,9 @@ Handler = Callable[[ServeRequest, Any], Awaitable[object]]
 class Route(NamedTuple):
     """A path of the server.
 
+    Of several models that have a path, a request chooses one by the body's key ``model``, or by the path where that has
+    the parameter ``{model}``; ``{model:path}`` takes slashes, too.
+
     Attributes:
         path: the path, such as ``/v1/embeddings``, with parameters such as ``{model}``.
         body: the type of the body of POST requests; `dict` for the object as it is; None for a GET route, whose handler
@@ -123,6 +128,7 @@ class Route(NamedTuple):
             a body is one JSON object, whatever its content type.
         is_open: whether the route needs no API key.
         error: makes the body of a response with an error of the message; None: OpenAI's.
+        is_of_server: whether the response is about all of `ServeRequest.models`, so that a request chooses none.
     """
 
     path: str
@@ -131,6 +137,7 @@ class Route(NamedTuple):
     lines: Handler | None = None
     is_open: bool = False
     error: Callable[[str], object] | None = None
+    is_of_server: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +145,16 @@ class ServedModel:
     """The bundle that is served.
 
     Attributes:
+        names: the names of the model; the first one is shown.
         task: the bundle's task.
-        session: runs all texts.
+        session: a session of the bundle. Texts run in any of the model's, by `ServeRequest.answers`.
         options: the server's options.
         max_queue_tokens: tokens that the server's queue holds.
         tokenizer: the bundle's tokenizer, with the server's limits.
         ranges: float32 [2, dimensions], the calibration ranges of int8 and uint8 embeddings; None without any.
     """
 
+    names: Sequence[str]
     task: TextTask
     session: Session
     options: ServeOptions
@@ -153,15 +162,22 @@ class ServedModel:
     tokenizer: TextTokenizer
     ranges: Ranges | None = None
 
+    @property
+    def name(self) -> str:
+        """The name that is shown."""
+        return self.names[0]
+
     def check_name(self, request: ServeRequest) -> None:
         """Refuse a request whose path names another model.
 
         Raises:
             ModelNotFoundError: it does.
         """
-        name, own = request.path_parameters["model"], self.session.manifest.name
-        if name != own:
-            raise ModelNotFoundError(f"There is no model {name!r}.", hint=f"Use {own!r}, the model that is served.")
+        name = request.path_parameters["model"]
+        if name not in self.names:
+            raise ModelNotFoundError(
+                f"There is no model {name!r}.", hint=f"Use {self.name!r}, the model that is served."
+            )
 
 
 class Interface:

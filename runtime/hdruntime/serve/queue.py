@@ -1,4 +1,4 @@
-"""Texts that wait for a session: tokenized a window at a time, and run in batches of similar lengths."""
+"""Texts that wait for the sessions of a model: tokenized a window at a time, and run in batches of similar lengths."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hdruntime.inference.batching import grouped
 from hdruntime.serve.admission import RESERVED_SHARE, Admission, work_of
 from hdruntime.serve.fair_queue import AcceptedRequest, BatchClass, Entry, EntryGroup, FairQueue, length_class
+from hdruntime.session import Session
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import EncodedChunk, TextInference, TextItem, chunks_of
 
@@ -43,31 +44,26 @@ _SHORT_TOKENS = 256
 
 @dataclass(eq=False)
 class _SessionThread:
-    """A thread that runs one batch at a time, and the batch that runs."""
+    """A thread that runs one batch at a time in a session, and the batch that runs."""
 
     thread: ThreadPoolExecutor
+    session: Session | None
     batch: Sequence[Entry] = ()
-
-    @property
-    def requests(self) -> set[AcceptedRequest]:
-        return {each.request for each in self.batch}
-
-    @property
-    def clients(self) -> set[str]:
-        return {each.request.client for each in self.batch}
 
 
 class TextQueue:
     """Tokenizes the texts of many requests in other threads, and runs them in batches.
 
     A batch has chunks of one task whose lengths differ by less than a factor of two, which bounds padding. Clients take
-    turns, see `FairQueue`; the client whose turn it is decides the length class of the batch. While a batch runs,
-    another thread runs short texts of clients that are not in the batch.
+    turns, see `FairQueue`; the client whose turn it is decides the length class of the batch. A batch runs in the
+    session that waits longest. While every session runs a batch, another thread runs short texts of clients that are in
+    none of the batches, in the first session.
 
     Args:
         batch_tokens: maximum tokens of a batch, padding included.
         max_tokens: maximum tokens that wait.
         max_wait_s: maximum seconds that a text waits for others to share its batch.
+        sessions: sessions of the model, equally fast; None for the session of each request's `TextInference`.
         on_batch: called with the texts and the tokens of each batch.
         clock: the monotonic clock.
     """
@@ -78,19 +74,25 @@ class TextQueue:
         batch_tokens: int,
         max_tokens: int,
         max_wait_s: float,
+        sessions: Sequence[Session | None] = (None,),
         on_batch: Callable[[int, int], None] = lambda texts, tokens: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._batch_tokens, self._max_tokens, self._max_wait_s = batch_tokens, max_tokens, max_wait_s
         self._on_batch, self._clock = on_batch, clock
-        self._waiting, self._admission = FairQueue(), Admission(first_tokens=_FIRST_BATCHES * batch_tokens, clock=clock)
+        self._waiting = FairQueue()
+        self._admission = Admission(
+            first_tokens=_FIRST_BATCHES * batch_tokens * len(sessions), sessions=len(sessions), clock=clock
+        )
+        # Sessions choose their batches one after the other.
+        self._choosing = asyncio.Lock()
         # The class whose batch is filled now; None while the queue waits for a text.
         self._filling: BatchClass | None = None
         self._changed, self._has_short, self._has_run = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._short_texts = ThreadPoolExecutor(max_workers=_SHORT_TEXT_THREADS, thread_name_prefix="tokenizer")
         self._long_texts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer-of-long-texts")
-        self._main = _SessionThread(ThreadPoolExecutor(max_workers=1, thread_name_prefix="session"))
-        self._beside = _SessionThread(ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-of-short-texts"))
+        self._workers = [_worker("session", session) for session in sessions]
+        self._beside = _worker("session-of-short-texts", sessions[0])
 
     @property
     def tokens(self) -> int:
@@ -179,50 +181,64 @@ class TextQueue:
 
     async def run(self) -> None:
         """Run batches until cancelled."""
-        loops = [asyncio.ensure_future(self._run_in_turns()), asyncio.ensure_future(self._run_beside())]
+        in_turns = [asyncio.ensure_future(self._run_in_turns(worker)) for worker in self._workers]
+        loops = [*in_turns, asyncio.ensure_future(self._run_beside())]
         try:
             await asyncio.gather(*loops)
         finally:
             for loop in loops:
                 loop.cancel()
 
-    async def _run_in_turns(self) -> None:
+    async def _run_in_turns(self, worker: _SessionThread) -> None:
         while True:
-            beside = self._beside.requests
-            late = self._admission.late(without=beside)
+            async with self._choosing:
+                batch = await self._next_batch()
+            await self._run(batch, worker)
+
+    async def _next_batch(self) -> Sequence[Entry]:
+        """The batch whose turn it is, taken from the queue."""
+        while True:
+            late = self._admission.late()
             if late is not None:
                 most = self._tokens_of_batch(max(length for _, length in late.waiting))
-                await self._run(self._waiting.take_of(late, batch_tokens=most), self._main)
-                continue
-            lead = self._waiting.first(without=beside)
+                return self._waiting.take_of(late, batch_tokens=most)
+            lead = self._waiting.first()
             if lead is None:
                 self._changed.clear()
                 await self._changed.wait()
             elif not await self._waits_for_others(lead):
-                most = self._tokens_of_batch(lead.batch_class[1])
-                await self._run(self._waiting.take(lead, batch_tokens=most, without=beside), self._main)
+                return self._waiting.take(lead, batch_tokens=self._tokens_of_batch(lead.batch_class[1]))
 
     async def _run_beside(self) -> None:
-        """Run short texts of other clients while a batch runs."""
+        """Run short texts of other clients while every session runs a batch."""
         while True:
             await self._has_short.wait()
             self._has_short.clear()
-            while busy := self._main.clients:
+            while self._all_busy:
+                busy = {each.request.client for worker in self._workers for each in worker.batch}
                 lead = self._waiting.first(without=busy, longest=length_class(_SHORT_TOKENS))
                 if lead is None:
                     break
                 await self._run(self._waiting.take(lead, batch_tokens=_SHORT_TOKENS, without=busy), self._beside)
-                self._changed.set()
+
+    @property
+    def _all_busy(self) -> bool:
+        return all(worker.batch for worker in self._workers)
 
     async def _run(self, batch: Sequence[Entry], worker: _SessionThread) -> None:
         worker.batch, began, error = batch, self._clock(), None
         self._has_short.set()
+        all_busy = self._all_busy
+        inference = batch[0].inference
+        if worker.session is not None:
+            inference = inference.with_session(worker.session)
         try:
             chunks = [each.chunk for each in batch]
-            await asyncio.get_running_loop().run_in_executor(worker.thread, batch[0].inference.run_chunks, chunks)
+            await asyncio.get_running_loop().run_in_executor(worker.thread, inference.run_chunks, chunks)
         except Exception as failure:
             error = failure
         finally:
+            all_busy = all_busy and self._all_busy
             worker.batch = ()
         length, tokens_of = batch[0].batch_class[1], Counter[AcceptedRequest]()
         for each in batch:
@@ -231,7 +247,8 @@ class TextQueue:
             self._admission.done(request, Counter({length: tokens}))
         if error is None:
             # Also where another batch ran beside it, as none may run the next time.
-            self._admission.rate.add(length, tokens=tokens_of.total(), seconds=self._clock() - began)
+            seconds = self._clock() - began
+            self._admission.rate.add(length, tokens=tokens_of.total(), seconds=seconds, all_busy=all_busy)
             self._on_batch(len(batch), tokens_of.total())
         self._has_run.set()
         for each in batch:
@@ -241,8 +258,8 @@ class TextQueue:
         """End the threads, after the batch that runs."""
         self._short_texts.shutdown(cancel_futures=True)
         self._long_texts.shutdown(cancel_futures=True)
-        self._main.thread.shutdown(cancel_futures=True)
-        self._beside.thread.shutdown(cancel_futures=True)
+        for worker in (*self._workers, self._beside):
+            worker.thread.shutdown(cancel_futures=True)
 
     def _tokens_of_batch(self, length: int) -> int:
         """Tokens after which a batch of a length class is full."""
@@ -263,6 +280,10 @@ class TextQueue:
             waited.cancel()
             self._filling = None
         return True
+
+
+def _worker(name: str, session: Session | None) -> _SessionThread:
+    return _SessionThread(ThreadPoolExecutor(max_workers=1, thread_name_prefix=name), session)
 
 
 async def _all_answered(groups: Sequence[EntryGroup]) -> None:

@@ -1,78 +1,153 @@
-"""The server: one process, one bundle, one session."""
+"""The server: one process, with one bundle or several, each in one session or several."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import ipaddress
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import HdexportError, InputError, Setting
 from hdruntime.hub import opened_bundle
 from hdruntime.optional import require
-from hdruntime.serve.asgi import application
+from hdruntime.process_limits import chosen_threads
+from hdruntime.serve.asgi import application_of_models
 from hdruntime.serve.connections import ListeningSocket
+from hdruntime.serve.interfaces import served_task
 from hdruntime.serve.options import ServeOptions
-from hdruntime.session import load
+from hdruntime.serve.running_model import LoadedModel
+from hdruntime.session import Session, load
 from hdruntime.text.lengths import MaxSeqLength
 
 _DRAIN_SECONDS = 30
 """Maximum seconds that a stopping server waits for running requests."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BundleToServe:
+    """A bundle, and how it is loaded and named.
+
+    Attributes:
+        bundle: its directory, or its name on the Hugging Face Hub.
+        names: names by which requests choose it; the first one is shown. Empty: the name in its manifest.
+        sessions: number of sessions on each device, which run batches at the same time.
+        devices: devices that have sessions, as `device` of `hdruntime.load`.
+        threads: CPU threads of all sessions together; None for one per core of the process.
+        backend, precision, max_seq_length: as of `hdruntime.load`.
+    """
+
+    bundle: Path | str
+    names: Sequence[str] = ()
+    sessions: int = 1
+    devices: Sequence[str | None] = (None,)
+    threads: int | None = None
+    backend: Backend | str = "auto"
+    precision: Precision | str = Precision.AUTO
+    max_seq_length: int | MaxSeqLength | None = None
+
+    def load(self, opened: Bundle) -> Iterator[Session]:
+        """Load the sessions, one after the other."""
+        number, threads = self.sessions * len(self.devices), self.threads
+        if number > 1:
+            threads = max(1, chosen_threads(threads)[0] // number)
+        for device in self.devices:
+            for _ in range(self.sessions):
+                yield load(
+                    opened,
+                    self.backend,
+                    threads=threads,
+                    precision=self.precision,
+                    device=device,
+                    max_seq_length=self.max_seq_length,
+                )
+
+
 def serve(
-    bundle: Path | str,
-    *,
-    backend: Backend | str = "auto",
-    threads: int | None = None,
-    precision: Precision | str = Precision.AUTO,
-    max_seq_length: int | MaxSeqLength | None = None,
+    *bundles: BundleToServe | Path | str,
     options: ServeOptions | None = None,
-    on_ready: Callable[[str], None] = lambda line: None,
+    on_ready: Callable[[str], None] = lambda lines: None,
 ) -> None:
-    """Serve a bundle until SIGINT or SIGTERM; requests that run are answered.
+    """Serve bundles until SIGINT or SIGTERM; requests that run are answered.
 
     Args:
-        bundle: its directory, or its name on the Hugging Face Hub.
-        backend, threads, precision, max_seq_length: as of `hdruntime.load`.
+        bundles: one or several. If one cannot be loaded, none is served.
         options: options of the server; None for the defaults.
-        on_ready: takes a line that says where the server listens, and what runs the bundle, before it answers.
+        on_ready: takes lines that say where the server listens, and what runs each bundle, before it answers.
 
     Raises:
         MissingDependencyError: the extra ``serve`` is not installed.
-        HdexportError: the bundle cannot be loaded, an option is invalid, or another program listens there.
+        HdexportError: a bundle cannot be loaded, an option is invalid, or another program listens there.
     """
     options = options or ServeOptions()
     options.check()
     uvicorn = require("uvicorn")
     settings = _uvicorn_settings(options)
     host, port = options.host, options.port
-    opened = opened_bundle(bundle, backend, precision)
-    loaded = functools.partial(
-        load, opened, backend, threads=threads, precision=precision, max_seq_length=max_seq_length
-    )
-    with bound_sockets(host, port) as bound, loaded() as session:
+    to_serve = [each if isinstance(each, BundleToServe) else BundleToServe(bundle=each) for each in bundles]
+    with bound_sockets(host, port) as bound, contextlib.ExitStack() as sessions:
+        models = _loaded(to_serve, sessions)
         # Asked only when requests come, after the server was made.
-        served = application(opened, session, options, is_stopping=lambda: server.should_exit)
+        served = application_of_models(models, options, is_stopping=lambda: server.should_exit)
         with _listen_errors(host, port):
             for bound_socket in bound:
                 # Another server may have bound the port while the bundle was loaded: one of them listens.
                 bound_socket.listen()
         place = f"[{host}]" if ":" in host else host
-        on_ready(
-            f"{opened.manifest.name}, {opened.manifest.task}, 1 to {session.max_seq_length} tokens, "
-            f"{session.backend} ({session.backend_reason}): http://{place}:{bound[0].getsockname()[1]}"
-        )
+        url = f"http://{place}:{bound[0].getsockname()[1]}"
+        lines = [_line(model) for model in models]
+        on_ready(f"{lines[0]}: {url}" if len(lines) == 1 else "\n".join([f"{len(lines)} models: {url}", *lines]))
         # What is there now stays: the garbage collector would search it again and again.
         gc.freeze()
         server = uvicorn.Server(uvicorn.Config(served, **settings))
         server.run(sockets=bound)
+
+
+def _loaded(bundles: Sequence[BundleToServe], sessions: contextlib.ExitStack) -> list[LoadedModel]:
+    """Load all bundles, or none: what can be said without loading is said first, of each."""
+    opened = []
+    for each in bundles:
+        with _named_errors(each, bundles):
+            opened.append(opened_bundle(each.bundle, each.backend, each.precision))
+            served_task(opened[-1])
+    models = []
+    for each, bundle in zip(bundles, opened, strict=True):
+        with _named_errors(each, bundles):
+            loaded = [sessions.enter_context(session) for session in each.load(bundle)]
+        models.append(LoadedModel(bundle=bundle, sessions=loaded, names=each.names))
+    number = sum(len(model.sessions) for model in models)
+    for model in models:
+        for session in model.sessions:
+            session.share_memory(number)
+    return models
+
+
+@contextlib.contextmanager
+def _named_errors(bundle: BundleToServe, bundles: Sequence[BundleToServe]) -> Iterator[None]:
+    """Say which of several bundles an error is about."""
+    try:
+        yield
+    except HdexportError as error:
+        if len(bundles) == 1:
+            raise
+        raise error.prefixed(f"{bundle.names[0] if bundle.names else bundle.bundle} cannot be served: ") from error
+
+
+def _line(model: LoadedModel) -> str:
+    """What runs a model."""
+    manifest, session, number = model.bundle.manifest, model.sessions[0], len(model.sessions)
+    name = model.name if model.name == manifest.name else f"{model.name}: {manifest.name}"
+    several = "" if number == 1 else f", {number} sessions"
+    return (
+        f"{name}, {manifest.task}, 1 to {session.max_seq_length} tokens, {session.backend} "
+        f"({session.backend_reason}){several}"
+    )
 
 
 def _uvicorn_settings(options: ServeOptions) -> dict[str, Any]:

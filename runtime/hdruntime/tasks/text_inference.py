@@ -6,9 +6,11 @@ answer is made when the last of its chunks has run, so that little is held.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -146,6 +148,7 @@ class TextInference:
             characters = max(WINDOW_CHARACTERS, of_batches, of_streams)
             self.window_characters = min(characters, _MAX_CHARACTERS)
         self._known_good: Encoding | None = None
+        self._taking = threading.Lock()
 
     @property
     def max_tokens(self) -> float:
@@ -260,9 +263,17 @@ class TextInference:
     def run_chunks(self, chunks: Sequence[EncodedChunk]) -> None:
         """Run chunks, the last of which gives its text the answer; errors are raised as by `run`.
 
-        The chunks of a text may run in several calls, one after the other, and those of other texts in other threads.
+        The chunks of a text may run in several calls, also in several threads, and in other sessions by `with_session`.
         """
         self._run_groups([chunks])
+
+    def with_session(self, session: BatchSession) -> TextInference:
+        """The same for another session of the bundle, loaded with the same options."""
+        if session is self._session:
+            return self
+        other = copy.copy(self)
+        other._session, other._known_good = session, None
+        return other
 
     def _groups(self, items: Sequence[TextItem]) -> Iterator[list[EncodedChunk]]:
         """The chunks of texts, those together that are sorted by length; which these are depends only on the texts."""
@@ -362,11 +373,12 @@ class TextInference:
     def _take(self, chunk: EncodedChunk, outputs: Outputs) -> None:
         """Add a chunk's outputs to its text; the last chunk completes the answer."""
         item = chunk.item
-        item.missing -= 1
-        if not item.missing:
-            self._finish(item, outputs, chunk.number)
-        elif item.pending is not None:
-            item.pending.add(chunk.number, outputs)
+        with self._taking:
+            item.missing -= 1
+            if not item.missing:
+                self._finish(item, outputs, chunk.number)
+            elif item.pending is not None:
+                item.pending.add(chunk.number, outputs)
 
     def _finish(self, item: TextItem, outputs: Outputs, chunk: int = 0) -> None:
         """Add the last outputs of a text, and answer it."""

@@ -131,7 +131,7 @@ class ContextualizedInterface(Interface):
                     for each, (start, end) in zip(embeddings, spans, strict=True)
                 ]
             data.append({"object": "list", "index": index, "data": embeddings})
-        return {"object": "list", "data": data, "model": task.manifest.name, "usage": answers.usage}
+        return {"object": "list", "data": data, "model": self.model.name, "usage": answers.usage}
 
 
 INTERFACE = ContextualizedInterface

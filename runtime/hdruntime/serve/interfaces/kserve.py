@@ -103,10 +103,10 @@ class KServeInterface(Interface):
     def routes(self) -> Sequence[Route]:
         model = "/v2/models/{model:path}"
         return [
-            Route("/v2", None, self._server, error=_error),
-            Route("/v2/health/live", None, self._live, is_open=True, error=_error),
-            Route("/v2/health/ready", None, self._ready, is_open=True, error=_error),
-            Route("/v2/models", None, self._models, error=_error),
+            Route("/v2", None, self._server, error=_error, is_of_server=True),
+            Route("/v2/health/live", None, self._live, is_open=True, error=_error, is_of_server=True),
+            Route("/v2/health/ready", None, self._ready, is_open=True, error=_error, is_of_server=True),
+            Route("/v2/models", None, self._models, error=_error, is_of_server=True),
             # The last one that fits is taken.
             Route(model, None, self._metadata, error=_error),
             Route(f"{model}/ready", None, self._model_ready, is_open=True, error=_error),
@@ -127,18 +127,18 @@ class KServeInterface(Interface):
         return {"ready": True}
 
     async def _models(self, request: ServeRequest, body: None) -> object:
-        return {"models": [self.model.session.manifest.name]}
+        return {"models": [model.name for model in request.models]}
 
     async def _model_ready(self, request: ServeRequest, body: None) -> object:
         self.model.check_name(request)
         await request.check_ready()
-        return {"name": self.model.session.manifest.name, "ready": True}
+        return {"name": self.model.name, "ready": True}
 
     async def _metadata(self, request: ServeRequest, body: None) -> object:
         self.model.check_name(request)
         inputs = {TEXT} if self._pairs is Pairs.REFUSED else {TEXT, TEXT_PAIR}
         return {
-            "name": self.model.session.manifest.name,
+            "name": self.model.name,
             "versions": [],
             "platform": f"hdexport_{self.model.session.backend}",
             "inputs": [{"name": name, "datatype": _STRINGS, "shape": [-1]} for name in sorted(inputs)],
@@ -158,9 +158,11 @@ class KServeInterface(Interface):
 
     async def _infer(self, request: ServeRequest, body: InferBody) -> object:
         self.model.check_name(request)
-        name, task = self.model.session.manifest.name, self.model.task
-        if body.model_name not in (None, name):
-            raise InputError(f"model_name is {body.model_name!r}, and the path names {name!r}.", hint="Send one name.")
+        name, task, of_path = self.model.name, self.model.task, request.path_parameters["model"]
+        if body.model_name not in (None, of_path):
+            raise InputError(
+                f"model_name is {body.model_name!r}, and the path names {of_path!r}.", hint="Send one name."
+            )
         _check_binary(body)
         if any(output.name != self._output for output in body.outputs):
             raise InputError(f"There is no such output; the model has {self._output}.", hint="Leave out outputs.")

@@ -71,7 +71,7 @@ class MultiVectorInterface(Interface):
             {"object": "embeddings", "index": index, "embeddings": rows} | answers.truncation(index)
             for index, rows in enumerate(types.lists(vectors, self.model.ranges))
         ]
-        return {"object": "list", "data": data, "model": task.manifest.name, "usage": answers.usage}
+        return {"object": "list", "data": data, "model": self.model.name, "usage": answers.usage}
 
     def _check_size(self, texts: Sequence[Text]) -> None:
         """Limit the response, which has an embedding for each token."""

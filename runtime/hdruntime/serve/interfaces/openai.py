@@ -51,15 +51,19 @@ class OpenAIInterface(Interface):
         return isinstance(task, Embedding)
 
     def routes(self) -> Sequence[Route]:
-        models = Route("/v1/models", None, self._models)
+        models = [
+            Route("/v1/models", None, self._models, is_of_server=True),
+            Route("/v1/models/{model:path}", None, self._model),
+        ]
         if not self.answers_task(self.model.task):
-            return [models]
-        return [models, Route("/v1/embeddings", EmbeddingsBody, self._embeddings)]
+            return models
+        return [*models, Route("/v1/embeddings", EmbeddingsBody, self._embeddings)]
 
     async def _models(self, request: ServeRequest, body: None) -> object:
-        manifest = self.model.session.manifest
-        model = {"id": manifest.name, "object": "model", "created": 0, "owned_by": "hdexport", "task": manifest.task}
-        return {"object": "list", "data": [model | {"max_model_len": self.model.session.max_seq_length}]}
+        return {"object": "list", "data": [_description(model) for model in request.models]}
+
+    async def _model(self, request: ServeRequest, body: None) -> object:
+        return _description(self.model)
 
     async def _embeddings(self, request: ServeRequest, body: EmbeddingsBody) -> object:
         task = self.model.task
@@ -82,7 +86,7 @@ class OpenAIInterface(Interface):
             {"object": "embedding", "index": index, "embedding": row} | answers.truncation(index)
             for index, row in enumerate(rows)
         ]
-        return {"object": "list", "data": data, "model": task.manifest.name, "usage": answers.usage}
+        return {"object": "list", "data": data, "model": self.model.name, "usage": answers.usage}
 
     async def _chunk_answers(self, request: ServeRequest, chunks: list[str], body: EmbeddingsBody) -> Answers:
         """The answer to the inputs as chunks of one text."""
@@ -106,6 +110,11 @@ async def texts_of_input(request: ServeRequest, value: object) -> list[Text]:
     # Ids are checked one by one, and a request may have millions.
     has_many = _count_ids(value) > _MANY_IDS
     return await asyncio.to_thread(_texts_or_ids, request, value) if has_many else _texts_or_ids(request, value)
+
+
+def _description(model: ServedModel) -> dict[str, object]:
+    described = {"id": model.name, "object": "model", "created": 0, "owned_by": "hdexport"}
+    return described | {"task": model.session.manifest.task, "max_model_len": model.session.max_seq_length}
 
 
 def _count_ids(value: object) -> int:

@@ -80,7 +80,7 @@ class RerankInterface(Interface):
             | answers.truncation(index)
             for index in order
         ]
-        response = {"id": "", "model": self.model.task.manifest.name, "usage": answers.usage, "meta": {}}
+        response = {"id": "", "model": self.model.name, "usage": answers.usage, "meta": {}}
         if body.truncation is not None:
             # Voyage's client always sends this key, and reads the results under "data".
             return response | {"object": "list", "data": results}

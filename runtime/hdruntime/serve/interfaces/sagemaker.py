@@ -25,12 +25,12 @@ class SageMakerInterface(Interface):
         return RootRoutes(self.model)
 
     def routes(self) -> Sequence[Route]:
-        ping = Route("/ping", None, self._ping, is_open=True)
+        ping = Route("/ping", None, self._ping, is_open=True, is_of_server=True)
         if not self._roots:
             return [ping]
         return [
             ping,
-            Route("/execution-parameters", None, self._execution_parameters, is_open=True),
+            Route("/execution-parameters", None, self._execution_parameters, is_open=True, is_of_server=True),
             Route("/invocations", dict, self._roots.answer, lines=self._lines),
         ]
 

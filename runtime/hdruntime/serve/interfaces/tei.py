@@ -201,7 +201,7 @@ class TeiInterface(Interface):
         session = self.model.session
         manifest, precision = session.manifest, session.precision
         return {
-            "model_id": manifest.name,
+            "model_id": self.model.name,
             "model_sha": None,
             "model_dtype": manifest.dtype if precision is Precision.AUTO else precision.value,
             "model_type": self._model_type(),

@@ -54,7 +54,7 @@ class VertexInterface(Interface):
         if predict and predict not in (*others, *paths):
             routes.append(Route(_literal(predict), InstancesBody, self._predict))
         if health and health not in (*others, "/health", "/ready"):
-            routes.append(Route(_literal(health), None, self._health, is_open=True))
+            routes.append(Route(_literal(health), None, self._health, is_open=True, is_of_server=True))
         return routes
 
     async def _health(self, request: ServeRequest, body: None) -> object:

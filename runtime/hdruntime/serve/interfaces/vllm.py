@@ -165,7 +165,7 @@ class VllmInterface(Interface):
             "id": f"{kind}-{uuid.uuid4().hex}",
             "object": "list",
             "created": int(time.time()),
-            "model": self.model.task.manifest.name,
+            "model": self.model.name,
             "data": data,
             "usage": answers.usage,
         }
