@@ -37,7 +37,7 @@ from hdruntime.serve.server import bound_sockets
 from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
 from support.job_runs import gather_bundle
-from support.serving import PARSERS, Connection, protocol_of
+from support.serving import PARSERS, Connection, message_of, protocol_of
 from support.splade_models import made_splade
 from support.tiny_bundle import WORDS
 
@@ -111,12 +111,12 @@ def test_long_texts_are_refused_cut_or_split_and_chunks_see_each_other(embedder:
 
     refused = client.post("/v1/embeddings", json={"input": ["a", long]})
     assert refused.status_code == 400
-    assert "input[1]: The text has" in refused.json()["error"]["message"]
-    assert 'send "truncate": "end", or run it in chunks: send "truncate": "split"' in refused.json()["error"]["message"]
+    assert "input[1]: The text has" in message_of(refused.json())
+    assert 'send "truncate": "end", or run it in chunks: send "truncate": "split"' in message_of(refused.json())
     first, last = session.tokenizer.special_ids
     for inside, remedy in (([5] * session.max_len, 'send "truncate": "end".'), ([10**6], None)):
         given = first + inside + last
-        said = client.post("/v1/embeddings", json={"input": given}).json()["error"]["message"]
+        said = message_of(client.post("/v1/embeddings", json={"input": given}).json())
         assert remedy in said if remedy else "truncate" not in said, "each remedy works, and none is for other errors"
     for truncate, overflow in (("end", "truncate"), ("split", "split")):
         expected = session.embed([long], overflow=overflow)
@@ -160,7 +160,7 @@ def test_a_text_alone_is_refused_where_the_model_compares_two(
     with served(reranker_bundle) as (client, _):
         for inputs in ("w7", ["w7"], ["w7", "w8"], ["w7", "w8", "w9"], [["w7", "w8"], ["w9"]]):
             refused = client.post("/predict", json={"inputs": inputs})
-            assert (refused.status_code, '[["...", "..."]]' in refused.json()["error"]["message"]) == (400, True)
+            assert (refused.status_code, '[["...", "..."]]' in message_of(refused.json())) == (400, True)
         for number in (1, 2, 3):
             answers = client.post("/predict", json={"inputs": [["w7", "w8"]] * number}).json()
             assert [len(each) for each in answers] == [1] * number
@@ -204,7 +204,7 @@ def test_classes_and_sparse_vectors_are_those_of_a_session(
         )
         for unknown in ("dimensions", "normalize"):
             refused = client.post("/embed_sparse", json={"inputs": "a", unknown: 5})
-            assert f"unknown field `{unknown}`" in refused.json()["error"]["message"]
+            assert f"unknown field `{unknown}`" in message_of(refused.json())
 
 
 BAD: dict[str, tuple[str, Any, int, str]] = {
@@ -214,7 +214,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "a number": ("/v1/embeddings", {"input": 5}, 400, "neither a text"),
     "nothing": ("/v1/embeddings", {"input": []}, 400, "neither a text"),
     "an unknown key": ("/v1/embeddings", {"input": "a", "task": "retrieval.query"}, 400, "unknown field `task`"),
-    "a side": ("/embed", {"inputs": "a", "truncation_direction": "Middle"}, 400, "truncation_side"),
+    "a side": ("/v1/embeddings", {"input": "a", "truncation_direction": "Middle"}, 400, "truncation_side"),
     "texts and ids": ("/v1/embeddings", {"input": ["a", 5]}, 400, "neither a text"),
     "an id that is none": ("/v1/embeddings", {"input": [101, 10**6, 102]}, 400, "input[0]"),
     "true as an id": ("/v1/embeddings", {"input": [True]}, 400, "neither a text"),
@@ -270,7 +270,7 @@ def test_a_text_that_is_read_whole_has_a_limit_and_one_that_is_cut_has_none(samp
         for body in ({"input": long, "truncate": "split"}, {"input": [long, "a"], "late_chunking": True}):
             refused = client.post("/v1/embeddings", json=body)
             assert refused.status_code == 400
-            assert "can be tokenized in full" in refused.json()["error"]["message"]
+            assert "can be tokenized in full" in message_of(refused.json())
 
 
 def test_a_key_is_asked_for_where_there_is_one(sample_bundle: Path) -> None:

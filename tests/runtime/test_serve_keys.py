@@ -26,7 +26,7 @@ from hdruntime.serve import request_body as requests
 from hdruntime.serve.interfaces import cohere, contextualized, multi_vector, openai, rerank, tei, vllm
 from hdruntime.session import Session
 from hdruntime.text.embeddings import EmbeddingPrecision, quantized
-from support.serving import answers_of
+from support.serving import answers_of, message_of
 from support.tiny_bundle import make_bundle
 
 CLS, SEP = 2, 3
@@ -39,7 +39,7 @@ ROUTES = {
     "/v1/multi-vector": multi_vector.MultiVectorBody,
     "/v2/embed": cohere.CohereEmbedBody,
     "/embed": tei.EmbedBody,
-    "/embed_all": tei.TextsBody,
+    "/embed_all": tei.EmbedAllBody,
     "/embed_sparse": tei.TextsBody,
     "/rerank": rerank.RerankBody,
     "/predict": tei.PredictBody,
@@ -59,11 +59,6 @@ def asked(app: Any, path: str, body: Any) -> tuple[int, Any]:
         for name in {"id", "created"} & set(content):
             del content[name]
     return found.status_code, content
-
-
-def message_of(said: Any) -> str:
-    """The message of an error in OpenAI's form, or Cohere's."""
-    return str(said["message"] if "message" in said else said["error"]["message"])
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +179,7 @@ CHANGES: dict[str, Any] = {
     "embedding_types": ["ubinary"],
     "output_dtype": "ubinary",
     "dimensions": 2,
-    "normalize": {"/v1/embeddings": True, "/embed": False},
+    "normalize": {"/v1/embeddings": True, "/embed": False, "/embed_all": True},
     "prompt_name": "nobody",
     "input_type": "nobody",
     "late_chunking": True,
@@ -264,7 +259,7 @@ def test_keys_that_contradict_each_other_are_refused(embedding: Ask, reranking: 
         {"dimensions": 2, "output_dimension": 3},
     ):
         status, said = embedding("/v1/embeddings", SHORT["/v1/embeddings"] | more)
-        assert (status, "contradict each other" in said["error"]["message"]) == (400, True)
+        assert (status, "contradict each other" in message_of(said)) == (400, True)
     agreeing = {"truncate": "END", "truncation": True, "truncate_prompt_tokens": -1}
     for more in (agreeing, {"dimensions": 2, "output_dimension": 2}):
         assert embedding("/v1/embeddings", SHORT["/v1/embeddings"] | more)[0] == 200
@@ -274,9 +269,9 @@ def test_keys_that_contradict_each_other_are_refused(embedding: Ask, reranking: 
         ({"input": "read", "late_chunking": True, "truncate_prompt_tokens": 5}, "late_chunking reads texts in full"),
     ):
         status, said = embedding("/v1/embeddings", body)
-        assert (status, message in said["error"]["message"]) == (400, True), said
+        assert (status, message in message_of(said)) == (400, True), said
     status, said = reranking[0]("/rerank", REQUESTS["/rerank"] | {"max_tokens_per_doc": -1})
-    assert (status, "1 or more" in said["error"]["message"]) == (400, True)
+    assert (status, "1 or more" in message_of(said)) == (400, True)
 
 
 # What clients send by default, as it was recorded
@@ -412,8 +407,7 @@ def test_types_that_the_server_cannot_give_are_refused(embedding: Ask, tmp_path:
     def refusal(ask: Ask, **keys: Any) -> str:
         status, said = ask("/v1/embeddings", {"input": T, **keys})
         assert status == 400, said
-        message: str = said["error"]["message"]
-        return message
+        return message_of(said)
 
     assert "--ranges FILE, the output of a job with --output-dtype int8" in refusal(embedding, output_dtype="int8")
     assert "--ranges FILE" in refusal(embedding, encoding_format="base64_int8")
@@ -509,7 +503,7 @@ def test_ids_without_the_tokenizers_special_tokens_are_refused(embedding: Ask) -
     ):
         for more in ({}, {"truncate": "end"}, {"truncate": "split"}):
             status, said = embedding("/v1/embeddings", {"input": given} | more)
-            message = said["error"]["message"]
+            message = message_of(said)
             assert status == 400
             assert message.startswith(f"input[{number}]: The ids lack special tokens")
             assert "2 ([CLS]) before every text and 3 ([SEP]) after every text" in message
@@ -556,7 +550,7 @@ def test_texts_and_ids_lose_their_start_where_a_request_asks_for_it(embedding: A
     )
     np.testing.assert_allclose(short, [vector(CLS, *words[-3:], SEP)], rtol=1e-6)
     status, said = embedding("/v1/embeddings", {"input": LONG, "truncate": "END", "truncation_side": "left"})
-    assert (status, "contradict each other" in said["error"]["message"]) == (400, True)
+    assert (status, "contradict each other" in message_of(said)) == (400, True)
 
 
 # The server's default for long texts
@@ -600,7 +594,7 @@ def test_a_servers_default_for_long_texts_holds_where_a_request_says_nothing(tmp
     assert refused.status_code == 400
     (of_long_ids,) = served("split", ("/v1/embeddings", {"input": ids}))
     assert of_long_ids.status_code == 400
-    assert of_long_ids.json()["error"]["message"].endswith('send "truncate": "end".'), "ids cannot be split"
+    assert message_of(of_long_ids.json()).endswith('send "truncate": "end".'), "ids cannot be split"
     assert 'hdexport_truncated_texts_total{model="tiny",route="/v1/embeddings"} 1.0' in metrics.text
 
 

@@ -19,7 +19,7 @@ from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendError, BundleNotFoundError, InputError
 from hdruntime.serve import BundleToServe, LoadedModel, ServeOptions, application_of_models, serve
 from hdruntime.session import Session
-from support.serving import answers_of, command
+from support.serving import answers_of, command, message_of
 from support.tiny_bundle import make_bundle
 
 READ = answer(np.array([2, 7, 3])).mean(0).tolist()
@@ -121,7 +121,7 @@ def test_a_route_belongs_to_the_model_whose_task_answers_it(tiny: Bundle, rerank
     assert other[1]["error"]["message"] == "The model tiny does not answer POST /rerank; rerank does."
     for status, said in (root, no_model):
         assert status == 400
-        assert "tiny, rerank" in said["error"]["message"]
+        assert "tiny, rerank" in message_of(said)
     assert [each["id"] for each in listed[1]["data"]] == ["tiny", "rerank"]
     assert described[1] == listed[1]["data"][1]
     assert described[1]["task"] == "text-classification"

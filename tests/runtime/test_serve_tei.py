@@ -17,7 +17,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.serve import ServeOptions, application
 from hdruntime.tasks.text_classification import TextClassification
 from hdruntime.text.logits import Activation
-from support.serving import answers_of, command
+from support.serving import answers_of, command, message_of
 
 INFO = {
     "model_id": str,
@@ -96,7 +96,11 @@ def test_ids_are_decoded_as_the_tokenizers_library_decodes_them(embedder: Any) -
         ("/tokenize", {"inputs": "a" * 2**21}, "larger --max-text-characters"),
         ("/tokenize", {"inputs": ["a" * 2**19] * 3}, "The request has 1572864 characters; at most 1048576"),
         ("/decode", {"ids": [[5] * 2**17] * 3}, "The request has 393216 ids; at most 262144"),
-        ("/tokenize", {"inputs": "a", "prompt_name": "nobody"}, "is 'nobody'; it must be one of"),
+        (
+            "/tokenize",
+            {"inputs": "a", "prompt_name": "nobody"},
+            'There is no prompt \'nobody\'.\nAvailable prompts: ["query", "document"]',
+        ),
         ("/tokenize", {"input": "a"}, "unknown field `input`"),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences has no text"),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"] * 64}}, "1 to 64 fit"),
@@ -116,8 +120,8 @@ def test_ids_are_decoded_as_the_tokenizers_library_decodes_them(embedder: Any) -
 )
 def test_what_cannot_be_tokenized_or_decoded_is_refused(embedder: Any, path: str, body: Any, message: str) -> None:
     found = embedder[0].post(path, json=body)
-    assert found.status_code == 400
-    assert message in found.json()["error"]["message"]
+    assert (found.status_code, found.json()["error_type"]) == (400, "Validation")
+    assert message in message_of(found.json())
 
 
 def test_hugging_faces_client_gets_vectors_from_the_servers_address_alone(embedder: Any) -> None:
@@ -161,6 +165,8 @@ def test_vectors_of_all_tokens_are_the_models(embedder: Any, sample_bundle: Path
         assert np.shape(vectors) == states.shape, text
         np.testing.assert_allclose(vectors, states, atol=1e-5)
     one = client.post("/embed_all", json={"inputs": TEXTS[0], "truncate": True, "truncate_prompt_tokens": 4})
+    unit = client.post("/embed_all", json={"inputs": TEXTS, "normalize": True}).json()
+    np.testing.assert_allclose([np.linalg.norm(each, axis=1) for each in unit[:1]], 1, rtol=1e-5)
     assert np.shape(one.json()) == (1, 4, expected[0].shape[1])
     assert one.headers["x-truncated-inputs"] == "0"
 

@@ -16,7 +16,7 @@ import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.serve import ServeOptions, application
 from hdruntime.session import Session
-from support.serving import answers_of
+from support.serving import answers_of, message_of
 from support.tiny_bundle import make_bundle
 
 LONG = "long documents are read whole " * 5
@@ -52,7 +52,7 @@ class Served:
         """The message of a request that is refused."""
         found = self.response(path, body)
         assert found.status_code == 400, found.text
-        return str(found.json()["error"]["message"])
+        return message_of(found.json())
 
 
 @pytest.fixture(scope="module")

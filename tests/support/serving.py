@@ -79,6 +79,12 @@ def answers_of(app: Any, *requests: tuple[str, Any]) -> list[httpx2.Response]:
     return asyncio.run(ask())
 
 
+def message_of(content: Any) -> str:
+    """The message of an error in the form of OpenAI, text-embeddings-inference or Cohere."""
+    error = content.get("error", content)
+    return str(error if isinstance(error, str) else error["message"])
+
+
 class Answer(NamedTuple):
     """An answer as it came."""
 

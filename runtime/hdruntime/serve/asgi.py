@@ -517,7 +517,7 @@ class _Server:
 
     def _error(
         self,
-        error: Callable[[str], object] | None,
+        error: Callable[[int, str], object] | None,
         status: int,
         message: str,
         *,
@@ -528,7 +528,7 @@ class _Server:
         kind = kinds.get(status, "invalid_request_error")
         openai = {"error": {"message": message, "type": kind, "param": None, "code": code}}
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-        return self._json(openai if error is None else error(message), status, headers)
+        return self._json(openai if error is None else error(status, message), status, headers)
 
 
 class _ServeRequest:

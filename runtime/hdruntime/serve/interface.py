@@ -127,7 +127,7 @@ class Route(NamedTuple):
         lines: makes the responses to a body in JSON lines, a list of objects: a list with a response for each. None:
             a body is one JSON object, whatever its content type.
         is_open: whether the route needs no API key.
-        error: makes the body of a response with an error of the message; None: OpenAI's.
+        error: makes the body of a response with an error, of the status and the message; None: OpenAI's.
         is_of_server: whether the response is about all of `ServeRequest.models`, so that a request chooses none.
     """
 
@@ -136,7 +136,7 @@ class Route(NamedTuple):
     handler: Handler
     lines: Handler | None = None
     is_open: bool = False
-    error: Callable[[str], object] | None = None
+    error: Callable[[int, str], object] | None = None
     is_of_server: bool = False
 
 

@@ -110,6 +110,6 @@ def _warning(number: int, truncation: Mapping[str, object]) -> str:
     return f"Text {number} was truncated: {truncation['tokens_used']}{given} tokens were used."
 
 
-def _error(message: str) -> object:
+def _error(status: int, message: str) -> object:
     """The body of an error, as Cohere writes it."""
     return {"id": str(uuid.uuid4()), "message": message}

@@ -220,7 +220,7 @@ class KServeInterface(Interface):
 INTERFACE = KServeInterface
 
 
-def _error(message: str) -> object:
+def _error(status: int, message: str) -> object:
     return {"error": message}
 
 

@@ -25,6 +25,7 @@ from hdruntime.tasks.text_classification import TextClassification
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.logits import activated, labels_of, shortest
+from hdruntime.text.pooling import PoolingMode
 from hdruntime.text.similarity import similarities
 
 _MAX_VALUES = 2**26
@@ -39,6 +40,12 @@ class TextsBody(PromptedBody, kw_only=True):
     def texts(self) -> list[Text]:
         """The inputs as texts of a task."""
         return [Text(text=text) for text in ([self.inputs] if isinstance(self.inputs, str) else self.inputs)]
+
+
+class EmbedAllBody(TextsBody, kw_only=True):
+    """``POST /embed_all``."""
+
+    normalize: bool = False
 
 
 class EmbedBody(TextsBody, kw_only=True):
@@ -119,13 +126,13 @@ class TeiInterface(Interface):
         self._states = StatesOfTokens(model)
         self._routes: list[Route] = []
         if isinstance(task, Embedding):
-            self._routes.append(Route("/embed", EmbedBody, self._embed))
-            self._routes.append(Route("/similarity", SimilarityBody, self._similarity))
-            self._routes.append(Route("/embed_all", TextsBody, self._embed_all))
+            self._routes.append(Route("/embed", EmbedBody, self._embed, error=tei_error))
+            self._routes.append(Route("/similarity", SimilarityBody, self._similarity, error=tei_error))
+            self._routes.append(Route("/embed_all", EmbedAllBody, self._embed_all, error=tei_error))
         elif isinstance(task, SparseVectors):
-            self._routes.append(Route("/embed_sparse", TextsBody, self._embed_sparse))
+            self._routes.append(Route("/embed_sparse", TextsBody, self._embed_sparse, error=tei_error))
         elif isinstance(task, TextClassification):
-            self._routes.append(Route("/predict", PredictBody, self._predict))
+            self._routes.append(Route("/predict", PredictBody, self._predict, error=tei_error))
         # ``POST /``, which clients use whatever the model's task is.
         self._roots = [*RerankInterface(model).routes()[:1], *self._routes[:1]]
         root = next(iter(self._roots), None)
@@ -133,7 +140,7 @@ class TeiInterface(Interface):
         self._root_path = None if root is None else root.path
         if root is not None:
             handled = Route("/", dict, self._embed_or_compare) if root.body is EmbedBody else root
-            self._routes.insert(0, handled._replace(path="/"))
+            self._routes.insert(0, handled._replace(path="/", error=tei_error))
 
     def roots(self) -> Sequence[Route]:
         return self._roots
@@ -141,7 +148,7 @@ class TeiInterface(Interface):
     def routes(self) -> Sequence[Route]:
         return [
             *self._routes,
-            Route("/info", None, self._info),
+            Route("/info", None, self._info, error=tei_error),
         ]
 
     async def _embed(self, request: ServeRequest, body: EmbedBody) -> object:
@@ -166,10 +173,10 @@ class TeiInterface(Interface):
             return await self._similarity(request, request.body(values, SimilarityBody))
         return await self._embed(request, request.body(values, EmbedBody))
 
-    async def _embed_all(self, request: ServeRequest, body: TextsBody) -> object:
+    async def _embed_all(self, request: ServeRequest, body: EmbedAllBody) -> object:
         prompt_name = body.chosen_prompt_name(self.model.session.manifest)
         answers = await self._states.answers(request, body, body.texts(), prompt_name=prompt_name)
-        return [each.tolist() for each in answers.answers]
+        return [(normalized(each) if body.normalize else each).tolist() for each in answers.answers]
 
     async def _embed_sparse(self, request: ServeRequest, body: TextsBody) -> object:
         texts, prompt_name = body.texts(), body.chosen_prompt_name(self.model.session.manifest)
@@ -237,11 +244,19 @@ class TeiInterface(Interface):
             return {"reranker" if path == "/rerank" else "classifier": classes}
         settings = self.model.session.manifest.sentence
         pooling = ",".join(() if settings is None else settings.pooling) or "mean"
+        pooling = "last_token" if pooling == PoolingMode.LAST_TOKEN else pooling
         pooling = "splade" if path == "/embed_sparse" else pooling
         return {"embedding": {"pooling": pooling}}
 
 
 INTERFACE = TeiInterface
+
+_ERROR_TYPES = {429: "Overloaded", 422: "Backend", 500: "Backend", 503: "Unhealthy"}
+
+
+def tei_error(status: int, message: str) -> object:
+    """The body of an error, as text-embeddings-inference writes it."""
+    return {"error": message, "error_type": _ERROR_TYPES.get(status, "Validation")}
 
 
 def _texts_or_pairs(value: object) -> list[Text]:

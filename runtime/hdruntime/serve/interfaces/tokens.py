@@ -13,6 +13,7 @@ import msgspec
 
 from hdruntime.errors import InputError, Setting
 from hdruntime.serve.interface import Interface, Route, ServeRequest
+from hdruntime.serve.interfaces.tei import tei_error
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import TextTokenizer
 
@@ -46,8 +47,8 @@ class TokensInterface(Interface):
 
     def routes(self) -> Sequence[Route]:
         return [
-            Route("/tokenize", TokenizeBody, self._tokenize),
-            Route("/decode", DecodeBody, self._decode),
+            Route("/tokenize", TokenizeBody, self._tokenize, error=tei_error),
+            Route("/decode", DecodeBody, self._decode, error=tei_error),
             Route("/detokenize", DetokenizeBody, self._detokenize),
         ]
 
@@ -67,8 +68,12 @@ class TokensInterface(Interface):
         request.check_number(len(texts))
         self._check_size(sum(map(len, texts)), "characters", self.model.options.max_text_characters)
         if not is_vllm:
-            prompts = prompts_of(self.model.session.manifest) if self.model.task.prompts else ({}, None)
-            prompt = chosen_prompt(*prompts, name=body.prompt_name, prompt=None)
+            prompts, default = prompts_of(self.model.session.manifest) if self.model.task.prompts else ({}, None)
+            if body.prompt_name is not None and body.prompt_name not in prompts:
+                # By these words a client of text-embeddings-inference lists the prompts of a server.
+                names = ", ".join(f'"{name}"' for name in prompts)
+                raise InputError(f"There is no prompt {body.prompt_name!r}.", hint=f"Available prompts: [{names}]")
+            prompt = chosen_prompt(prompts, default, name=body.prompt_name, prompt=None)
             texts = [prompt + text for text in texts]
         encodings = await asyncio.to_thread(
             request.tokenizer.whole_encodings, texts, add_special_tokens=body.add_special_tokens
