@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -257,6 +258,73 @@ def test_what_the_protocol_cannot_mean_is_refused_with_its_error(embedder: Any, 
     found = client.post(f"{V2}/infer", json={"inputs": [tensor("TEXT", TEXTS)]} | change)
     assert isinstance(found.json()["error"], str)
     assert wanted in message(found)
+
+
+KSERVE = """
+import asyncio, json, sys
+import numpy as np
+from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
+async def ask(address, texts):
+    async with InferenceRESTClient(RESTConfig(protocol="v2", retries=0)) as client:
+        states = [await client.is_server_live(address), await client.is_server_ready(address)]
+        states += [await client.is_model_ready(address, "tiny"), not await client.is_model_ready(address, "other")]
+        given = InferInput("TEXT", [len(texts)], "BYTES", data=texts)
+        request = InferRequest("tiny", [given], request_id="7", parameters={"truncate": "end"})
+        answer = await client.infer(address, request, model_name="tiny")
+        (output,) = answer.outputs
+        assert (answer.id, answer.model_name, output.datatype) == ("7", "tiny", "FP32")
+        try:
+            await client.infer(address, InferRequest("tiny", [given]), model_name="tiny")
+        except Exception as error:
+            states.append("The text has" in str(error))
+        return states, output.as_numpy().tolist()
+
+print(json.dumps(asyncio.run(ask(sys.argv[1], json.load(sys.stdin)))))
+"""
+TRITONCLIENT = """
+import json, sys
+import numpy as np
+import tritonclient.http as client
+from tritonclient.utils import InferenceServerException
+
+texts = json.load(sys.stdin)
+server = client.InferenceServerClient(sys.argv[1].removeprefix("http://"))
+states = [server.is_server_live(), server.is_server_ready(), server.is_model_ready("tiny")]
+(declared,) = server.get_model_metadata("tiny")["inputs"]
+given = client.InferInput(declared["name"], [len(texts), 1], declared["datatype"])
+given.set_data_from_numpy(np.array([[text] for text in texts], object), binary_data=False)
+wanted = [client.InferRequestedOutput("embedding", binary_data=False)]
+answer = server.infer("tiny", [given], outputs=wanted, parameters={"truncate": "end"})
+for more in ({}, {"outputs": [client.InferRequestedOutput("embedding")]}):
+    try:
+        server.infer("tiny", [given], **more)
+    except InferenceServerException as error:
+        states.append("binary extension" in str(error))
+print(json.dumps([states, answer.as_numpy("embedding").tolist()]))
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("program", [KSERVE, TRITONCLIENT], ids=["kserve", "tritonclient"])
+def test_clients_of_the_protocol_get_the_bundles_embeddings(embedder: Any, program: str) -> None:
+    """KServe's own client and Triton's, in an environment of their own."""
+    python = Path(__file__).parents[2] / ".venv" / "readers" / "kserve" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python.parent.parent} is made by make test-all")
+    client, session = embedder
+    texts = [*TEXTS, LONG]
+    done = subprocess.run(
+        [python, "-c", program, str(client.base_url).rstrip("/")],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    states, found = json.loads(done.stdout.splitlines()[-1])
+    assert states == [True] * 5
+    np.testing.assert_allclose(found, session.embed(texts, overflow="truncate"), atol=1e-6)
 
 
 def test_scores_are_those_of_the_session_with_their_labels(classes: Any) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import hdruntime
+from hdexport.checkpoint import default_model
 from hdexport.package.check import sample_texts
 from hdexport.package.write import PackageOptions, package_bundle
 from hdruntime.bundle.reader import open_bundle
@@ -107,6 +108,19 @@ config.normalize = True
 pipeline = openvino_genai.TextEmbeddingPipeline(".", "CPU", config, INFERENCE_PRECISION_HINT="f32")
 print(json.dumps([list(pipeline.embed_query(text)) for text in json.load(sys.stdin)]))
 """
+OPENVINO_RERANKING = """
+import json, sys
+import openvino_genai
+
+documents = json.load(sys.stdin)
+config = openvino_genai.TextRerankPipeline.Config()
+config.top_n = len(documents)
+pipeline = openvino_genai.TextRerankPipeline(".", "CPU", config, INFERENCE_PRECISION_HINT="f32")
+together = [score for _, score in sorted(pipeline.rerank(sys.argv[1], documents))]
+alone = [pipeline.rerank(sys.argv[1], [document])[0][1] for document in documents]
+print(json.dumps([together, alone]))
+"""
+QUERY = "who grinds wheat"
 PROGRAMS = {
     "onnxruntime": ("onnx", {}, ONNX_RUNTIME),
     "tract": ("onnx", {"token_type_ids": True}, TRACT),
@@ -211,6 +225,47 @@ def test_a_reader_gives_the_bundles_embeddings(reader: str, bundle: Path, expect
     )
     assert done.returncode == 0, done.stderr
     assert_like(json.loads(done.stdout.splitlines()[-1]), expected)
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample model with a head of one score, whose weights are random, for 4096 tokens."""
+    from transformers import AutoTokenizer, BertForSequenceClassification, set_seed
+
+    folder = tmp_path_factory.mktemp("reranker")
+    set_seed(0)
+    sample = default_model()[0]
+    BertForSequenceClassification.from_pretrained(sample, num_labels=1).save_pretrained(folder / "checkpoint")
+    AutoTokenizer.from_pretrained(sample).save_pretrained(folder / "checkpoint")
+    options = ("--max-len", "4096", "--target", "onnx", "--verify", "none", "--task", "text-classification")
+    done = run_here("build", folder / "checkpoint", *options, "-o", folder / "bundle")
+    assert done.returncode == 0, done.stderr
+    return folder / "bundle"
+
+
+@pytest.mark.nightly
+def test_openvinos_pipeline_gives_the_scores_of_the_bundle(reranker: Path, tmp_path: Path) -> None:
+    """Of documents in one padded batch, and of each alone; the pipeline's score is the sigmoid of the logit."""
+    python = READERS / "openvino" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python.parent.parent} is made by make test-all")
+    package_bundle(open_bundle(reranker), PackageOptions(target="openvino", output=tmp_path / "package"))
+    done = subprocess.run(
+        [python, "-c", OPENVINO_RERANKING, QUERY],
+        input=json.dumps(TEXTS),
+        cwd=tmp_path / "package",
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    with hdruntime.load(reranker, "onnxruntime", max_seq_length="bundle") as session:
+        encodings = session.tokenize([QUERY] * len(TEXTS), TEXTS, overflow="truncate")
+        logits = np.array([each["logits"][0] for each in session.infer(encodings)], np.float64)
+    expected = 1 / (1 + np.exp(-logits))
+    assert np.ptp(expected) > 1e-3, "the documents have scores of their own"
+    for found in json.loads(done.stdout.splitlines()[-1]):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

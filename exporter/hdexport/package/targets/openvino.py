@@ -127,10 +127,11 @@ TARGET = PackageTarget(
     system="OpenVINO GenAI and Model Server",
     source="src/cpp/src/rag/text_embedding_pipeline.cpp, openvino.genai 2026.4; demos/embeddings/README.md, "
     "model_server 2026",
-    tried=("openvino-genai 2026.4.1",),
+    tried=("openvino-genai 2026.4.1 (embeddings and reranking)",),
     write=_write,
     run=_run,
-    next_step='openvino_genai.TextEmbeddingPipeline(FOLDER, "CPU"), or FOLDER in OpenVINO Model Server',
+    next_step='openvino_genai.TextEmbeddingPipeline(FOLDER, "CPU") or TextRerankPipeline, or FOLDER in OpenVINO Model '
+    "Server",
     tasks=EMBEDDERS | {Task.TEXT_CLASSIFICATION},
     graph=GraphOptions(opset=20, ir_version=10, dtype="float32"),
     takes=frozenset({"name"}),
