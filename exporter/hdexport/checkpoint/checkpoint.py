@@ -223,10 +223,18 @@ class Checkpoint:
         return model_code(self, self._class_task(task))
 
     def load(
-        self, task: Task, *, report: Callable[[str], None] = lambda line: None, runs_code: bool = True
+        self,
+        task: Task,
+        *,
+        report: Callable[[str], None] = lambda line: None,
+        runs_code: bool = True,
+        keeps_half: bool = False,
     ) -> PreTrainedModel:
         """The PyTorch model for a task, in float32 and in evaluation mode. Where the checkpoint names code of its own
         that is trusted, that code answers the same inputs first, unless `runs_code` is false.
+
+        With `keeps_half`, large weights in half precision stay in the files, mapped, and the model computes with them
+        within `hdexport.model.half_weights.UpcastWeights`. Weights that an adapter changes are float32.
 
         `report` takes a line about weights that the task does not need, and one about the checkpoint's own code.
         Weights that are missing, damaged or of another model, and code whose answers differ, are a ModelError.
@@ -249,7 +257,7 @@ class Checkpoint:
                 answers = code.answers(self, class_task)
             else:
                 report(reason)
-        model = self._without_changes(task, report)
+        model = self._without_changes(task, report, keeps_half=keeps_half and adapter is None and answers is None)
         if code is not None and answers is not None:
             report(code.compare(answers, model, self, class_task))
             self._compared.add(class_task)
@@ -260,8 +268,10 @@ class Checkpoint:
             setattr(model.config, self.family.adapters.default_key, self.adapter)
         if score is not None:
             from hdexport.checkpoint.generator_score import score_by_logits
+            from hdexport.model.half_weights import UpcastWeights
 
-            score_by_logits(model, score, path=self.path)
+            with UpcastWeights():
+                score_by_logits(model, score, path=self.path)
         for module in model.modules():
             if hasattr(module, "chunk_size_feed_forward"):
                 # Feed-forward layers in chunks of tokens give the same numbers, and a trace would freeze their count.
@@ -299,7 +309,9 @@ class Checkpoint:
     def _score_of(self, task: Task) -> LogitScore | None:
         return self.logit_score if task is Task.TEXT_CLASSIFICATION else None
 
-    def _without_changes(self, task: Task, report: Callable[[str], None]) -> PreTrainedModel:
+    def _without_changes(
+        self, task: Task, report: Callable[[str], None], *, keeps_half: bool = False
+    ) -> PreTrainedModel:
         """The PyTorch model of the checkpoint's own weights, before an adapter or a score is added."""
         adapter = self._adapter_folder
         return load_model(
@@ -309,6 +321,7 @@ class Checkpoint:
             task=self.run_as(task),
             is_generator=self._score_of(task) is not None,
             brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=self.trust.allow_pickle),
+            keeps_half=keeps_half,
             report=report,
         )
 

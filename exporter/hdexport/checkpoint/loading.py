@@ -17,6 +17,7 @@ from hdexport.checkpoint.agreement import Agreement, check_layers
 from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import StoredWeight, read_weights, stored_weights
 from hdexport.families import Family
+from hdexport.model.half_weights import MappedWeights
 from hdexport.model.task import model_from_config, supports_sdpa
 from hdexport.support.json_files import listing, shown
 from hdexport.support.memory import says_out_of_memory
@@ -40,6 +41,7 @@ def load_model(
     task: Task,
     is_generator: bool,
     brought: Set[str],
+    keeps_half: bool,
     report: Callable[[str], None],
 ) -> PreTrainedModel:
     """The model for a task, all of it, in float32, from files with its weights.
@@ -47,6 +49,7 @@ def load_model(
     Args:
         is_generator: load the family's generator, of which the head is made afterwards.
         brought: names of weights that an adapter brings, which the checkpoint may lack.
+        keeps_half: keep large weights in the files' half precision, mapped; see `hdexport.model.half_weights`.
         report: takes a line that names the weights that the task does not need, if there are any.
     """
     import torch
@@ -63,7 +66,7 @@ def load_model(
         report(
             f"The names of the weights begin with {names.prefix}, which a wrapper of the model left; it is taken off."
         )
-    stored = _as_loaded({names.name(name): weight for name, weight in stored.items()}, skeleton)
+    stored, converted = _as_loaded({names.name(name): weight for name, weight in stored.items()}, skeleton)
     check_layers(path, stored, settings)
     agreement = Agreement(
         path=path,
@@ -74,12 +77,16 @@ def load_model(
         not_needed=_not_needed(family, task, is_generator=is_generator),
     )
     agreement.check()
+    weights = MappedWeights(
+        {names.name(name): weight for file in files for name, weight in read_weights(file).items()},
+        keeps=lambda name: keeps_half and name not in converted,
+    )
     try:
         model, found = type(skeleton).from_pretrained(
             # No path: only checked files are read, and no adapter or other file that lies beside them.
             None,
             config=settings,
-            state_dict={names.name(name): weight for file in files for name, weight in read_weights(file).items()},
+            state_dict=weights.state_dict,
             dtype=torch.float32,
             attn_implementation=_attention_implementation(settings, family),
             output_loading_info=True,
@@ -92,6 +99,7 @@ def load_model(
         raise ModelError(
             f"The checkpoint {path} could not be loaded: {shown(error)}", hint="Download it again."
         ) from error
+    weights.put_into(model)
     _check_missing(checkpoint, task, found["missing_keys"] - brought)
     _check_finite(path, model)
     if unused := agreement.unused():
@@ -140,8 +148,12 @@ def _unwrapping(names: Collection[str], skeleton: PreTrainedModel, *, path: Path
     return _Unwrapping()
 
 
-def _as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) -> dict[str, StoredWeight]:
-    """The weights that transformers makes of the files' weights, name -> type and shape; no weight is read."""
+def _as_loaded(
+    stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel
+) -> tuple[dict[str, StoredWeight], frozenset[str]]:
+    """The weights that transformers makes of the files' weights, name -> type and shape, and the names of the files'
+    weights that it computes with; no weight is read.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, rename_source_key
 
@@ -162,7 +174,7 @@ def _as_loaded(stored: Mapping[str, StoredWeight], skeleton: PreTrainedModel) ->
         names = [name for weights in sources.values() for name in weights]
         for part, made in _converted(renamed, sources, converter_of[next(iter(sources))], skeleton).items():
             loaded[part if part not in loaded else names[0]] = made
-    return loaded
+    return loaded, frozenset(name for sources in merged.values() for weights in sources.values() for name in weights)
 
 
 def _not_needed(family: Family, task: Task, *, is_generator: bool) -> tuple[str, ...]:

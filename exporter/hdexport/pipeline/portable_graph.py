@@ -33,11 +33,12 @@ _WEIGHTS_FILE = "model.onnx.data"
 _INLINE_BYTES = 1024
 
 
-def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> Trace:
+def portable_graph(module: GraphModule, directory: Path, *, max_len: int, computes_in_float32: bool) -> Trace:
     """Trace, complete and write the portable graph, for inputs of at most so many tokens; frees the module's weights.
 
-    The graph that is returned is the one that was written, its weights on the disk. ExportError if it holds wide
-    logits of all tokens, which should be pooled in blocks.
+    A module that computes in float32 may have weights in half precision, which the graph upcasts. The returned graph is
+    the one that was written, its weights on the disk. ExportError if it holds wide logits of all tokens, which should
+    be pooled in blocks.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
@@ -46,10 +47,14 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int) -> Tra
     from hdexport.graph.passes.graph_pass import run_passes
     from hdexport.graph.passes.lay_out_weights import LayOutWeights
     from hdexport.graph.passes.pool_in_blocks import check_pools_logits
+    from hdexport.graph.passes.store_half_weights import StoreHalfWeights
     from hdexport.graph.tracing import Trace, trace
+    from hdexport.model.half_weights import VirtualWeights
 
+    virtual = VirtualWeights(module) if computes_in_float32 else None
     model, branches = trace(module, max_len=max_len, vocab_size=module.model.config.vocab_size)
-    run_passes(model, [AttachFunctions(), ClearMetadataAndDocStringPass(), LayOutWeights()])
+    passes = [AttachFunctions(), ClearMetadataAndDocStringPass(), *([StoreHalfWeights(virtual)] if virtual else [])]
+    run_passes(model, [*passes, LayOutWeights()])
     # Logits of a small vocabulary are no wider than the states, which are in memory anyway.
     is_wide = module.model.config.vocab_size > module.model.config.hidden_size
     if TASKS[module.task].pools_logits and is_wide:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping
@@ -123,6 +124,7 @@ def graph_module(
     from hdexport.model.experts import use_chosen_experts
     from hdexport.model.graph_module import GraphModule, graph_inputs
     from hdexport.model.half_precision import cast_model
+    from hdexport.model.half_weights import UpcastWeights
     from hdexport.model.surgery import (
         continue_positions,
         fold_positions,
@@ -141,19 +143,21 @@ def graph_module(
             "a segment of them.",
             hint=("Leave ", Setting("recurrence"), " out, and set mem_len to null where config.json has it."),
         )
-    token_types = number_of_token_types(model, family, run_as)
-    folded_token_types = not token_types and fold_token_types(model, family)
-    if memory_cache is not None and counts_tokens(memory_cache.specs):
-        continue_positions(model, family, memory_cache)
-    folded_positions = fold_positions(model, family)
+    with UpcastWeights():
+        token_types = number_of_token_types(model, family, run_as)
+        folded_token_types = not token_types and fold_token_types(model, family)
+        if memory_cache is not None and counts_tokens(memory_cache.specs):
+            continue_positions(model, family, memory_cache)
+        folded_positions = fold_positions(model, family)
     cast_model(model, options.precision)
-    fuse_gelu(model)
-    use_chosen_experts(model)
-    if not any(conversion.is_native for conversion in conversions.values()):
-        family.adapt(model)
-    for conversion in conversions.values():
-        conversion.adapt(model, family)
-    use_operators(model, query_scale)
+    with UpcastWeights() if options.precision == "float32" else contextlib.nullcontext():
+        fuse_gelu(model)
+        use_chosen_experts(model)
+        if not any(conversion.is_native for conversion in conversions.values()):
+            family.adapt(model)
+        for conversion in conversions.values():
+            conversion.adapt(model, family)
+        use_operators(model, query_scale)
     return GraphModule(
         model,
         task,

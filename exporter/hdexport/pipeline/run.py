@@ -134,6 +134,7 @@ def _write_graphs(
 ) -> Manifest:
     """Write the graphs and engines; returns the manifest without tokenizer, files and verification."""
     from hdexport.attention.query_scale import LogScale
+    from hdexport.model.half_weights import UpcastWeights
 
     task = options.task or checkpoint.task()
     # Before the weights are read: options that cannot be honoured are rejected at once.
@@ -157,10 +158,11 @@ def _write_graphs(
     sees_all = expansion is None or expansion.attend
     for line in ignored_keys(checkpoint, task):
         warn(logger, line)
-    model = checkpoint.load(task, report=progress.result)
-    positions = extended_positions(model, checkpoint, choice, options, progress)
-    query_scale = LogScale.of_positions(positions)
-    setups = attention_of_model(model, checkpoint, task, options, query_scale, progress)
+    model = checkpoint.load(task, report=progress.result, keeps_half=True)
+    with UpcastWeights():
+        positions = extended_positions(model, checkpoint, choice, options, progress)
+        query_scale = LogScale.of_positions(positions)
+        setups = attention_of_model(model, checkpoint, task, options, query_scale, progress)
     for setup in setups.values():
         setup.write(directory)
     progress.step(f"Tracing {checkpoint.config['model_type']} for {task}, {options.precision}")
@@ -175,7 +177,9 @@ def _write_graphs(
         sees_all=sees_all,
     )
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    traced = portable_graph(module, directory, max_len=options.max_len)
+    traced = portable_graph(
+        module, directory, max_len=options.max_len, computes_in_float32=options.precision == "float32"
+    )
     portable = traced.model
     manifest = manifest_of_graph(traced, module, checkpoint, positions, setups, options, parameters=parameters)
     progress.step("Lowering for ONNX Runtime")

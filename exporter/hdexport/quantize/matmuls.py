@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hdexport.graph.weights import initializer_of
 from hdruntime.arrays import AnyArray, FloatArray
 
 if TYPE_CHECKING:
@@ -58,13 +59,3 @@ def constant_array(value: onnx_ir.Value | None) -> FloatArray | None:
     assert stored.const_value is not None
     array: AnyArray = stored.const_value.numpy()
     return array.astype(np.float32)
-
-
-def initializer_of(value: onnx_ir.Value | None) -> onnx_ir.Value | None:
-    """The initializer that a value is, or is cast from; None for other values."""
-    if value is None:
-        return None
-    if value.is_initializer():
-        return value
-    producer = value.producer()
-    return initializer_of(producer.inputs[0]) if producer is not None and producer.op_type == "Cast" else None

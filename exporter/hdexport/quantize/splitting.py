@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hdexport.quantize.matmuls import WeightMatMul, initializer_of
+from hdexport.graph.weights import initializer_of
+from hdexport.quantize.matmuls import WeightMatMul
 from hdruntime.arrays import FloatArray, IntArray, WideArray
 
 if TYPE_CHECKING:

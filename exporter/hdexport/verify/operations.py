@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hdexport.attention.registry import attention_of
+from hdexport.graph.weights import initializer_of
 from hdruntime.bundle.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ def matmul_weights(graph: onnx_ir.Graph) -> int:
         math.prod(value.shape.numpy())
         for node in graph
         if node.op_type in ("Gemm", "MatMul")
-        for value in node.inputs
-        if value is not None and value.is_initializer() and value.shape is not None
+        for value in map(initializer_of, node.inputs)
+        if value is not None and value.shape is not None
     )
 
 

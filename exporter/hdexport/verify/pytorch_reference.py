@@ -199,6 +199,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
     built from is rejected."""
     from hdexport.checkpoint.heads import task_head
     from hdexport.model.graph_module import GraphModule
+    from hdexport.model.half_weights import UpcastWeights, upcast_in_forward
     from hdexport.model.rotary import use_stretched_rotary
     from hdexport.model.surgery import extend_positions
 
@@ -211,9 +212,11 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         )
     checkpoint = checkpoint.with_source(None if manifest.tokenizer is None else manifest.tokenizer.source)
     # A build has rejected code that differs; a verification records it (`with_code`).
-    model = checkpoint.with_adapter(manifest.adapter).load(task, runs_code=False)
+    model = checkpoint.with_adapter(manifest.adapter).load(task, runs_code=False, keeps_half=True)
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, model.config.to_dict())
-    positions = extend_positions(model, checkpoint.family, max_len=max_len, scheme=scheme, alpha=alpha)
+    upcast_in_forward(model)
+    with UpcastWeights():
+        positions = extend_positions(model, checkpoint.family, max_len=max_len, scheme=scheme, alpha=alpha)
     if positions.base != manifest.positions.base:
         raise ModelError(
             f"The bundle was built from {manifest.positions.base} positions, and {checkpoint.path} has "
@@ -222,7 +225,8 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         )
     if manifest.positions.rope_factor is not None:
         use_stretched_rotary(model, manifest.positions.rope_factor)
-    properties = _use_attention(model, checkpoint.family, bundle)
+    with UpcastWeights():
+        properties = _use_attention(model, checkpoint.family, bundle)
     module = GraphModule(
         model,
         task,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from hdexport.graph.weights import initializer_of
 from hdplugins.op_builder import OpBuilder
 from hdruntime.errors import ExportError, Setting
 
@@ -122,7 +123,7 @@ class _NoNetworkError(Exception):
 
 
 def _described(node: ir.Node) -> str:
-    weights = [f"of {value.name}" for value in node.inputs if value is not None and value.is_initializer()]
+    weights = [f"of {weight.name}" for weight in map(initializer_of, node.inputs) if weight is not None]
     return " ".join([node.op_type, *filter(None, [node.name]), *weights[:1]])
 
 
@@ -161,7 +162,7 @@ def _is_linear(node: ir.Node) -> bool:
     states, weight = node.inputs
     assert states is not None
     assert weight is not None
-    return weight.is_initializer() and states.shape is not None and len(states.shape) == _WIDE_AXIS + 1
+    return initializer_of(weight) is not None and states.shape is not None and len(states.shape) == _WIDE_AXIS + 1
 
 
 def _is_elementwise(node: ir.Node) -> bool:
@@ -184,7 +185,7 @@ def _variables(node: ir.Node) -> list[ir.Value]:
 
 
 def _is_constant(value: ir.Value) -> bool:
-    return value.is_initializer() or value.const_value is not None
+    return initializer_of(value) is not None or value.const_value is not None
 
 
 def _bias_after(last: ir.Node) -> ir.Node | None:

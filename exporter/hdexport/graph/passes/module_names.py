@@ -7,6 +7,7 @@ import logging
 
 import onnx_ir as ir
 
+from hdexport.graph.weights import initializer_of
 from hdplugins import ONNX_DOMAIN
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def module_names(graph: ir.Graph) -> dict[ir.Node, str]:
     indices: dict[ir.Node, int] = {}
     for index, node in enumerate(graph):
         indices[node] = index
-        weights = [value.name for value in node.inputs if value is not None and value.is_initializer() and value.name]
+        weights = [weight.name for weight in map(initializer_of, node.inputs) if weight is not None and weight.name]
         of_weights = [
             weight.partition(_TRANSPOSED)[0].rpartition(".")[0].removeprefix(_WRAPPER)
             for weight in weights

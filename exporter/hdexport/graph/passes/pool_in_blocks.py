@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from hdexport.graph.weights import initializer_of
 from hdplugins.op_builder import OpBuilder
 from hdruntime.errors import ExportError
 
@@ -123,7 +124,7 @@ def _pool_of(pool: ir.Node, factors: ir.Value | None, pooled: ir.Value) -> _Pool
     inside, pending, has_linear = {pool}, [pooled], False
     while pending:
         value = pending.pop()
-        if value is None or value.shape is None or value.is_initializer() or value.const_value is not None:
+        if value is None or value.shape is None or initializer_of(value) or value.const_value is not None:
             continue
         node = value.producer()
         if len(value.shape) == _RANK and value.shape[-1] == 1:
@@ -157,11 +158,11 @@ def _pool_of(pool: ir.Node, factors: ir.Value | None, pooled: ir.Value) -> _Pool
 
 
 def _is_weight(value: ir.Value | None) -> bool:
-    """Whether a value is an initializer, or a transposed one, such as the embedding table that is also the weight."""
+    """Whether a value is a weight, or a transposed one, such as the embedding table that is also the weight."""
     node = None if value is None else value.producer()
     if node is not None and node.op_type == "Transpose":
         value = node.inputs[0]
-    return value is not None and value.is_initializer()
+    return initializer_of(value) is not None
 
 
 def _widens(linear: ir.Node) -> bool:

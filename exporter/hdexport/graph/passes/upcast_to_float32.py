@@ -25,6 +25,7 @@ class UpcastToFloat32(ir.passes.InPlacePass):
        large as all other weights of a small model, and a folded cast would be a float32 copy of it.
     3. Other weights are cast where they enter the graph. A runtime folds the cast when it loads the model, so that it
        costs nothing per run; the file with the weights is shared with the half-precision graph.
+    4. Weights of which the graph casts all that it reads stay as they are.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -32,22 +33,30 @@ class UpcastToFloat32(ir.passes.InPlacePass):
         graph = model.graph
         for node in list(graph.all_nodes()):
             _upcast_attributes(node)  # 1
-        values = [output for node in graph.all_nodes() for output in node.outputs]
+        half = [value for value in graph.initializers.values() if value.dtype in _HALF]
+        weights = [weight for weight in half if not _is_upcast(weight)]  # 4
+        upcast_rows = {node.outputs[0] for weight in half if weight not in weights for node in weight.consumers()}
+        values = [output for node in graph.all_nodes() for output in node.outputs if output not in upcast_rows]
         for value in (*values, *(value for inner in graph.subgraphs() for value in inner.inputs)):
             if value.dtype in _HALF:
                 # A new type object: copies of a model share their types, and setting `dtype` would change all copies.
                 value.type = ir.TensorType(ir.DataType.FLOAT)
-        weights = [value for value in graph.initializers.values() if value.dtype in _HALF]
         for weight in weights:
-            uses = tuple(weight.uses())
-            readers = [node for node, index in uses if index == 0 and _reads_rows(node, graph)]
-            for reader in readers:
-                _upcast_rows(reader, weight)  # 2
-            whole = [(node, index) for node, index in uses if node not in readers]
-            if whole:
-                _upcast_weight(graph, weight, whole)  # 3
+            upcast_uses(weight)
         logger.debug("%d weights are cast to float32", len(weights))
         return ir.passes.PassResult(model, modified=bool(weights))
+
+
+def upcast_uses(weight: ir.Value) -> None:
+    """Cast a half-precision weight, an initializer, to float32 for all nodes of its graph; rules 2 and 3."""
+    graph, uses = weight.graph, tuple(weight.uses())
+    assert graph is not None
+    readers = [node for node, index in uses if index == 0 and _reads_rows(node, graph)]
+    for reader in readers:
+        _upcast_rows(reader, weight)  # 2
+    whole = [(node, index) for node, index in uses if node not in readers]
+    if whole:
+        _upcast_weight(graph, weight, whole)  # 3
 
 
 def _upcast_attributes(node: ir.Node) -> None:
@@ -60,7 +69,19 @@ def _upcast_attributes(node: ir.Node) -> None:
             node.attributes[attribute.name] = ir.AttrTensor(attribute.name, tensor)
 
 
-def _reads_rows(node: ir.Node, graph: ir.Graph) -> bool:
+def _is_upcast(weight: ir.Value) -> bool:
+    readers = [(node, index) for node, index in weight.uses() if not _casts_to_float32(node)]
+    return all(
+        index == 0 and _reads_rows(node, weight.graph) and all(map(_casts_to_float32, node.outputs[0].consumers()))
+        for node, index in readers
+    )
+
+
+def _casts_to_float32(node: ir.Node) -> bool:
+    return node.op_type == "Cast" and node.attributes.get_int("to") == ir.DataType.FLOAT
+
+
+def _reads_rows(node: ir.Node, graph: ir.Graph | None) -> bool:
     return node.op_type in _ROW_READERS and node.graph is graph
 
 

@@ -1,0 +1,151 @@
+"""Half-precision weights of models that compute in float32: mapped from the checkpoint's files, upcast where they are
+used.
+
+A weight in bfloat16 or float16 is exact in float32, so that outputs are equal to the bit to those of float32 weights.
+Float32 copies of all weights would take twice the memory of the files.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    import numpy as np
+    from transformers import PreTrainedModel
+
+HALF = (torch.float16, torch.bfloat16)
+
+MIN_MODEL_BYTES = 256 * 2**20
+"""Bytes of half-precision weights from which a model keeps them: smaller models fit in any machine, and float32 weights
+need no cast when a session opens."""
+
+_MIN_WEIGHT_BYTES = 2**16
+
+_OF_MODULES = (torch.nn.Linear, torch.nn.Embedding)
+"""Modules whose weights are kept. Changes to a model compute with other weights, such as tables of positions."""
+
+
+class MappedWeights:
+    """The weights of a model's files, of which large ones in half precision stay in the files.
+
+    Args:
+        state: name -> weight as the file has it, mapped.
+        keeps: whether a weight may stay in its file, by its name: the model takes it without a conversion.
+    """
+
+    def __init__(self, state: Mapping[str, torch.Tensor], *, keeps: Callable[[str], bool]) -> None:
+        half = {
+            name: weight
+            for name, weight in state.items()
+            if weight.dtype in HALF and weight.dim() == 2 and weight.nbytes >= _MIN_WEIGHT_BYTES and keeps(name)
+        }
+        if sum(weight.nbytes for weight in half.values()) < MIN_MODEL_BYTES:
+            half = {}
+        self._state = state
+        # A placeholder has all its values at one address.
+        self._placeholders = {name: torch.zeros(()).expand(weight.shape) for name, weight in half.items()}
+        self._half = {self._placeholders[name].data_ptr(): weight for name, weight in half.items()}
+
+    @property
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What the model is loaded from: placeholders without memory for weights that stay in the files."""
+        return {**self._state, **self._placeholders}
+
+    def put_into(self, model: torch.nn.Module) -> None:
+        """Replace the placeholders among a model's parameters by the mapped weights, in place.
+
+        Weights of other modules than `_OF_MODULES` become float32.
+        """
+        owners: dict[torch.nn.Parameter, list[tuple[torch.nn.Module, str]]] = {}
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter.data_ptr() in self._half:
+                    owners.setdefault(parameter, []).append((module, name))
+        for parameter, places in owners.items():
+            weight = self._half[parameter.data_ptr()]
+            if not all(isinstance(module, _OF_MODULES) and name == "weight" for module, name in places):
+                weight = weight.float()
+            mapped = torch.nn.Parameter(weight, requires_grad=False)
+            for module, name in places:
+                module._parameters[name] = mapped
+
+
+class UpcastWeights(TorchFunctionMode):
+    """Inside this context, PyTorch computes with float32 copies of half-precision tensors, one at a time.
+
+    1. Rows of an embedding table are upcast after they are read.
+    2. Attributes such as shapes and transposes are those of the stored tensor; its dtype reads as float32, since
+       models cast states to the dtype of a weight.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func == torch.Tensor.dtype.__get__:  # type: ignore[attr-defined]
+            dtype = func(*args)
+            return torch.float32 if dtype in HALF else dtype
+        if func is torch.nn.functional.embedding:  # 1
+            return _upcast(func(*args, **kwargs))
+        if getattr(func, "__name__", "") in ("__get__", "__set__"):  # 2
+            return func(*args, **kwargs)
+        return func(*map(_upcast, args), **{name: _upcast(value) for name, value in kwargs.items()})
+
+
+def upcast_in_forward(model: PreTrainedModel) -> None:
+    """Make a model whose weights are in half precision compute in float32 whenever it is called, in place."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def in_float32(*args: Any, **kwargs: Any) -> Any:
+        with UpcastWeights():
+            return forward(*args, **kwargs)
+
+    model.forward = in_float32
+
+
+class VirtualWeights:
+    """Float32 parameters without memory in the place of a module's half-precision weights, for a trace.
+
+    Args:
+        module: the module; its half-precision weights are replaced.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._half: dict[int, torch.Tensor] = {}
+        made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        for owner in module.modules():
+            for name, parameter in owner._parameters.items():
+                if parameter is None or parameter.dtype not in HALF:
+                    continue
+                if parameter not in made:
+                    # Nothing writes to this memory, so the operating system never provides it.
+                    virtual = torch.empty(parameter.shape, dtype=torch.float32)
+                    made[parameter] = torch.nn.Parameter(virtual, requires_grad=False)
+                    self._half[virtual.data_ptr()] = parameter.detach()
+                owner._parameters[name] = made[parameter]
+        self._made = tuple(made.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._made)
+
+    def half_of(self, array: np.ndarray[Any, Any]) -> torch.Tensor | None:
+        """The part of a half-precision weight that a float32 array, a view of a virtual weight, stands for.
+
+        None for an array that is no view of a virtual weight.
+        """
+        half = self._half.get(array.__array_interface__["data"][0])
+        if half is None or array.dtype != "float32":
+            return None
+        return half.as_strided(array.shape, [stride // array.itemsize for stride in array.strides])
+
+
+def _upcast(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype in HALF else value
+    if isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value):
+        return type(value)(map(_upcast, value))
+    return value
