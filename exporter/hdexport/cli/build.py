@@ -73,6 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     types = parser.add_mutually_exclusive_group()
     types.add_argument("--fp16", action="store_true", help="weights and activations in float16 (default: float32)")
     types.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
+    types.add_argument(
+        "--fp32-weights",
+        action="store_true",
+        help="store weights in float32 that the checkpoint has in half precision (default: a model of 256 MB or more "
+        "keeps the checkpoint's dtype, and its graphs upcast the weights; outputs are equal)",
+    )
     parser.add_argument(
         "--adapter",
         metavar="NAME",
@@ -193,6 +199,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         max_len=max_len,
         text_length=options.max_len,
         precision=precision,
+        float32_weights=options.fp32_weights,
         task=task,
         adapter=options.adapter,
         tokenizer=options.tokenizer,

@@ -25,6 +25,9 @@ MIN_MODEL_BYTES = 256 * 2**20
 need no cast when a session opens."""
 
 _MIN_WEIGHT_BYTES = 2**16
+"""More than the passes of a trace compute with or merge by value, see `VirtualWeights`."""
+
+_NAN_VALUES = 1024
 
 _OF_MODULES = (torch.nn.Linear, torch.nn.Embedding)
 """Modules whose weights are kept. Changes to a model compute with other weights, such as tables of positions."""
@@ -57,15 +60,18 @@ class MappedWeights:
         return {**self._state, **self._placeholders}
 
     def put_into(self, model: torch.nn.Module) -> None:
-        """Replace the placeholders among a model's parameters by the mapped weights, in place.
+        """Replace the placeholders among a model's parameters and buffers by the mapped weights, in place.
 
-        Weights of other modules than `_OF_MODULES` become float32.
+        Buffers, and weights of other modules than `_OF_MODULES`, become float32.
         """
         owners: dict[torch.nn.Parameter, list[tuple[torch.nn.Module, str]]] = {}
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None and parameter.data_ptr() in self._half:
                     owners.setdefault(parameter, []).append((module, name))
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.data_ptr() in self._half:
+                    module._buffers[name] = self._half[buffer.data_ptr()].float()
         for parameter, places in owners.items():
             weight = self._half[parameter.data_ptr()]
             if not all(isinstance(module, _OF_MODULES) and name == "weight" for module, name in places):
@@ -110,6 +116,8 @@ def upcast_in_forward(model: PreTrainedModel) -> None:
 class VirtualWeights:
     """Float32 parameters without memory in the place of a module's half-precision weights, for a trace.
 
+    Their first values are NaN, so that what a trace computes with them, in place of a view of them, can be told.
+
     Args:
         module: the module; its half-precision weights are replaced.
     """
@@ -122,8 +130,9 @@ class VirtualWeights:
                 if parameter is None or parameter.dtype not in HALF:
                     continue
                 if parameter not in made:
-                    # Nothing writes to this memory, so the operating system never provides it.
+                    # Nothing else is written, so the operating system provides no more of this memory.
                     virtual = torch.empty(parameter.shape, dtype=torch.float32)
+                    virtual.view(-1)[:_NAN_VALUES] = torch.nan
                     made[parameter] = torch.nn.Parameter(virtual, requires_grad=False)
                     self._half[virtual.data_ptr()] = parameter.detach()
                 owner._parameters[name] = made[parameter]

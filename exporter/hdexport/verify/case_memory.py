@@ -1,9 +1,8 @@
-"""The memory that a verification takes: weights of graphs, and, of a case, outputs and attention scores."""
+"""The memory that a case of a verification takes: outputs and attention scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 
 from hdexport.attention.registry import Attention, attention_of
 from hdexport.families import family_of
@@ -16,8 +15,6 @@ from hdruntime.constants import PORTABLE_LOWERING
 _VALUE_BYTES = 4
 """All outputs and scores are float32, or computed in it."""
 
-_WEIGHT_FILES = (".onnx", ".onnx.data")
-
 _OUTPUT_COPIES = 2
 """Copies of a graph's output: the computed one, and the one assembled from rows or the product before a cast."""
 
@@ -27,22 +24,6 @@ product without padding."""
 
 _SCORE_COPIES = 3
 """Copies of attention scores: scores with the mask, the softmax, and a copy made of either."""
-
-
-def open_at_once(sets: Sequence[GraphSet], manifest: Manifest, limit_bytes: int) -> Iterator[list[GraphSet]]:
-    """Divides graphs into parts whose weights fit in `limit_bytes` together, or that are a single graph. Each session
-    has a copy of the weights; the fewer parts there are, the less often PyTorch answers the same cases."""
-    files = (record.size_bytes for name, record in manifest.files.items() if name.endswith(_WEIGHT_FILES))
-    # Weights of half precision are upcast.
-    copy_bytes = sum(files) * (1 if manifest.dtype == "float32" else 2)
-    part: list[GraphSet] = []
-    for graphs in sets:
-        if part and copy_bytes * sum(len(each.graphs) for each in (*part, graphs)) > limit_bytes:
-            yield part
-            part = []
-        part.append(graphs)
-    if part:
-        yield part
 
 
 def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,33 @@ from hdruntime.bundle.verification import Case, Skip, SkipCause
 
 _RANDOM_SAMPLES = 8
 """Tokens of a batch whose logits are compared besides those at boundaries."""
+
+
+class StoredRows:
+    """PyTorch's outputs for cases, as `expected_rows` returns them, in files of a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._numbers: dict[Case, int] = {}
+
+    def write(self, case: Case, rows: Sequence[Mapping[str, FloatArray]]) -> None:
+        """Write the outputs for a case."""
+        arrays: dict[str, Any] = {
+            f"{row}/{name}": values for row, outputs in enumerate(rows) for name, values in outputs.items()
+        }
+        np.savez(self._file(case), **arrays)
+
+    def read(self, case: Case) -> list[dict[str, FloatArray]]:
+        """Read the outputs for a case that was written."""
+        rows: list[dict[str, FloatArray]] = [{} for _ in case.lengths]
+        with np.load(self._file(case)) as arrays:
+            for key, values in arrays.items():
+                row, _, name = key.partition("/")
+                rows[int(row)][name] = values
+        return rows
+
+    def _file(self, case: Case) -> Path:
+        return self._directory / f"{self._numbers.setdefault(case, len(self._numbers))}.npz"
 
 
 def padded_batch(case: Case, reference: Reference) -> dict[str, AnyArray]:

@@ -190,6 +190,8 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
             trust_remote_code=reference.checkpoint.trust.trust_remote_code,
         )
     limit = min(tokenizer.model_max_length, manifest.positions.base, manifest.max_len, _LONGEST)
+    texts: dict[str, tuple[Any, int, dict[str, FloatArray] | None]] = {}
+    reference.release()
     with hdruntime.load(bundle, Backend.ONNXRUNTIME, precision=Precision.FLOAT32) as session:
         own = session.tokenizer.limited(limit)
         for name, each in _texts(bundle, reference).items():
@@ -211,11 +213,13 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
             if not np.array_equal(ids, ids_alone["input_ids"]):
                 yield _Answers(text=name, tokens=len(ids), wanted={"input_ids": ids}, got=ids_alone)
                 continue
-            with _failures_of_library(f"its own call fails on the {name}"), torch.inference_mode():
-                answers = reference.model(**features)
-            wanted = {spec.name: answers[spec.name][0].numpy() for spec in manifest.result_outputs}
-            got = _if_finite(functools.partial(session.infer, [encoding]))
-            yield _Answers(text=name, tokens=len(ids), wanted=wanted, got=got)
+            texts[name] = features, len(ids), _if_finite(functools.partial(session.infer, [encoding]))
+    # Not beside the session: the weights of one model are in memory at a time.
+    for name, (features, tokens, got) in texts.items():
+        with _failures_of_library(f"its own call fails on the {name}"), torch.inference_mode():
+            answers = reference.model(**features)
+        wanted = {spec.name: answers[spec.name][0].numpy() for spec in manifest.result_outputs}
+        yield _Answers(text=name, tokens=tokens, wanted=wanted, got=got)
 
 
 def _encoding(tokenizer: TextTokenizer, texts: Texts) -> hdruntime.Encoding:

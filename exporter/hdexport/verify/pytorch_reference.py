@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.support.json_files import shown
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.bundle.graph_interface import state_at_start
-from hdruntime.bundle.manifest import InputSpec, Manifest, PositionForm, Role, Scheme, Task
+from hdruntime.bundle.manifest import InputSpec, Manifest, PositionForm, Positions, Role, Scheme, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.verification import Case
 from hdruntime.errors import ModelError, Setting
@@ -60,9 +61,11 @@ class Reference:
         checkpoint: Checkpoint,
         properties: ReferenceProperties,
         positions_shift: bool,
+        load: Callable[[], GraphModule],
     ) -> None:
-        self._module, self.checkpoint, self.properties = module, checkpoint, properties
+        self.checkpoint, self.properties, self._inputs = checkpoint, properties, manifest.inputs
         self.positions_shift = positions_shift
+        self._load, self._loaded = load, [module]
         self.pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
         self.is_changed = (
             properties.replaced
@@ -77,6 +80,21 @@ class Reference:
         self._ids = np.setdiff1d(np.arange(manifest.vocab_size), [self.pad_token_id, *_SPECIAL_IDS])
         self._written: IntArray | None = None
         self.past = PastTexts(manifest, self._leaves)
+
+    @property
+    def _module(self) -> GraphModule:
+        if not self._loaded:
+            self._loaded.append(self._load())
+        return self._loaded[0]
+
+    def release(self) -> None:
+        """Free a large model until it is asked again; the properties of approximate attention keep theirs."""
+        from hdexport.model.half_weights import MIN_MODEL_BYTES
+
+        size = sum(parameter.nbytes for parameter in self._module.parameters())
+        if size >= MIN_MODEL_BYTES and self.properties.information is None:
+            self._loaded.clear()
+            gc.collect()  # the model refers to itself
 
     @property
     def model(self) -> PreTrainedModel:
@@ -96,13 +114,13 @@ class Reference:
             spec.name: recurrent[spec.name]
             if spec.role is Role.RECURRENT_STATE
             else of_role.get(spec.role, np.zeros(shape, np.int64))
-            for spec in self._module.inputs
+            for spec in self._inputs
         }
 
     def _leaves(self, tokens: int, memory: int) -> dict[str, FloatArray]:
         """The recurrent states, [1, ...] each, that a text of so many tokens leaves, with an axis ``memory`` of that
         size."""
-        recurrent = [spec for spec in self._module.inputs if spec.role is Role.RECURRENT_STATE]
+        recurrent = [spec for spec in self._inputs if spec.role is Role.RECURRENT_STATE]
         empty = {spec.name: state_at_start(spec, rows=1, memory=memory) for spec in recurrent}
         left = self.unpadded(_PAST_ROW, tokens, recurrent=empty)
         return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in recurrent}
@@ -112,7 +130,7 @@ class Reference:
         first; the first token, one inside and the last are marked; the first third is a prompt, which is not pooled;
         and tokens attend to all but the last quarter."""
         place = np.arange(length)
-        bound = next((spec.bound for spec in self._module.inputs if spec.role is Role.GLOBAL_ATTENTION_MASK), None)
+        bound = next((spec.bound for spec in self._inputs if spec.role is Role.GLOBAL_ATTENTION_MASK), None)
         marked = np.zeros(length, np.int64)
         marked[[0, length // 3, length - 1][:bound]] = 1
         return {
@@ -197,13 +215,7 @@ class Reference:
 def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
     """PyTorch's model for a bundle, its positions extended as the bundle's were; a checkpoint that the bundle was not
     built from is rejected."""
-    from hdexport.checkpoint.heads import task_head
-    from hdexport.model.graph_module import GraphModule
-    from hdexport.model.half_weights import UpcastWeights, upcast_in_forward
-    from hdexport.model.rotary import use_stretched_rotary
-    from hdexport.model.surgery import extend_positions
-
-    manifest, task = bundle.manifest, bundle.manifest.task
+    manifest = bundle.manifest
     if checkpoint.config["model_type"] != manifest.model_type:
         raise ModelError(
             f"The bundle was built from a {manifest.model_type}, and {checkpoint.path} is a "
@@ -211,6 +223,26 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
             hint=("Name the checkpoint it was built from with ", Setting("model"), "."),
         )
     checkpoint = checkpoint.with_source(None if manifest.tokenizer is None else manifest.tokenizer.source)
+    module, properties, positions = _load(bundle, checkpoint)
+    return Reference(
+        module,
+        manifest,
+        checkpoint=checkpoint,
+        properties=properties,
+        positions_shift=positions.first_row == 0 and positions.form != PositionForm.BY_LENGTH,
+        load=lambda: _load(bundle, checkpoint)[0],
+    )
+
+
+def _load(bundle: Bundle, checkpoint: Checkpoint) -> tuple[GraphModule, ReferenceProperties, Positions]:
+    """The module, the properties of its attention, and its positions."""
+    from hdexport.checkpoint.heads import task_head
+    from hdexport.model.graph_module import GraphModule
+    from hdexport.model.half_weights import UpcastWeights, upcast_in_forward
+    from hdexport.model.rotary import use_stretched_rotary
+    from hdexport.model.surgery import extend_positions
+
+    manifest, task = bundle.manifest, bundle.manifest.task
     # A build has rejected code that differs; a verification records it (`with_code`).
     model = checkpoint.with_adapter(manifest.adapter).load(task, runs_code=False, keeps_half=True)
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, model.config.to_dict())
@@ -234,13 +266,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         head=task_head(checkpoint, task),
         memory_cache=properties.memory_cache,
     ).eval()
-    return Reference(
-        module,
-        manifest,
-        checkpoint=checkpoint,
-        properties=properties,
-        positions_shift=positions.first_row == 0 and positions.form != PositionForm.BY_LENGTH,
-    )
+    return module, properties, positions
 
 
 def positions_of(manifest: Manifest, family: Family, config: Mapping[str, Any]) -> tuple[int, Scheme, float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,15 +17,16 @@ from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
 from hdexport.model.task import TASKS
 from hdexport.support.check import Check
 from hdexport.support.progress import Progress
-from hdexport.verify.case_memory import arrays_bytes, open_at_once, scores_bytes
+from hdexport.verify.case_memory import arrays_bytes, scores_bytes
 from hdexport.verify.checks import Verification, compare_case, not_compared, problem_of
-from hdexport.verify.expected import expected_rows, left_padding_skip, padded_batch, sampled_tokens
+from hdexport.verify.expected import StoredRows, expected_rows, left_padding_skip, padded_batch, sampled_tokens
 from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets, runner
 from hdexport.verify.grid import LONGEST_CHECKED, Grid, cases, within
 from hdexport.verify.operations import longest_within, matmul_weights, operations
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.single_texts import ENGLISH, sample_ids
-from hdruntime.arrays import FloatArray, IntArray
+from hdruntime.arrays import IntArray
+from hdruntime.backends.equal_lengths import give_memory_back
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend, Manifest
@@ -102,17 +104,10 @@ def verify_bundle(
         sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
         limit_bytes = _QUICK_LIMIT_BYTES if grid is Grid.QUICK else _free_bytes() // 2
-    done, total = 0, len(sets) * len(cases_of_grid)
+    count = _Count(progress, len(sets) * len(cases_of_grid))
     for reader, those in _readers(bundle, reference, sets):
-        for part in open_at_once(those, manifest, _free_bytes() // 2):
-            for is_sampled, group in _by_logits(cases_of_grid, manifest, limit_bytes).items():
-                with contextlib.ExitStack() as stack:
-                    changes = Changes(reader.properties.discrete_outputs, is_sampled)
-                    runs = {each: stack.enter_context(runner(bundle, each, changes)) for each in part}
-                    for case in group:
-                        progress.detail("checks", done, total)
-                        _check_case(bundle, reader, case, runs, outcomes, limit_bytes, is_sampled=is_sampled)
-                        done += len(part)
+        for is_sampled, group in _by_logits(cases_of_grid, manifest, limit_bytes).items():
+            _compare(bundle, reader, group, those, outcomes, count, limit_bytes, is_sampled=is_sampled)
     return Verification(
         grid=grid,
         checks=tuple(outcomes.checks),
@@ -247,53 +242,92 @@ def _free_bytes() -> int:
     return free_bytes() or 2 * _QUICK_LIMIT_BYTES
 
 
-def _check_case(
+class _Count:
+    """The number of cases that are done, for the progress."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._done, self._total = progress, 0, total
+
+    def step(self) -> None:
+        self._progress.detail("checks", self._done, self._total)
+        self._done += 1
+
+
+def _compare(
     bundle: Bundle,
     reference: Reference,
-    case: Case,
-    runs: Mapping[GraphSet, Run | None],
+    cases_of_group: Sequence[Case],
+    sets: Sequence[GraphSet],
     outcomes: _Outcomes,
+    count: _Count,
     limit_bytes: int,
     *,
     is_sampled: bool,
 ) -> None:
-    """Runs PyTorch once and each graph; no answer outlives the call."""
+    """Runs PyTorch once a case, and then each graph over all cases.
+
+    The weights of one model are in memory at a time: PyTorch's outputs wait on the disk. Where PyTorch follows the
+    decisions of a graph, it runs beside the graph.
+    """
     manifest = bundle.manifest
-    samples = sampled_tokens(case, manifest.positions.base) if is_sampled else None
-    arrays = arrays_bytes(case, manifest, samples=None if samples is None else len(samples))
-    fitting: list[tuple[GraphSet, Run]] = []
-    for graphs, run in runs.items():
+    samples = {case: sampled_tokens(case, manifest.positions.base) if is_sampled else None for case in cases_of_group}
+    fitting = {graphs: list(_fitting(graphs, samples, manifest, outcomes, limit_bytes)) for graphs in sets}
+    changes = Changes(reference.properties.discrete_outputs, is_sampled)
+    with tempfile.TemporaryDirectory(prefix="hdexport-verify-") as directory:
+        expected = StoredRows(Path(directory))
+        if reference.properties.discrete_outputs is None:
+            for case in dict.fromkeys(case for those in fitting.values() for case in those):
+                expected.write(case, expected_rows(case, reference, manifest, samples=samples[case]))
+            reference.release()
+        for graphs, those in fitting.items():
+            if not those:
+                continue
+            with runner(bundle, graphs, changes) as run:
+                for case in those:
+                    count.step()
+                    if run is None:
+                        needed = arrays_bytes(case, manifest)
+                        outcomes.skip(_memory_skip(graphs, case, needed=needed, limit_bytes=limit_bytes))
+                        continue
+                    outcomes.add(_compared(graphs, run, case, reference, manifest, expected, samples[case]))
+            give_memory_back()
+
+
+def _fitting(
+    graphs: GraphSet,
+    samples: Mapping[Case, IntArray | None],
+    manifest: Manifest,
+    outcomes: _Outcomes,
+    limit_bytes: int,
+) -> Iterator[Case]:
+    """The cases that an engine takes, and whose arrays fit in the memory."""
+    for case, tokens in samples.items():
         if graphs.longest is not None and case.tokens > graphs.longest:
             outcomes.skip(Skip(cause=SkipCause.ENGINE_PROFILE, graph=graphs.name, case=case, limit=graphs.longest))
             continue
-        needed = arrays + scores_bytes(graphs, case, manifest, cuts_padding=not is_sampled)
-        if run is None:
-            needed = arrays_bytes(case, manifest)
-        if run is None or needed > limit_bytes:
-            outcomes.skip(Skip(cause=SkipCause.MEMORY, graph=graphs.name, case=case, needed=needed, limit=limit_bytes))
+        needed = arrays_bytes(case, manifest, samples=None if tokens is None else len(tokens))
+        needed += scores_bytes(graphs, case, manifest, cuts_padding=tokens is None)
+        if needed > limit_bytes:
+            outcomes.skip(_memory_skip(graphs, case, needed=needed, limit_bytes=limit_bytes))
         else:
-            fitting.append((graphs, run))
-    if not fitting:
-        return
-    expected = None
-    if reference.properties.discrete_outputs is None:
-        expected = expected_rows(case, reference, manifest, samples=samples)
-    feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
-    for graphs, run in fitting:
-        outcomes.add(_compared(graphs, run, case, feeds, reference, manifest, expected, samples))
+            yield case
+
+
+def _memory_skip(graphs: GraphSet, case: Case, *, needed: int, limit_bytes: int) -> Skip:
+    return Skip(cause=SkipCause.MEMORY, graph=graphs.name, case=case, needed=needed, limit=limit_bytes)
 
 
 def _compared(
     graphs: GraphSet,
     run: Run,
     case: Case,
-    feeds: Mapping[str, IntArray],
     reference: Reference,
     manifest: Manifest,
-    expected: list[dict[str, FloatArray]] | None,
+    expected: StoredRows,
     samples: IntArray | None,
 ) -> Check:
-    """Runs graphs, and PyTorch, which follows their decisions, where `expected` is None. Nothing outlives the call."""
+    """Runs graphs, and PyTorch where it follows their decisions. Nothing outlives the call."""
+    feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
     try:
         outputs = run(feeds)
     except NonFiniteOutputError:
@@ -306,10 +340,9 @@ def _compared(
         if not reference.checkpoint.family.is_generic and not is_of_engine:
             raise
         return not_compared(graphs, case, manifest, problem_of(error))
-    if expected is not None:
-        return compare_case(graphs, case, manifest, expected, outputs, samples)
     discrete_outputs = reference.properties.discrete_outputs
-    assert discrete_outputs is not None
+    if discrete_outputs is None:
+        return compare_case(graphs, case, manifest, expected.read(case), outputs, samples)
     decided = [np.asarray(values, np.int64) for name, values in outputs.items() if name.startswith(DISCRETE_OUTPUT)]
     followed = expected_rows(case, reference, manifest, samples=samples, decisions=decided)
     return compare_case(graphs, case, manifest, followed, outputs, samples, discrete_outputs.take_wrong())

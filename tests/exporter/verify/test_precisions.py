@@ -49,7 +49,7 @@ def of_graph(found: Verification, name: str) -> GraphVerification:
 def test_both_graphs_are_verified_as_one_session_runs_them(openvino_bundles) -> None:
     found = verified(openvino_bundles("bert"))
     assert found.passed
-    assert [check.graph for check in found.checks][:3] == ["model.onnx", "onnxruntime_cpu.onnx", BOTH]
+    assert [*dict.fromkeys(check.graph for check in found.checks)][:3] == ["model.onnx", "onnxruntime_cpu.onnx", BOTH]
     record = of_graph(found, BOTH)
     assert (record.precision, str(record.tolerance)) == ("float32", "abs 0.0001 or 2 ulp")
     cases = [check.case for check in found.checks if check.graph == BOTH]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 
 from hdexport.graph.passes.upcast_to_float32 import upcast_uses
+from hdruntime.errors import ExportError, Setting
 
 if TYPE_CHECKING:
     from hdexport.model.half_weights import VirtualWeights
@@ -20,6 +22,9 @@ class StoreHalfWeights(ir.passes.InPlacePass):
 
     Args:
         virtual: the weights that the graph was traced with.
+
+    Raises:
+        ExportError: the trace computed with values of virtual weights.
     """
 
     def __init__(self, virtual: VirtualWeights) -> None:
@@ -31,7 +36,13 @@ class StoreHalfWeights(ir.passes.InPlacePass):
         for value in list(model.graph.initializers.values()):
             if value.const_value is None or value.dtype is not ir.DataType.FLOAT:
                 continue
-            half = self._virtual.half_of(value.const_value.numpy())
+            array = value.const_value.numpy()
+            half = self._virtual.half_of(array)
+            if half is None and np.isnan(array).any():
+                raise ExportError(
+                    f"The trace computed the constant {value.name} with weights in half precision.",
+                    hint=("Build with ", Setting("float32_weights", True), "."),
+                )
             if half is None:
                 continue
             value.const_value = ir.tensor(half, name=value.name)
