@@ -86,8 +86,9 @@ def settings(source: str) -> Iterator[tuple[int, Setting]]:
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Setting"):
             name = node.args[0]
             command = next((word.value for word in node.keywords if word.arg == "command"), ast.Constant(""))
+            is_off = any(isinstance(value, ast.Constant) and value.value in (False, None) for value in node.args[1:2])
             if isinstance(name, ast.Constant) and isinstance(command, ast.Constant):
-                yield node.lineno, Setting(str(name.value), command=str(command.value))
+                yield node.lineno, Setting(str(name.value), False if is_off else ..., command=str(command.value))
 
 
 def unknown_flag(setting: Setting) -> list[str]:

@@ -199,7 +199,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         max_len=max_len,
         text_length=options.max_len,
         precision=precision,
-        float32_weights=options.fp32_weights,
+        fp32_weights=options.fp32_weights,
         task=task,
         adapter=options.adapter,
         tokenizer=options.tokenizer,

@@ -29,7 +29,7 @@ class BuildOptions:
         max_len: the longest input, in tokens.
         text_length: tokens that encoders cut texts to by default; None for the model's own number.
         precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
-        float32_weights: whether a float32 bundle stores float32 weights, too, where the checkpoint has large ones in
+        fp32_weights: whether a float32 bundle stores float32 weights, too, where the checkpoint has large ones in
             half precision; by default they keep their dtype, and the graphs upcast them.
         task: None infers it from the checkpoint.
         adapter: name of the checkpoint's adapter that is merged into its weights; None for none.
@@ -62,7 +62,7 @@ class BuildOptions:
     max_len: int
     text_length: int | None = None
     precision: Dtype = "float32"
-    float32_weights: bool = False
+    fp32_weights: bool = False
     task: Task | None = None
     adapter: str | None = None
     tokenizer: TokenizerSource | None = "library"

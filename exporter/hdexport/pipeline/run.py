@@ -158,7 +158,7 @@ def _write_graphs(
     sees_all = expansion is None or expansion.attend
     for line in ignored_keys(checkpoint, task):
         warn(logger, line)
-    model = checkpoint.load(task, report=progress.result, keeps_half=not options.float32_weights)
+    model = checkpoint.load(task, report=progress.result, keeps_half=not options.fp32_weights)
     with UpcastWeights():
         positions = extended_positions(model, checkpoint, choice, options, progress)
         query_scale = LogScale.of_positions(positions)

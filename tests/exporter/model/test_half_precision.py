@@ -157,7 +157,7 @@ def test_a_weight_that_is_not_finite_fits_no_half_precision() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-def test_a_cast_layer_normalisation_keeps_float32_weights_and_the_neighbours_type(precision: Dtype) -> None:
+def test_a_cast_layer_normalisation_keeps_fp32_weights_and_the_neighbours_type(precision: Dtype) -> None:
     dtype = getattr(torch, precision)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
     weights = model[1].weight.detach().clone()

@@ -81,7 +81,7 @@ def test_outputs_are_those_of_float32_weights(
 ) -> None:
     options = saved(tmp_path, model_type, task, dtype=dtype, openvino=True)
     half = dataclasses.replace(options, output=tmp_path / "half", verify=Grid.QUICK)
-    full = dataclasses.replace(options, output=tmp_path / "full", float32_weights=True)
+    full = dataclasses.replace(options, output=tmp_path / "full", fp32_weights=True)
     assert build(half).verification.passed
     build(full)
     stored = ir.DataType.BFLOAT16 if dtype is torch.bfloat16 else ir.DataType.FLOAT16
@@ -97,7 +97,7 @@ def test_outputs_are_those_of_float32_weights(
             }
 
 
-def test_a_small_model_gets_float32_weights(tmp_path: Path) -> None:
+def test_a_small_model_gets_fp32_weights(tmp_path: Path) -> None:
     options = saved(tmp_path, "qwen3")
     build(options)
     assert set(stored_types(options.output).values()) == {ir.DataType.FLOAT}
@@ -120,8 +120,8 @@ def test_a_trace_that_computes_with_values_of_weights_is_rejected(
     options = saved(tmp_path, "mpnet")  # folds its small table of relative positions
     with pytest.raises(ExportError, match="with weights in half precision") as raised:
         build(options)
-    assert "float32_weights" in str(raised.value)
-    build(dataclasses.replace(options, float32_weights=True))
+    assert "fp32_weights" in str(raised.value)
+    build(dataclasses.replace(options, fp32_weights=True))
 
 
 def test_half_precision_is_upcast_where_it_is_used() -> None:

@@ -41,7 +41,7 @@ class StoreHalfWeights(ir.passes.InPlacePass):
             if half is None and np.isnan(array).any():
                 raise ExportError(
                     f"The trace computed the constant {value.name} with weights in half precision.",
-                    hint=("Build with ", Setting("float32_weights", True), "."),
+                    hint=("Build with ", Setting("fp32_weights", True), "."),
                 )
             if half is None:
                 continue
