@@ -75,6 +75,8 @@ class Rate:
         self.longest_batch = 0.0
         self._measured: dict[int, float] = {}
         self._measured_busy: set[int] = set()
+        # A length class -> the nearest one that was measured.
+        self._nearest: dict[int, int] = {}
         self._sums: dict[tuple[int, float], tuple[float, float]] = {}
 
     def add(self, length: int, *, tokens: int, seconds: float, all_busy: bool = True) -> None:
@@ -90,6 +92,8 @@ class Rate:
             before = self._sums.get((length, kept), (0.0, 0.0))
             self._sums[length, kept] = sums = kept * before[0] + seconds, kept * before[1] + tokens
             slowest = max(slowest, sums[0] / max(1.0, sums[1]))
+        if length not in self._measured:
+            self._nearest.clear()
         self._measured[length] = slowest
 
     def __bool__(self) -> bool:
@@ -106,8 +110,9 @@ class Rate:
     def _of_token(self, length: int) -> float:
         if not self._measured:
             return 0.0
-        nearest = min(self._measured, key=lambda known: abs(known - length))
-        return self._measured[nearest]
+        if length not in self._nearest:
+            self._nearest[length] = min(self._measured, key=lambda known: abs(known - length))
+        return self._measured[self._nearest[length]]
 
 
 class Admission:

@@ -53,6 +53,8 @@ def checked_texts(inputs: object, *, name: str, may_be_one: bool = False) -> lis
         name: name of the parameter.
         may_be_one: whether a single string is accepted, as a list of one text.
     """
+    if type(inputs) is list and all(type(text) is str for text in inputs):
+        return list(inputs)
     if isinstance(inputs, str) and may_be_one:
         return [inputs]
     texts = list(several(inputs, name=name, of="strings", example="[text]"))
@@ -106,6 +108,8 @@ def plain_name(value: Any) -> Any:
 
 def checked_choice(choices: type[Choice], value: Enum | str, *, option: str) -> Choice:
     """The enum member with a value, which may be a member of another enum; rejects any other value."""
+    if isinstance(value, choices):
+        return value
     try:
         return choices(plain_name(value))
     except ValueError:

@@ -305,10 +305,11 @@ class TextTokenizer:
                 for item, rest, tokens in zip(encoded, rests, given, strict=True)
             ]
         ends = list(itertools.accumulate(map(len, encoded)))
-        # One array for all texts, of which each has a slice: an array per short text costs more.
-        ids = np.fromiter(
-            itertools.chain.from_iterable(item.ids for item in encoded), np.int64, ends[-1] if ends else 0
-        )
+        if len(encoded) == 1:
+            ids = np.array(encoded[0].ids, np.int64)
+        else:
+            # One array for all texts, of which each has a slice: an array per short text costs more.
+            ids = np.fromiter(itertools.chain.from_iterable(item.ids for item in encoded), np.int64, sum(ends[-1:]))
         types = np.zeros_like(ids)
         if pairs is not None or self._types_texts:
             types[:] = np.fromiter(itertools.chain.from_iterable(item.type_ids for item in encoded), np.int64)
