@@ -24,7 +24,7 @@ OURS, SENTENCE_TRANSFORMERS = "hdexport serve", "sentence-transformers"
 INFINITY: Mapping[str, str] = {"infinity, PyTorch": "torch", "infinity, ONNX Runtime": "optimum"}
 """Name -> its ``--engine``."""
 
-_START_SECONDS = 120
+_START_SECONDS = 240
 
 _TWENTY_LINES = """
 import sys
@@ -92,7 +92,7 @@ class Server(NamedTuple):
 
 
 def command_of(name: str, model: Model, port: int, infinity: Path | None) -> list[str | Path]:
-    """The command of a server, with its defaults but for the length of texts.
+    """The command of a server, with its defaults but for the length of texts, and a warm-up that clients do.
 
     Args:
         infinity: the environment that has infinity-emb.
@@ -103,12 +103,31 @@ def command_of(name: str, model: Model, port: int, infinity: Path | None) -> lis
     if name == SENTENCE_TRANSFORMERS:
         return [sys.executable, "-c", _TWENTY_LINES, model.checkpoint, str(port), str(MAX_LEN)]
     assert infinity is not None, "infinity is measured where it is installed"
-    address = ["--host", "127.0.0.1", "--port", str(port), "--url-prefix", "/v1", "--log-level", "error"]
+    address = [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--url-prefix",
+        "/v1",
+        "--log-level",
+        "error",
+        "--no-model-warmup",
+    ]
     return [
         # "." is the working directory, see `started`.
         *(infinity / "bin" / "infinity_emb", "v2", "--model-id", ".", "--device", "cpu"),
         # Its ONNX engine takes the first token's vector unless it is told, whatever the model's files say.
-        *("--engine", INFINITY[name], "--pooling-method", "mean", *address),
+        *(
+            "--engine",
+            INFINITY[name],
+            "--pooling-method",
+            "mean",
+            "--no-model-warmup",
+            "--log-level",
+            "error",
+            *address,
+        ),
     ]
 
 

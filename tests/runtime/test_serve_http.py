@@ -10,12 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+import starlette.routing
 import uvicorn
 
-from support.serving import PARSERS, Connection, command
+from fakes.recording_runner import RecordingRunner
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.serve import ServeOptions, application
+from hdruntime.session import Session
+from support.serving import PARSERS, Connection, answers_of, command
 
 BODY = json.dumps({"input": "read"}).encode()
 POST = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\n"
@@ -205,3 +211,24 @@ def test_a_body_that_comes_when_the_server_is_stopped_is_answered(
         assert answer.status == 200
         assert len(json.loads(answer.body)["data"]) == 1
         assert connection.is_closed()
+
+
+def test_a_route_without_parameters_is_found_without_a_search(
+    new_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search takes as much CPU time as tokenizing a short text; other paths have it, and the middleware of CORS."""
+    bundle = open_bundle(new_bundle())
+    requests = ("/v1/embeddings", {"input": "read"}), ("/v1/models", None), ("/no/route", None)
+
+    async def searched(self: object, scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError(f"{scope['path']} is searched for")
+
+    monkeypatch.setattr(starlette.routing.Router, "__call__", searched)
+    for options, found in ((ServeOptions(), 2), (ServeOptions(cors_origin=("*",)), 0)):
+        for number, request in enumerate(requests):
+            app = application(bundle, Session(bundle, RecordingRunner()), options)
+            if number < found:
+                assert answers_of(app, request)[0].status_code == 200
+            else:
+                with pytest.raises(AssertionError, match="is searched for"):
+                    answers_of(app, request)

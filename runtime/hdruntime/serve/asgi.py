@@ -133,10 +133,8 @@ def application_of_models(
             server.close()
 
     # The routes of interfaces first, since routes are tried in turn.
-    routes = [
-        StarletteRoute(path, _Endpoint(server.counted(method, path)), methods=[method])
-        for method, path in reversed(server.routes)
-    ]
+    endpoints = {route: _Endpoint(server.counted(*route)) for route in server.routes}
+    routes = [StarletteRoute(path, each, methods=[method]) for (method, path), each in reversed(endpoints.items())]
     errors: dict[Any, Any] = {404: server.unknown, 405: server.unknown}
     middleware = []
     if options.cors_origin:
@@ -161,6 +159,11 @@ def application_of_models(
                 scope[_MODEL] = model
             if scope["path"] == scope["root_path"] != "":
                 scope["path"] += "/"
+            endpoint = endpoints.get((scope["method"], scope["path"].removeprefix(scope["root_path"])))
+            if endpoint is not None and not middleware:
+                # Starlette's layers, and its search by regular expressions, cost as much as tokenizing a short text.
+                await endpoint(scope, receive, send)
+                return
         await served(scope, receive, send)
 
     return under_prefixes
