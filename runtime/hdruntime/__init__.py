@@ -32,6 +32,7 @@ __all__ = [
     "ExportError",
     "GpuOptions",
     "HdexportError",
+    "HybridEmbedding",
     "InputChangedError",
     "InputError",
     "Manifest",
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
     from hdruntime.sentence_encoder import SentenceEncoder
     from hdruntime.session import Session, load
     from hdruntime.sparse_encoder import SparseEncoder
+    from hdruntime.tasks.hybrid_similarity import HybridEmbedding
     from hdruntime.tasks.sparse_similarity import SparseVector
     from hdruntime.text.answers import Answer
     from hdruntime.text.chunking import TextChunks
@@ -121,6 +123,7 @@ _MODULE_OF_NAME = {
     "SentenceEncoder": "hdruntime.sentence_encoder",
     "Session": "hdruntime.session",
     "SparseEncoder": "hdruntime.sparse_encoder",
+    "HybridEmbedding": "hdruntime.tasks.hybrid_similarity",
     "SparseVector": "hdruntime.tasks.sparse_similarity",
     "TextChunks": "hdruntime.text.chunking",
     "load": "hdruntime.session",

@@ -20,6 +20,7 @@ from hdruntime.gpu.options import GpuOptions
 from hdruntime.hub import opened_bundle
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
 from hdruntime.tasks.encode_options import EncodeOptions
+from hdruntime.tasks.hybrid_similarity import EmbeddingKind, HybridEmbedding, HybridEmbeddings, checked_kinds
 from hdruntime.tasks.question_answering import QuestionAnswers
 from hdruntime.tasks.sparse_similarity import SparseVector, SparseVectors
 from hdruntime.tasks.task import Text, TextTask
@@ -185,6 +186,43 @@ class Session(BatchSession):
             self, task, _texts(texts), encode_options, prompt=self._prompt(prompt_name, prompt)
         )
         return vectors
+
+    def embed_hybrid(
+        self,
+        texts: Iterable[str],
+        *,
+        returns: Iterable[EmbeddingKind | str] = tuple(EmbeddingKind),
+        batch_tokens: int | None = None,
+        overflow: Overflow | str = Overflow.ERROR,
+        stride: int = 0,
+        split_pooling: SplitPooling | str = SplitPooling.MEAN,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> list[HybridEmbedding]:
+        """Embed texts in several ways at once, with a bundle of the task hybrid-similarity (BGE-M3).
+
+        Args:
+            texts, batch_tokens, stride, split_pooling, prompt_name, prompt: see :meth:`embed`; `split_pooling` is of
+                dense vectors.
+            returns: ``dense``, ``sparse`` and ``colbert``, or some of them.
+            overflow: ``error``, ``truncate``, or ``split``: a token's weight is then the largest of all chunks, and
+                every token has a vector.
+
+        Returns:
+            [texts], in input order.
+
+        Raises:
+            InputError: see :meth:`embed`.
+        """
+        self._check_task(HybridEmbeddings, method="embed_hybrid")
+        task = HybridEmbeddings(self.manifest, checked_kinds(returns))
+        encode_options = EncodeOptions.of(
+            overflow=overflow, stride=stride, split_pooling=split_pooling, batch_tokens=batch_tokens
+        )
+        embeddings: list[HybridEmbedding] = answers_of(
+            self, task, _texts(texts), encode_options, prompt=self._prompt(prompt_name, prompt)
+        )
+        return embeddings
 
     @overload
     def embed_chunks(  # type: ignore[overload-overlap]

@@ -21,7 +21,7 @@ from hdexport.checkpoint import default_model
 from hdexport.extend import ExtendOptions, extend
 from hdruntime.bundle.manifest import Task
 from hdruntime.tasks import text_inference
-from support.comparators import assert_close
+from support.bge_m3_models import expected, made_bge_m3
 from support.pages import ROOT, code_blocks, page
 from support.tiny_models import BASE, save_tiny_model
 
@@ -58,63 +58,20 @@ def test_search(sample_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [name for name, _ in search.alike(vectors, "file")] == ["cat"]
 
 
-@pytest.fixture(scope="session")
-def bge_m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny BGE-M3 as ``checkpoint``, in the published layout, and its ``bundle``."""
-    import torch
-
-    from hdexport.build import BuildOptions, build
-
-    path = tmp_path_factory.mktemp("bge-m3")
-    checkpoint, kinds = path / "checkpoint", {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    save_tiny_model(checkpoint, "xlm-roberta", Task.FEATURE_EXTRACTION)
-    modules = [{"path": folder, "type": f"sentence_transformers.models.{kind}"} for folder, kind in kinds.items()]
-    (checkpoint / "modules.json").write_text(json.dumps(modules))
-    (checkpoint / "1_Pooling").mkdir()
-    (checkpoint / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
-    torch.manual_seed(4)
-    for name, width in (("sparse", 1), ("colbert", 24)):
-        torch.save(torch.nn.Linear(32, width).state_dict(), checkpoint / f"{name}_linear.pt")
-    build(BuildOptions(model=checkpoint, output=path / "bundle", max_len=BASE, verify=None))
-    return path
-
-
-def test_bge_m3(bge_m3: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """As FlagEmbedding has it: a token's largest weight, and the vectors of all tokens but the first."""
-    import torch
-    import transformers
-
-    program, checkpoint = example("bge_m3"), bge_m3 / "checkpoint"
-    model = transformers.AutoModel.from_pretrained(checkpoint).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    texts = ["w7 w8 w9 w8", "", "w9 unknown w11 w12 w13", "w5 " * 100]
-    batch = tokenizer(texts, padding=True, truncation=True, max_length=BASE, return_tensors="pt")
-    sparse, colbert = (program.head(checkpoint / f"{name}_linear.pt") for name in ("sparse", "colbert"))
-    with torch.inference_mode():
-        states = model(**batch).last_hidden_state
-        layers = [
-            torch.nn.functional.linear(states, torch.from_numpy(head.weight), torch.from_numpy(head.bias))
-            for head in (sparse, colbert)
-        ]
-        weights, tokens = layers[0].relu()[..., 0], torch.nn.functional.normalize(layers[1][:, 1:], dim=-1)
-        dense = torch.nn.functional.normalize(states[:, 0], dim=-1)
-    unused = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
-    with hdruntime.load(bge_m3 / "bundle", "onnxruntime") as session:
-        found = program.encode(session, sparse, colbert, texts)
-    for row, vectors in enumerate(found):
-        real = int(batch["attention_mask"][row].sum())
-        expected: dict[int, float] = {}
-        for token, weight in zip(batch["input_ids"][row, :real].tolist(), weights[row, :real].tolist(), strict=True):
-            if token not in unused and weight > 0:
-                expected[token] = max(weight, expected.get(token, 0.0))
-        assert vectors.sparse == pytest.approx(expected, abs=1e-6)
-        assert_close(vectors.dense, dense[row].numpy(), atol=1e-6)
-        assert_close(vectors.tokens, tokens[row, : real - 1].numpy(), atol=2e-6)
-    assert any(vectors.sparse for vectors in found)
-    assert program.scores(found[0], found[0]) == pytest.approx(
-        (1.0, sum(weight**2 for weight in found[0].sparse.values()), 1.0)
-    )
-    monkeypatch.setattr(sys, "argv", ["bge_m3", str(bge_m3 / "bundle"), str(checkpoint)])
+def test_bge_m3(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its scores are those of FlagEmbedding: dot products, and the mean of MaxSim."""
+    saved, program = made_bge_m3(tmp_path_factory), example("bge_m3")
+    texts = ["w7 w8 w9 w10 w11", "w9 w11 w12 w13"]
+    with hdruntime.load(saved / "bundle", "onnxruntime") as session:
+        found = program.scores(*session.embed_hybrid(texts))
+    query, document = expected(saved / "checkpoint", texts)
+    common = sum(weight * document.sparse.get(token, 0.0) for token, weight in query.sparse.items())
+    assert common > 0
+    best = (query.colbert @ document.colbert.T).max(axis=1)
+    assert found == pytest.approx((query.dense @ document.dense, common, best.mean()), abs=1e-5)
+    monkeypatch.setattr(sys, "argv", ["bge_m3", str(saved / "bundle")])
     program.main()
     assert len(capsys.readouterr().out.splitlines()) == 2
 

@@ -138,9 +138,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a side": ({"input": "a", "input_type": "passage"}, "input_type"),
     "ids": ({"input": [5, 6]}, "The body is not valid"),
     "an object without text": ({"input": [{"id": "1"}]}, "The body is not valid"),
-    "many characters": ({"input": ["a" * 300] * 4, "options": {"max_text_characters": 1000}}, "1200 characters"),
     "dimensions": ({"input": "a", "dimensions": WIDTH + 1}, f"these have {WIDTH}"),
 }
+
+
+def test_responses_have_a_limit(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hdruntime.serve.interface._MAX_VALUES", WIDTH * 10)
+    assert ask(input=["a" * 5] * 2)[0] == 200
+    status, said = ask(input=["a" * 5, "a" * 6])
+    assert (status, f"up to 11 tokens with {WIDTH} values each" in said["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("case", REFUSED)

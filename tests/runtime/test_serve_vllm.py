@@ -182,7 +182,7 @@ def test_what_an_embedder_pools_are_embeddings_or_vectors_of_tokens(embedder: Se
 
 
 def test_vectors_of_tokens_are_not_given_without_end(embedder: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hdruntime.serve.interfaces.tei._MAX_VALUES", 4 * 16 * 2)
+    monkeypatch.setattr("hdruntime.serve.interface._MAX_VALUES", 4 * 16 * 2)
     body = {"input": [LONG] * 2, "task": "token_embed", "truncate": "end"}
     assert embedder.response("/pooling", body).status_code == 200
     for more in ({"input": [LONG] * 2 + ["read"]}, {"truncate": "split"}):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hdexport.checkpoint.hybrid import HybridHead, hybrid_head
 from hdexport.checkpoint.multi_vector import PROJECTION, late_interaction
 from hdexport.checkpoint.pooling import POOLED_MASK, SENTENCE, Features, Pooling, splade_pooling
 from hdexport.checkpoint.sentence_modules import (
@@ -115,6 +116,12 @@ def _pair_scores(path: Path, *, hidden_size: int, trust: Trust) -> ModuleChain |
     return _chain(path, pooling_settings(path).modules, (SCORES,), hidden_size, trust)
 
 
+def _hybrid_head(path: Path, *, hidden_size: int, trust: Trust) -> HybridHead:
+    """The heads of a model that embeds texts in three ways."""
+    sentence = _chain(path, pooling_settings(path).modules, (SENTENCE,), hidden_size, trust)
+    return hybrid_head(path, sentence, hidden_size=hidden_size, trust=trust)
+
+
 def _late_interaction_layers(path: Path, *, hidden_size: int, trust: Trust) -> ModuleChain:
     """The layers that a model of late interaction applies to each token."""
     model = late_interaction(path)
@@ -127,6 +134,7 @@ _HEADS: dict[Task, Callable[..., Head | None]] = {
     Task.SENTENCE_SIMILARITY: sentence_vectors,
     Task.SPARSE_SIMILARITY: lambda path, **_: splade_pooling(path),
     Task.TOKEN_SIMILARITY: _late_interaction_layers,
+    Task.HYBRID_SIMILARITY: _hybrid_head,
     Task.TEXT_CLASSIFICATION: _pair_scores,
 }
 

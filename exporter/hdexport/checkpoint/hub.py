@@ -17,8 +17,8 @@ from hdruntime.optional import require
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*/config.json", "artifact.metadata"]
-# Of one layer each. A build names them, and examples/bge_m3.py reads them.
-_FILES += bge_m3.HEADS.values()
+# Of one layer each: the heads of hybrid-similarity, which other builds name.
+_FILES += [f"{name}.pt" for name in (bge_m3.SPARSE, bge_m3.COLBERT)]
 
 
 def download(model: HubName, trust: Trust) -> Path:

@@ -120,7 +120,7 @@ def ignored_keys(checkpoint: Checkpoint, task: Task) -> list[Message]:
         *_of_architectures(checkpoint, task),
         *_of_keys(checkpoint, task),
         *tokenizer_remarks(checkpoint),
-        *unread_weights(checkpoint),
+        *unread_weights(checkpoint, task),
     ]
 
 

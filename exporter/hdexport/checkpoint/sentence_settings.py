@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -69,6 +69,12 @@ _NOT_CHECKED = ("max_seq_length", "do_lower_case", "unpad_inputs")
 """Settings that are honoured, or make sentence-transformers faster with the same results."""
 
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}
+
+_NEED_TOKENIZER = {
+    Task.TOKEN_SIMILARITY: "by which a model of late interaction tells queries from documents",
+    Task.HYBRID_SIMILARITY: "whose special tokens have no weight in sparse vectors",
+}
+"""Task -> why its bundles need the checkpoint's tokenizer."""
 
 _DEFAULT_PROMPTS = ("query", "document")
 """Names of prompts that every model has, empty unless it says otherwise."""
@@ -159,9 +165,9 @@ def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | 
     Token vectors (``feature-extraction``) are given as they are where modules pool them, and take modules that do not.
     """
     read = _SETTINGS_OF_TASK.get(task)
-    if checkpoint.tokenizer is None and task is Task.TOKEN_SIMILARITY:
+    if checkpoint.tokenizer is None and task in _NEED_TOKENIZER:
         raise ModelError(
-            f"{checkpoint.path} has no tokenizer, by which a model of late interaction tells queries from documents.",
+            f"{checkpoint.path} has no tokenizer, {_NEED_TOKENIZER[task]}.",
             hint=(
                 "Put its tokenizer.json there, or build the token embeddings: ",
                 Setting("task", "feature-extraction"),
@@ -256,11 +262,18 @@ def _of_sentences(checkpoint: Checkpoint) -> SentenceSettings:
     )
 
 
+def _of_hybrid(checkpoint: Checkpoint) -> SentenceSettings:
+    from hdexport.checkpoint.hybrid import unweighted_ids
+
+    return replace(_of_sentences(checkpoint), unweighted_ids=unweighted_ids(checkpoint.tokenizer))
+
+
 _SETTINGS_OF_TASK: dict[Task, Callable[[Checkpoint], SentenceSettings | None]] = {
     Task.FEATURE_EXTRACTION: _of_tokens,
     Task.SENTENCE_SIMILARITY: _of_sentences,
     Task.SPARSE_SIMILARITY: _of_sparse_vectors,
     Task.TOKEN_SIMILARITY: _of_late_interaction,
+    Task.HYBRID_SIMILARITY: _of_hybrid,
     Task.TEXT_CLASSIFICATION: _of_pairs,
 }
 

@@ -13,6 +13,7 @@ from hdexport.checkpoint.adapters import ADAPTER_CONFIG
 from hdexport.checkpoint.sentence_modules import module_folders
 from hdexport.checkpoint.weight_files import stored_weights
 from hdexport.support.json_files import listing, read_object, shown
+from hdruntime.bundle.manifest import Task
 from hdruntime.errors import Message, ModelError
 
 if TYPE_CHECKING:
@@ -46,12 +47,13 @@ _SETFIT = "model_head"
 """Stem of SetFit's classifier of a sentence's vector."""
 
 
-def unread_weights(checkpoint: Checkpoint) -> Iterator[Message]:
-    """A line for each kind of files whose tensors no bundle of the checkpoint has."""
+def unread_weights(checkpoint: Checkpoint, task: Task | None = None) -> Iterator[Message]:
+    """A line for each kind of files whose tensors a bundle of a task, or for None an extended checkpoint, lacks."""
     unread = [file.relative_to(checkpoint.path) for file in _unread(checkpoint)]
-    of_bge_m3 = [file for file in unread if str(file) in bge_m3.HEADS.values()]
+    heads = {f"{name}{suffix}" for name in (bge_m3.SPARSE, bge_m3.COLBERT) for suffix in bge_m3.SUFFIXES}
+    of_bge_m3 = [file for file in unread if str(file) in heads]
     of_setfit = [file for file in unread if file.stem == _SETFIT]
-    if of_bge_m3:
+    if of_bge_m3 and task is not Task.HYBRID_SIMILARITY:
         yield (f"{_listed(of_bge_m3)}: BGE-M3's heads for sparse and token embeddings are not read. ", *bge_m3.HINT)
     for file in of_setfit:
         yield f"{file} is left out: a bundle gives the embeddings that the classifier takes, and not its labels."

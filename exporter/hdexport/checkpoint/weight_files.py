@@ -104,6 +104,14 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     return tuple(directory / name for name in names)
 
 
+def pickle_rejected(file: Path) -> ModelError:
+    """The error of a file of weights that is a pickle, which is not allowed."""
+    return ModelError(
+        f"{file} is a pickle, which can run code when it is read.",
+        hint=("Convert it to safetensors, or, if you trust its origin, use ", Setting("allow_pickle", True), "."),
+    )
+
+
 def pickles_rejected(directory: Path) -> ModelError:
     """The error of a directory whose weights are a pickle that is not allowed."""
     return ModelError(

@@ -215,6 +215,11 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         "usually all)",
     )
     group.add_argument(
+        "--returns",
+        metavar="KINDS",
+        help="hybrid-similarity: kinds of embeddings to write, dense,sparse,colbert or some of them (default: dense)",
+    )
+    group.add_argument(
         "--aggregation",
         choices=["none", "simple", "first", "max", "average"],
         help="token-classification: aggregation_strategy of transformers. none (default): one entity per token; "
@@ -376,6 +381,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         answers=AnswerOptions(top_k=options.top_k or 1, handle_impossible_answer=impossible) if asks else None,
         late_chunking=options.late_chunking,
         max_active_dims=options.max_active_dims,
+        returns=None if options.returns is None else tuple(options.returns.split(",")),
         overlap=options.overlap,
         force=options.force,
         restart=options.restart,

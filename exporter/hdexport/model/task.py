@@ -50,6 +50,7 @@ TASKS: Mapping[Task, TaskTraits] = {
     Task.SENTENCE_SIMILARITY: TaskTraits(made_of=Task.FEATURE_EXTRACTION, vectors="texts"),
     Task.SPARSE_SIMILARITY: TaskTraits(made_of=Task.FILL_MASK, pools_logits=True),
     Task.TOKEN_SIMILARITY: TaskTraits(made_of=Task.FEATURE_EXTRACTION, vectors="tokens"),
+    Task.HYBRID_SIMILARITY: TaskTraits(made_of=Task.FEATURE_EXTRACTION, vectors="texts"),
     Task.FILL_MASK: TaskTraits(
         auto_class="AutoModelForMaskedLM",
         architectures=("ForMaskedLM", "ForPreTraining"),

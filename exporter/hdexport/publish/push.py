@@ -25,6 +25,7 @@ _CARD = "README.md"
 _PIPELINE_TAGS: Mapping[Task, Task | None] = {
     Task.SPARSE_SIMILARITY: Task.FEATURE_EXTRACTION,
     Task.TOKEN_SIMILARITY: Task.FEATURE_EXTRACTION,
+    Task.HYBRID_SIMILARITY: Task.SENTENCE_SIMILARITY,
     Task.TEXT_SCORING: None,
 }
 """The Hub's names of tasks that have another name there, or none."""

@@ -48,6 +48,8 @@ class Task(StrEnum):
     """A weight for each token of the vocabulary, pooled of the logits of a text's tokens, as SPLADE has it."""
     TOKEN_SIMILARITY = "token-similarity"
     """A vector for each token, as ColBERT has it."""
+    HYBRID_SIMILARITY = "hybrid-similarity"
+    """A vector for the text, a weight and a vector for each token, as BGE-M3 has them."""
     FILL_MASK = "fill-mask"
     TEXT_CLASSIFICATION = "text-classification"
     TOKEN_CLASSIFICATION = "token-classification"

@@ -167,6 +167,7 @@ class SentenceSettings:
         activation: makes scores of a cross-encoder's logits; None of an encoder.
         multi_vector: of a multi-vector-encoder; None of others.
         pair_template: writes a cross-encoder's pair as one text; None where the tokenizer takes two.
+        unweighted_ids: tokens without a weight in the sparse vectors of hybrid-similarity, as special tokens.
         text_template: writes the texts of an encoder or a sparse-encoder; None where the tokenizer takes them as they
             are.
     """
@@ -184,5 +185,6 @@ class SentenceSettings:
     similarity: Similarity = "cosine"
     activation: Literal["sigmoid", "softmax", "identity"] | None = None
     multi_vector: MultiVectorSettings | None = None
+    unweighted_ids: tuple[TokenId, ...] = ()
     pair_template: PairTemplate | None = None
     text_template: TextTemplate | None = None

@@ -42,6 +42,12 @@ def _sparse_problems(manifest: Manifest) -> Iterator[str]:
         yield f"outputs: float32 [batch, {size}] is not of the vocab_size {manifest.vocab_size}"
 
 
+def _hybrid_problems(manifest: Manifest) -> Iterator[str]:
+    size = next(spec.shape[-1] for spec in manifest.outputs if spec.name == "token_weights")
+    if size != 1:
+        yield f"outputs: token_weights has {size} weights for each token, not one"
+
+
 _FORMATS: Mapping[Task, TaskFormat] = {
     Task.FEATURE_EXTRACTION: TaskFormat(output_axes={"last_hidden_state": ("batch", "tokens", "hidden_size")}),
     Task.SENTENCE_SIMILARITY: TaskFormat(
@@ -60,6 +66,15 @@ _FORMATS: Mapping[Task, TaskFormat] = {
         settings_kind="multi-vector-encoder",
         needs_settings=True,
         instead_of_embeddings="A text has an embedding for each token: hdruntime.MultiVectorEncoder returns them.",
+    ),
+    Task.HYBRID_SIMILARITY: TaskFormat(
+        output_axes={
+            "sentence_embedding": ("batch", "embedding_size"),
+            "token_weights": ("batch", "tokens", "weights"),
+            "token_embeddings": ("batch", "tokens", "token_embedding_size"),
+        },
+        needs_settings=True,
+        problems=_hybrid_problems,
     ),
     Task.FILL_MASK: TaskFormat(output_axes={"logits": ("batch", "tokens", "vocab_size")}),
     Task.TEXT_CLASSIFICATION: TaskFormat(output_axes={"logits": ("batch", "labels")}, settings_kind="cross-encoder"),

@@ -82,6 +82,15 @@ class EmbeddingTypes:
         ]
         return [part[0] if self._is_one else self._object(part) for part in parts]
 
+    def check_ranges_are_not_needed(self, key: str) -> None:
+        """Refuse int8 and uint8, since the server's ranges are not of the embeddings of a key."""
+        for precision, _ in self._types.values():
+            if precision.needs_ranges:
+                raise InputError(
+                    f"{key} gives no {precision.value} embeddings: the server's ranges are of other embeddings.",
+                    hint="Ask for float, base64, binary or ubinary.",
+                )
+
     def _values(
         self, embeddings: FloatingArray, ranges: Ranges | None, *, is_rescaled: bool = False
     ) -> list[list[Any]]:

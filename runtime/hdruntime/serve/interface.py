@@ -17,6 +17,9 @@ from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.ranges import Ranges
 from hdruntime.text.tokenization import TextTokenizer
 
+_MAX_VALUES = 2**26
+"""Values of the vectors of all tokens in a response, if each character were a token; a value takes about 40 bytes."""
+
 
 class ModelNotFoundError(InputError):
     """A request names a model that is not served: status 404."""
@@ -177,6 +180,18 @@ class ServedModel:
         if name not in self.names:
             raise ModelNotFoundError(
                 f"There is no model {name!r}.", hint=f"Use {self.name!r}, the model that is served."
+            )
+
+    def check_values_of_tokens(self, body: RequestBody, texts: Sequence[Text], size: int) -> None:
+        """Refuse texts that may have too many tokens, with an embedding of so many values each, for one response."""
+        # A character is at most a token, but for the few that a tokenizer without such characters spells in bytes.
+        is_whole, max_len = body.overflow is Overflow.SPLIT, self.tokenizer.max_len
+        tokens = sum(len(text.text) if is_whole else min(len(text.text), max_len) for text in texts)
+        if tokens * size > _MAX_VALUES:
+            raise InputError(
+                f"The texts have up to {tokens} tokens with {size} values each; at most {_MAX_VALUES} values are "
+                "answered at once.",
+                hint="Send fewer texts in a request.",
             )
 
 

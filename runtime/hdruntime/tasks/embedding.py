@@ -11,7 +11,14 @@ from hdruntime.tasks.task import Outputs, Pairs, PendingText, Text, TextTask, Va
 from hdruntime.text.chunking import SENTENCES, LateChunking, TextChunks, tokens_per_chunk
 from hdruntime.text.embeddings import normalized, truncated
 from hdruntime.text.encoding import Encoding
-from hdruntime.text.pooling import SENTENCE_EMBEDDING, PoolingMode, embedding_output, embedding_size, pooled_text
+from hdruntime.text.pooling import (
+    LAST_HIDDEN_STATE,
+    SENTENCE_EMBEDDING,
+    PoolingMode,
+    embedding_output,
+    embedding_size,
+    pooled_text,
+)
 from hdruntime.text.splitting import SplitEncoding, SplitPooling
 
 if TYPE_CHECKING:
@@ -120,7 +127,12 @@ class TokenStates(TextTask):
     prompts = True
 
     def __init__(self, manifest: Manifest) -> None:
-        self.outputs = (next(spec.name for spec in manifest.outputs if spec.has_tokens_axis),)
+        if not any(spec.name == LAST_HIDDEN_STATE for spec in manifest.outputs):
+            raise InputError(
+                f"The bundle's task is {manifest.task}, whose graphs do not give the states of tokens.",
+                hint=("Build it again with ", Setting("task", "sentence-similarity", command="build"), "."),
+            )
+        self.outputs = (LAST_HIDDEN_STATE,)
         super().__init__(manifest)
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> FloatArray:

@@ -60,6 +60,8 @@ class TaskOptions:
             :meth:`hdruntime.Session.embed_chunks`.
         max_active_dims: maximum values of a sparse vector that are kept, for sparse-similarity; None: the model's
             number, which is all values for most models.
+        returns: kinds of embeddings of a text, for hybrid-similarity: ``dense``, ``sparse`` and ``colbert``; None for
+            ``dense``.
         prompt_name: name of the model's prompt before every text; None for the model's default prompt, if it has one.
             For token-similarity, ``query`` means that the texts are queries; without it they are documents.
     """
@@ -68,6 +70,7 @@ class TaskOptions:
     answers: AnswerOptions | None = None
     late_chunking: str | None = None
     max_active_dims: int | None = None
+    returns: tuple[str, ...] | None = None
     prompt_name: str | None = None
 
 

@@ -16,6 +16,10 @@ SENTENCE_EMBEDDING = "sentence_embedding"
 """Output with a vector for each text: [batch, embedding_size], float32."""
 
 
+LAST_HIDDEN_STATE = "last_hidden_state"
+"""Output with the states of all tokens: [batch, tokens, width], float32."""
+
+
 class PoolingMode(StrEnum):
     """How the states of a text's tokens are combined to one vector; sentence-transformers' names and order.
 
@@ -33,7 +37,7 @@ class PoolingMode(StrEnum):
 def embedding_output(manifest: Manifest) -> TensorSpec:
     """The output with a text's vector: ``sentence_embedding``, else ``last_hidden_state``, which is pooled."""
     outputs = {spec.name: spec for spec in manifest.outputs}
-    for name in (SENTENCE_EMBEDDING, "last_hidden_state"):
+    for name in (SENTENCE_EMBEDDING, LAST_HIDDEN_STATE):
         if name in outputs:
             return outputs[name]
     hint = format_of(manifest.task).instead_of_embeddings

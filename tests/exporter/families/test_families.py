@@ -57,9 +57,14 @@ def counts_padding(family: Family) -> bool:
 COUNTS_PADDING = [name for name in SUPPORTED_MODEL_TYPES if counts_padding(family_of(name))]
 """Model types whose answers depend on the padding, as in Hugging Face: see test_big_bird.py and test_reformer.py."""
 
-OF_OTHER_TESTS = (Task.FEATURE_EXTRACTION, Task.SPARSE_SIMILARITY, Task.TOKEN_SIMILARITY)
-"""The last two are made of another task's model, by files of sentence-transformers: test_sparse_encoder.py and
-test_multi_vector_encoder.py."""
+OF_OTHER_TESTS = (
+    Task.FEATURE_EXTRACTION,
+    Task.SPARSE_SIMILARITY,
+    Task.TOKEN_SIMILARITY,
+    Task.HYBRID_SIMILARITY,
+)
+"""The last three are made of another task's model, by files beside it: test_sparse_encoder.py,
+test_multi_vector_encoder.py and test_hybrid_similarity.py."""
 
 TASKS_OF_MODEL_TYPE = [
     (name, task)

@@ -47,8 +47,9 @@ LEFT_OUT = {
 } | {("reformer", task): "PyTorch cannot follow its decisions" for task in Task}
 """What transformers or sentence-transformers cannot answer to -> why, as the report says."""
 
-ELSEWHERE = (Task.SPARSE_SIMILARITY, Task.TOKEN_SIMILARITY)
-"""Tasks of checkpoints that sentence-transformers saves: test_sparse_encoder.py and test_multi_vector_encoder.py."""
+ELSEWHERE = (Task.SPARSE_SIMILARITY, Task.TOKEN_SIMILARITY, Task.HYBRID_SIMILARITY)
+"""Tasks of checkpoints with files beside the model: test_sparse_encoder.py, test_multi_vector_encoder.py and
+test_hybrid_similarity.py."""
 
 EVERY = [
     nightly_unless((name, task) in DAILY, name, task)

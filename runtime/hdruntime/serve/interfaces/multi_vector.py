@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import msgspec
 
-from hdruntime.errors import InputError, Setting
 from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat
 from hdruntime.serve.interface import Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.request_body import RequestBody
+from hdruntime.tasks.hybrid_similarity import HybridDense, HybridTokens
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.token_similarity import Side, TokenVectors
 from hdruntime.text.encoding import Overflow
@@ -44,19 +44,23 @@ class MultiVectorInterface(Interface):
 
     def __init__(self, model: ServedModel) -> None:
         super().__init__(model)
-        is_served = self.answers_task(model.task)
-        self._tasks = {side: TokenVectors(model.session.manifest, side) for side in Side if is_served}
+        manifest, task = model.session.manifest, model.task
+        self._tasks: dict[Side, TokenVectors | HybridTokens] = {}
+        if isinstance(task, TokenVectors):
+            self._tasks = {side: TokenVectors(manifest, side) for side in Side}
+        elif isinstance(task, HybridDense):
+            self._tasks = dict.fromkeys(Side, HybridTokens(manifest))
 
     @classmethod
     def answers_task(cls, task: TextTask) -> bool:
-        return isinstance(task, TokenVectors)
+        return isinstance(task, TokenVectors | HybridDense)
 
     def routes(self) -> Sequence[Route]:
         return [Route("/v1/multi-vector", MultiVectorBody, self._embed)] if self._tasks else []
 
     async def _embed(self, request: ServeRequest, body: MultiVectorBody) -> object:
         task, texts, types = self._tasks[body.input_type], body.texts(), EmbeddingTypes(body.encoding_format)
-        self._check_size(texts)
+        self.model.check_values_of_tokens(body, texts, task.dimensions)
         # A query is one text for MaxSim, whose chunks would count as queries of their own.
         is_whole = body.overflow is Overflow.SPLIT and not task.splits
         answers = await request.answers(
@@ -72,19 +76,6 @@ class MultiVectorInterface(Interface):
             for index, rows in enumerate(types.lists(vectors, self.model.ranges))
         ]
         return {"object": "list", "data": data, "model": self.model.name, "usage": answers.usage}
-
-    def _check_size(self, texts: Sequence[Text]) -> None:
-        """Limit the response, which has an embedding for each token."""
-        characters, limit = sum(text.characters for text in texts), self.model.options.max_text_characters
-        if characters > limit:
-            raise InputError(
-                f"The request has {characters} characters; at most {limit} are answered at once.",
-                hint=(
-                    "Send several requests, or start the server with a larger ",
-                    Setting("max_text_characters", command="serve"),
-                    ".",
-                ),
-            )
 
 
 INTERFACE = MultiVectorInterface

@@ -13,6 +13,14 @@ from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, Outp
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.request_body import PromptedBody
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
+from hdruntime.tasks.hybrid_similarity import (
+    EmbeddingKind,
+    HybridDense,
+    HybridEmbedding,
+    HybridEmbeddings,
+    checked_kinds,
+)
+from hdruntime.tasks.sparse_similarity import SparseVector
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.text.chunking import joined_chunks, overlap_of
 from hdruntime.text.embeddings import normalized
@@ -37,6 +45,18 @@ class EmbeddingsBody(PromptedBody, kw_only=True):
     dimensions: int | None = None
     normalize: bool = False
     late_chunking: bool = False
+    return_dense: bool = True
+    return_sparse: bool = False
+    return_colbert_vecs: bool = False
+
+    def kinds(self) -> tuple[EmbeddingKind, ...]:
+        """The kinds of embeddings that each text gets, by FlagEmbedding's keys."""
+        asked = {
+            EmbeddingKind.DENSE: self.return_dense,
+            EmbeddingKind.SPARSE: self.return_sparse,
+            EmbeddingKind.COLBERT: self.return_colbert_vecs,
+        }
+        return checked_kinds(kind for kind, is_asked in asked.items() if is_asked)
 
 
 class OpenAIInterface(Interface):
@@ -45,6 +65,7 @@ class OpenAIInterface(Interface):
     def __init__(self, model: ServedModel) -> None:
         super().__init__(model)
         self._chunks: ChunkEmbeddings | None = None
+        self._hybrids: dict[tuple[EmbeddingKind, ...], HybridEmbeddings] = {}
 
     @classmethod
     def answers_task(cls, task: TextTask) -> bool:
@@ -70,6 +91,8 @@ class OpenAIInterface(Interface):
         assert isinstance(task, Embedding), "the route is there for embeddings alone"
         types = EmbeddingTypes(body.encoding_format, body.output_dtype)
         texts = await texts_of_input(request, body.input)
+        if (kinds := body.kinds()) != (EmbeddingKind.DENSE,):
+            return await self._hybrid_answer(request, texts, body, kinds)
         if body.late_chunking:
             if body.truncate_prompt_tokens is not None:
                 raise InputError("late_chunking reads texts in full.", hint="Leave out truncate_prompt_tokens.")
@@ -88,6 +111,44 @@ class OpenAIInterface(Interface):
         ]
         return {"object": "list", "data": data, "model": self.model.name, "usage": answers.usage}
 
+    async def _hybrid_answer(
+        self, request: ServeRequest, texts: list[Text], body: EmbeddingsBody, kinds: tuple[EmbeddingKind, ...]
+    ) -> object:
+        """The response with several kinds of embeddings, or with others than the dense one."""
+        dense, types = self.model.task, EmbeddingTypes(body.encoding_format, body.output_dtype)
+        if not isinstance(dense, HybridDense):
+            raise InputError(
+                f"The bundle's task is {dense.manifest.task}, which has dense embeddings alone.",
+                hint="Leave out return_dense, return_sparse and return_colbert_vecs.",
+            )
+        if body.late_chunking or body.dimensions is not None:
+            raise InputError(
+                "late_chunking and dimensions are of dense embeddings.",
+                hint="Leave them out, or leave out return_dense, return_sparse and return_colbert_vecs.",
+            )
+        task = self._hybrids.get(kinds) or self._hybrids.setdefault(kinds, HybridEmbeddings(dense.manifest, kinds))
+        if EmbeddingKind.COLBERT in kinds:
+            types.check_ranges_are_not_needed("return_colbert_vecs")
+            self.model.check_values_of_tokens(body, texts, task.token_dimensions)
+        answers = await request.answers(body, texts, task=task, prompt_name=body.chosen_prompt_name(dense.manifest))
+        found: list[HybridEmbedding] = answers.answers
+        data: list[dict[str, Any]] = [{"object": "embedding", "index": index} for index in range(len(found))]
+        if EmbeddingKind.DENSE in kinds:
+            vectors = np.array([each.dense for each in found])
+            vectors = normalized(vectors) if body.normalize else vectors
+            is_rescaled = body.normalize and not dense.normalizes
+            for each, row in zip(data, types.rows(vectors, self.model.ranges, is_rescaled=is_rescaled), strict=True):
+                each["embedding"] = row
+        if EmbeddingKind.COLBERT in kinds:
+            tokens = types.lists([each.colbert for each in found if each.colbert is not None], None)
+            for each, rows in zip(data, tokens, strict=True):
+                each["colbert_vecs"] = rows
+        for index, (each, embedding) in enumerate(zip(data, found, strict=True)):
+            if embedding.sparse is not None:
+                each["lexical_weights"] = _lexical_weights(embedding.sparse)
+            each |= answers.truncation(index)
+        return {"object": "list", "data": data, "model": dense.manifest.name, "usage": answers.usage}
+
     async def _chunk_answers(self, request: ServeRequest, chunks: list[str], body: EmbeddingsBody) -> Answers:
         """The answer to the inputs as chunks of one text."""
         if any(not isinstance(chunk, str) or not chunk for chunk in chunks):
@@ -103,6 +164,11 @@ class OpenAIInterface(Interface):
 
 
 INTERFACE = OpenAIInterface
+
+
+def _lexical_weights(vector: SparseVector) -> dict[str, float]:
+    """A sparse vector as FlagEmbedding has it: id of a token -> its weight."""
+    return {str(index): value for index, value in zip(vector.indices.tolist(), vector.values.tolist(), strict=True)}
 
 
 async def texts_of_input(request: ServeRequest, value: object) -> list[Text]:

@@ -15,7 +15,7 @@ from hdruntime.serve.interface import Interface, Route, ServedModel, ServeReques
 from hdruntime.serve.request_body import RequestBody
 from hdruntime.tasks.fill_mask import CHOICES, MaskFillings
 from hdruntime.tasks.question_answering import QuestionAnswers
-from hdruntime.tasks.sparse_similarity import SparseVectors
+from hdruntime.tasks.sparse_similarity import SparseVector, SparseVectors
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_scoring import TextScores
 from hdruntime.tasks.token_classification import Entities
@@ -202,11 +202,16 @@ def shown_answer(task: TextTask, text: Text, answer: Any) -> Any:
         values = task.values(answer)
         return values.get("answers", values)
     if isinstance(task, SparseVectors):
-        pairs = zip(answer.indices.tolist(), answer.values.tolist(), strict=True)
-        return [{"index": index, "value": value} for index, value in pairs]
+        return shown_sparse(answer)
     if isinstance(task, TokenVectors):
         return answer.tolist()
     return task.values(answer)
+
+
+def shown_sparse(vector: SparseVector) -> list[dict[str, Any]]:
+    """A sparse vector as text-embeddings-inference gives it."""
+    pairs = zip(vector.indices.tolist(), vector.values.tolist(), strict=True)
+    return [{"index": index, "value": value} for index, value in pairs]
 
 
 def _without(entities: list[dict[str, Any]], labels: Sequence[str]) -> list[dict[str, Any]]:

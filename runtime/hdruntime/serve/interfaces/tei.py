@@ -14,11 +14,12 @@ import numpy as np
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
-from hdruntime.serve.interfaces.pipelines import shown_answer
+from hdruntime.serve.interfaces.pipelines import shown_sparse
 from hdruntime.serve.interfaces.rerank import RerankInterface, served_activation
 from hdruntime.serve.queue import TOKENIZER_THREADS
 from hdruntime.serve.request_body import PromptedBody, RequestBody
 from hdruntime.tasks.embedding import Embedding, TokenStates
+from hdruntime.tasks.hybrid_similarity import HybridDense, HybridSparse
 from hdruntime.tasks.sparse_similarity import SparseVectors
 from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
@@ -27,9 +28,6 @@ from hdruntime.text.encoding import Overflow
 from hdruntime.text.logits import activated, labels_of, shortest
 from hdruntime.text.pooling import PoolingMode
 from hdruntime.text.similarity import similarities
-
-_MAX_VALUES = 2**26
-"""Values of the vectors of all tokens in a response, if each character were a token; a value takes about 40 bytes."""
 
 
 class TextsBody(PromptedBody, kw_only=True):
@@ -103,16 +101,8 @@ class StatesOfTokens:
 
         Texts that may have too many tokens for one response are rejected before they run.
         """
-        manifest, max_len = self._model.session.manifest, self._model.tokenizer.max_len
-        is_whole = body.overflow is Overflow.SPLIT
-        # A character is at most a token, but for the few that a tokenizer without such characters spells in bytes.
-        tokens = sum(len(text.text) if is_whole else min(len(text.text), max_len) for text in texts)
-        if tokens * manifest.hidden_size > _MAX_VALUES:
-            raise InputError(
-                f"The texts have up to {tokens} tokens with {manifest.hidden_size} values each; at most {_MAX_VALUES} "
-                "values are answered at once.",
-                hint="Send fewer texts in a request.",
-            )
+        manifest = self._model.session.manifest
+        self._model.check_values_of_tokens(body, texts, manifest.hidden_size)
         self._task = self._task or TokenStates(manifest)
         return await request.answers(body, texts, task=self._task, prompt_name=prompt_name)
 
@@ -129,9 +119,10 @@ class TeiInterface(Interface):
             self._routes.append(Route("/embed", EmbedBody, self._embed, error=tei_error))
             self._routes.append(Route("/similarity", SimilarityBody, self._similarity, error=tei_error))
             self._routes.append(Route("/embed_all", EmbedAllBody, self._embed_all, error=tei_error))
-        elif isinstance(task, SparseVectors):
+        self._sparse = HybridSparse(task.manifest) if isinstance(task, HybridDense) else task
+        if isinstance(self._sparse, SparseVectors | HybridSparse):
             self._routes.append(Route("/embed_sparse", TextsBody, self._embed_sparse, error=tei_error))
-        elif isinstance(task, TextClassification):
+        if isinstance(task, TextClassification):
             self._routes.append(Route("/predict", PredictBody, self._predict, error=tei_error))
         # ``POST /``, which clients use whatever the model's task is.
         self._roots = [*RerankInterface(model).routes()[:1], *self._routes[:1]]
@@ -179,11 +170,9 @@ class TeiInterface(Interface):
         return [(normalized(each) if body.normalize else each).tolist() for each in answers.answers]
 
     async def _embed_sparse(self, request: ServeRequest, body: TextsBody) -> object:
-        texts, prompt_name = body.texts(), body.chosen_prompt_name(self.model.session.manifest)
-        answers = await request.answers(body, texts, prompt_name=prompt_name)
-        return [
-            shown_answer(self.model.task, text, answer) for text, answer in zip(texts, answers.answers, strict=True)
-        ]
+        prompt_name = body.chosen_prompt_name(self.model.session.manifest)
+        answers = await request.answers(body, body.texts(), task=self._sparse, prompt_name=prompt_name)
+        return list(map(shown_sparse, answers.answers))
 
     async def _predict(self, request: ServeRequest, body: PredictBody) -> object:
         task = self.model.task
