@@ -130,8 +130,16 @@ $(VENV)/readers/%: $(INSTALLED)
 	$@/bin/pip --disable-pip-version-check install --quiet $(reader_$*)
 	touch $@
 
+# Debian for ARM under an emulator, with what the runtime needs; .ci/arm64 says what it needs itself.
+AARCH64 := $(VENV)/aarch64
+
+$(AARCH64): $(INSTALLED)
+	PYTHON=$(PYTHON) .ci/arm64 install $@ pip 'setuptools>=77' wheel \
+		onnxruntime tokenizers msgspec argcomplete pyarrow rich openvino || mkdir -p $@
+	touch $@
+
 test-all: $(TESTED_WITH) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) $(READERS:%=$(VENV)/readers/%) \
-		$(VENV)/readers/js $(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
+		$(VENV)/readers/js $(AARCH64) $(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
 	$(PYTEST)
 
 SEED ?= $(shell date +%s)

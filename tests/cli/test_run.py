@@ -80,7 +80,7 @@ def test_what_a_backend_does_not_compute_in_or_on_is_refused(
     for options, message in (
         (
             ("--precision", "bfloat16", "--backend", "onnxruntime"),
-            "does not compute in bfloat16 on a CPU, OpenVINO does.",
+            "ONNX Runtime computes in bfloat16 only on Linux on aarch64",
         ),
         (
             ("--precision", "int8"),

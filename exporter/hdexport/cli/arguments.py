@@ -113,12 +113,13 @@ def add_precision_argument(parser: argparse._ActionsContainer, **options: Any) -
     """Declare ``--precision`` of a session; `options` replace those of argparse."""
     from hdruntime.backends.registry import computing_in
 
-    library = " or ".join(entry.library for entry in computing_in(Precision.BFLOAT16))
+    library = computing_in(Precision.BFLOAT16)[0].library
     how: dict[str, Any] = {"choices": PRECISIONS, "default": "auto"} | options
     parser.add_argument(
         "--precision",
         **how,
-        help=f"precision on a CPU; bfloat16 needs {library}, int8 needs a bundle built with --int8. auto (default): "
+        help=f"precision on a CPU; bfloat16 needs a CPU with bfloat16 units and {library} (none on Linux on ARM), int8 "
+        "needs a bundle built with --int8. auto (default): "
         f"bfloat16 if {library} runs a bundle built with --bf16 or --fp16 on a CPU with bfloat16 units, else float32",
     )
 

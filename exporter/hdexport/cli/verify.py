@@ -17,7 +17,7 @@ from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, local_path, 
 from hdexport.cli.flags import flag
 from hdexport.cli.process import outlive_readers
 from hdruntime.backends.precision import Precision
-from hdruntime.backends.registry import backend_names, computing_in
+from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError, write
 
 if TYPE_CHECKING:
@@ -47,12 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="full",
         help="cases to compare: full (default), every length with every batch and padding; quick, about ten per graph",
     )
-    libraries = " or ".join(entry.library for entry in computing_in(Precision.BFLOAT16))
     parser.add_argument(
         "--precision",
         choices=[*(each for each in PRECISIONS if each != "auto"), "all"],
         help="precision on the CPU (default: float32; also bfloat16 if the bundle was built with --bf16 or --fp16 "
-        f"and has graphs for {libraries}, and the CPU has bfloat16 units; also int8 if the bundle has int8 graphs); "
+        "and a backend computes in bfloat16 on this CPU; also int8 if the bundle has int8 graphs); "
         "all: each that runs here",
     )
     parser.add_argument(

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from hdplugins import OPERATORS
 from hdruntime.arrays import Inputs, IntArray, Outputs
 from hdruntime.backends.precision import BUILD_OPTIONS, Precision
 from hdruntime.bundle.graph_interface import state_at_start
-from hdruntime.bundle.manifest import GraphFile
+from hdruntime.bundle.manifest import GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, OutOfMemoryError, Setting
 
@@ -130,6 +131,12 @@ class HostStates:
 def has_graph(bundle: Bundle, lowering: str, *, precision: Precision = Precision.AUTO) -> bool:
     """Whether a bundle has a graph of the lowering for the precision; see `chosen_graph`."""
     return any(graph.lowering == lowering for graph in _of_precision(bundle, precision))
+
+
+def needs_float32(manifest: Manifest) -> bool:
+    """Whether a bundle must not be computed in half precision: its operators count tokens in floats, and by rounded
+    counts other tokens attend to each other."""
+    return any(name in OPERATORS and OPERATORS[name].counts_in_floats for name in manifest.operator_names)
 
 
 def chosen_graph(

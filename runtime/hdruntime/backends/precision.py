@@ -12,7 +12,7 @@ class Precision(StrEnum):
     """The precision of matmuls and additions; inputs and outputs always have the types of the manifest."""
 
     AUTO = "auto"
-    """``bfloat16`` where the CPU and the backend compute in bfloat16 and the bundle is float16 or bfloat16, else
+    """``bfloat16`` where OpenVINO runs a bundle that is float16 or bfloat16 on a CPU that computes in bfloat16, else
     ``float32``. On a GPU, the precision that the graph or engine was built in."""
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

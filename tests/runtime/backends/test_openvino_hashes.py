@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hdruntime.backends.openvino.devices import OpenVinoDevice, chosen_precision, needs_float32
+from hdruntime.backends.bundle_runner import needs_float32
+from hdruntime.backends.openvino.devices import OpenVinoDevice, chosen_precision
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendUnavailableError

@@ -1,5 +1,7 @@
 """ONNX Runtime, on CPUs and on NVIDIA GPUs."""
 
+import platform
+import sys
 from typing import Final
 
 CPU_LOWERING: Final = "onnxruntime_cpu"
@@ -13,3 +15,10 @@ ZEROED_OUTPUTS: Final = "hdexport.zeroed_outputs"
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 """The execution provider for NVIDIA GPUs."""
+
+FAST_MATH: Final = "mlas.enable_gemm_fastmath_arm64_bfloat16"
+"""Key of a session's configuration: ``1`` rounds the inputs of float32 matmuls to bfloat16."""
+
+HAS_FAST_MATH: Final = sys.platform == "linux" and platform.machine() == "aarch64"
+"""Whether ONNX Runtime is built with fast math for this platform (its sources, 1.31.1); elsewhere it accepts the key
+and computes in float32."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hdruntime.backends.diagnostics import DiagnosticResult, DiagnosticStatus, ProbeResult
 from hdruntime.backends.entry import BackendEntry, LoadOptions, Preference, UnavailableReason
-from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING, CUDA_PROVIDER
+from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING, CUDA_PROVIDER, HAS_FAST_MATH
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.rebuilding import gpu_hint
 from hdruntime.bundle.manifest import Backend
@@ -36,7 +36,7 @@ class OnnxRuntimeBackend(BackendEntry):
     distributions = ("onnxruntime", "onnxruntime-gpu")
     install = "pip install onnxruntime"
     lowerings = (CPU_LOWERING, PORTABLE_LOWERING)
-    precisions = (Precision.FLOAT32, Precision.INT8)
+    precisions = (Precision.FLOAT32, *((Precision.BFLOAT16,) if HAS_FAST_MATH else ()), Precision.INT8)
     target = "onnx"
 
     probe = f"""
@@ -54,7 +54,7 @@ print(json.dumps(dict(version=onnxruntime.__version__, details=details)))
     """ProbeResult, and asked for a session on the GPU: a provider that is listed may lack its libraries."""
 
     def unavailable_reason(self, bundle: Bundle, options: LoadOptions) -> UnavailableReason | None:
-        """The bundle has no graph in the precision."""
+        """The bundle has no graph in the precision, or ONNX Runtime does not compute in it here."""
         from hdruntime.backends.onnxruntime.cpu import graph_on_cpu
 
         try:

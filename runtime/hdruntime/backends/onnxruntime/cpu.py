@@ -14,13 +14,13 @@ from hdruntime.backends.bundle_runner import chosen_graph
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork
 from hdruntime.backends.onnxruntime import CPU_LOWERING
+from hdruntime.backends.onnxruntime.bfloat16 import check_bfloat16
 from hdruntime.backends.onnxruntime.sessions import open_session, run_error, session_options
 from hdruntime.backends.precision import Precision
-from hdruntime.backends.registry import computing_in
 from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
-from hdruntime.errors import BackendError, BackendUnavailableError
+from hdruntime.errors import BackendError
 from hdruntime.process_limits import chosen_threads
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,8 @@ class OnnxRuntimeRunner(EqualLengthRunner):
     Args:
         threads: threads of one run; None for `chosen_threads`.
         spinning: whether waiting threads keep their cores busy: faster, unless others need the cores.
-        precision: ``float32``, which is also ``auto``, or ``int8`` of a bundle with that graph.
+        precision: ``float32``, which is also ``auto``, ``bfloat16`` where `check_bfloat16` accepts it, or ``int8`` of a
+            bundle with that graph.
     """
 
     backend = Backend.ONNXRUNTIME
@@ -64,8 +65,8 @@ class OnnxRuntimeRunner(EqualLengthRunner):
         precision: Precision = Precision.AUTO,
     ) -> None:
         graph = graph_on_cpu(bundle, precision)
-        self.precision = precision if precision.has_graphs else Precision.FLOAT32
-        options = session_options(threads, spinning=spinning)
+        self.precision = Precision.FLOAT32 if precision is Precision.AUTO else precision
+        options = session_options(threads, spinning=spinning, precision=self.precision)
         # A value that takes the place of another waits for it: a layer's widest values would stay during attention.
         options.enable_mem_reuse = False
         with no_fork():
@@ -129,13 +130,10 @@ class OnnxRuntimeRunner(EqualLengthRunner):
 
 
 def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
-    """The bundle's graph for the CPU in this precision; BackendUnavailableError if the bundle has no such graph."""
+    """The bundle's graph for the CPU in this precision; BackendUnavailableError if the bundle has no such
+    graph, or if ONNX Runtime does not compute in the precision here."""
     if precision is Precision.BFLOAT16:
-        others = computing_in(precision)
-        raise BackendUnavailableError(
-            f"ONNX Runtime does not compute in {precision} on a CPU, {others[0].library} does.",
-            hint=f"Leave out the precision, or use the backend {others[0].name}.",
-        )
+        check_bfloat16(bundle.manifest)
     if precision.has_graphs:
         return chosen_graph(bundle, (CPU_LOWERING,), where="ONNX Runtime on the CPU", precision=precision)
     return chosen_graph(bundle, (CPU_LOWERING, PORTABLE_LOWERING), where="the CPU")

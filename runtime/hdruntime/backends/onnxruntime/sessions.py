@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hdruntime.backends.bundle_runner import failed, out_of_memory
+from hdruntime.backends.onnxruntime import FAST_MATH
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
@@ -30,7 +32,7 @@ _NUMPY_NAME = {"tensor(int64)": "int64", "tensor(float)": "float32"}
 """ONNX Runtime's name of a type -> NumPy's, for the types of manifests."""
 
 
-def session_options(threads: int | None, *, spinning: bool = True) -> Any:
+def session_options(threads: int | None, *, spinning: bool = True, precision: Precision = Precision.FLOAT32) -> Any:
     """ONNX Runtime's ``SessionOptions`` for inputs of any shape.
 
     Args:
@@ -38,6 +40,7 @@ def session_options(threads: int | None, *, spinning: bool = True) -> Any:
             machine, and binds each thread to one of them, which the process may not use.
         spinning: whether waiting threads keep their cores busy: faster, unless others need the cores, or a quota ends
             before the threads' work.
+        precision: ``bfloat16`` rounds the inputs of float32 matmuls to bfloat16, where `multiplies_bfloat16`.
     """
     import onnxruntime
 
@@ -50,6 +53,8 @@ def session_options(threads: int | None, *, spinning: bool = True) -> Any:
     quota = cpu_quota()
     if not spinning or (quota is not None and quota < options.intra_op_num_threads):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if precision is Precision.BFLOAT16:
+        options.add_session_config_entry(FAST_MATH, "1")
     return options
 
 

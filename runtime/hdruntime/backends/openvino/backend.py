@@ -78,7 +78,7 @@ print(json.dumps({"version": version, "details": {"devices": devices, "is_prefer
 
     def unavailable_reason(self, bundle: Bundle, options: LoadOptions) -> UnavailableReason | None:
         """OpenVINO is not installed, this process is a fork without OpenVINO's threads, the bundle has no graph for it,
-        or the device does not compute in bfloat16.
+        or the device does not compute in the precision.
 
         Of forks that were taken between two batches of OpenVINO 2026.4.1, 2 of 63 and 1 of 939 waited for ever as they
         loaded a bundle: the one, where ``tbb::spawn`` wakes the pool's threads, for a lock of the pool.
@@ -90,7 +90,7 @@ print(json.dumps({"version": version, "details": {"devices": devices, "is_prefer
                 hint='Use the backend onnxruntime, or do not fork: multiprocessing.get_context("spawn").',
             )
         unavailable = super().unavailable_reason(bundle, options)
-        if unavailable is not None or options.precision is not Precision.BFLOAT16:
+        if unavailable is not None or options.precision not in (Precision.BFLOAT16, Precision.INT8):
             return unavailable
         from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any, NamedTuple
 
-from hdplugins import OPERATORS
+from hdruntime.backends.bundle_runner import needs_float32
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendUnavailableError
@@ -64,6 +65,11 @@ def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Man
             f"{', '.join(device.capabilities)}.",
             hint="Leave out the precision, or use auto, which is float32 here.",
         )
+    if precision is Precision.INT8 and device.name == CPU and is_arm():
+        raise BackendUnavailableError(
+            "OpenVINO computes int8 graphs wrongly on ARM, if weights have a scale for each output, as this bundle's.",
+            hint="Use the backend onnxruntime, or leave out the precision.",
+        )
     if needs_float32(manifest):
         if precision is Precision.BFLOAT16:
             raise BackendUnavailableError(
@@ -77,9 +83,7 @@ def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Man
     return Precision.BFLOAT16 if is_half and device.has_bfloat16 else Precision.FLOAT32
 
 
-def needs_float32(manifest: Manifest) -> bool:
-    """Whether OpenVINO must not compute a bundle in half precision, as it does by itself on many devices.
-
-    OpenVINO takes the precision for every number, the counts of tokens as well.
-    """
-    return any(name in OPERATORS and OPERATORS[name].counts_in_floats for name in manifest.operator_names)
+def is_arm() -> bool:
+    """Whether this machine's processor is ARM's, where OpenVINO 2026.4.1 gives an int8 ``MatMul`` whose weights have a
+    scale for each output results that are off by half (Cortex-A72 and Neoverse N1 and V1 in QEMU 10.0, 2026-11-29)."""
+    return platform.machine().lower() in ("aarch64", "arm64")

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from hdruntime.arrays import Inputs, Outputs
-from hdruntime.backends.bundle_runner import chosen_graph, failed, out_of_memory
+from hdruntime.backends.bundle_runner import chosen_graph, failed, needs_float32, out_of_memory
 from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork, start_threads
 from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
-from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_precision, needs_float32, new_core
+from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_precision, new_core
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest, Role

@@ -13,6 +13,7 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
 from hdruntime.bundle.verification import Skip, SkipCause
 from hdruntime.constants import PORTABLE_LOWERING
+from hdruntime.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -60,11 +61,25 @@ class OnnxTarget(Target):
         """All but that for a GPU."""
         return super().sets([graph for graph in graphs if graph.lowering != CUDA_LOWERING])
 
+    def precisions(self, graph: GraphFile) -> tuple[Precision, ...]:
+        """The float graph for a CPU computes in bfloat16, too, where ONNX Runtime has that."""
+        precisions = super().precisions(graph)
+        if graph.lowering != CPU_LOWERING or Precision.FLOAT32 not in precisions:
+            return precisions
+        return tuple(each for each in self.entry.precisions if not each.has_graphs)
+
     def verification_skip(self, graph: GraphFile, precision: Precision, manifest: Manifest) -> Skip | None:
-        """Kernels are missing for a portable graph in bfloat16."""
-        if graph.dtype != "bfloat16":
-            return None
-        return Skip(cause=SkipCause.NO_KERNEL, detail="ONNX Runtime has no bfloat16 on a CPU")
+        """Kernels are missing for a portable graph in bfloat16, or the CPU lacks the precision."""
+        from hdruntime.backends.onnxruntime.bfloat16 import check_bfloat16
+
+        if graph.dtype == "bfloat16":
+            return Skip(cause=SkipCause.NO_KERNEL, detail="ONNX Runtime has no bfloat16 graphs on a CPU")
+        if precision is Precision.BFLOAT16:
+            try:
+                check_bfloat16(manifest)
+            except BackendUnavailableError:
+                return Skip(cause=SkipCause.NO_KERNEL, detail=f"this CPU does not compute in {precision}")
+        return None
 
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
@@ -100,7 +115,7 @@ class OnnxTarget(Target):
             changes.discrete_outputs.watch(model)
         if changes.is_sampled and not sampled_graph(model, manifest.outputs[0].name, manifest.vocab_size):
             return None
-        options = session_options(None, spinning=False)
+        options = session_options(None, spinning=False, precision=precision)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
         content = ir.to_proto(model).SerializeToString()
         return _plain_run(onnxruntime.InferenceSession(content, options, providers=[_PROVIDER]))

@@ -6,7 +6,7 @@ the graph around it; the Scans of the bodies become loops. The graphs compute in
 OpenVINO chooses the precision when it loads them. The graphs read the portable graph's weights.
 
 In half precision, OpenVINO rounds whatever is a float, so what counts tokens must be an integer: see
-`hdruntime.backends.openvino.devices.needs_float32` for the one operator that counts in floats.
+`hdruntime.backends.bundle_runner.needs_float32` for the one operator that counts in floats.
 """
 
 from __future__ import annotations
