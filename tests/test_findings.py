@@ -48,7 +48,7 @@ def test_a_program_has_the_form_of_all(script: Path, readme: dict[str, Any]) -> 
 def requirements(script: str) -> list[str]:
     """What the pip commands of a script install."""
     found = []
-    for command in re.findall(r'bin/pip" install ([^;\n]*)', script.replace("\\\n", "")):
+    for command in re.findall(r'(?:bin/pip"|arm64") install (?:"\$folder/arm" )?([^;\n]*)', script.replace("\\\n", "")):
         found += [word.strip('"') for word in command.split() if not word.startswith(("-", '"$@'))]
     return found
 
