@@ -1,0 +1,74 @@
+"""Every route that truncates a text says so: in the header, in the metrics, and in its answer if there is a place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hdruntime
+from fakes.recording_runner import RecordingRunner
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.serve import ServeOptions, application
+from hdruntime.session import Session
+from support.serving import answers_of
+from support.tiny_bundle import make_bundle
+
+LONG, SHORT = "long documents are read whole " * 20, "read"
+IN_FULL = {"/v1/contextualizedembeddings", "/tokenize", "/decode", "/detokenize"}
+"""Routes that truncate nothing."""
+
+
+def tensor(name: str, *texts: str) -> dict[str, Any]:
+    return {"name": name, "shape": [len(texts)], "datatype": "BYTES", "data": texts}
+
+
+INPUTS, TEXTS, INPUT = ({key: [SHORT, LONG]} for key in ("inputs", "texts", "input"))
+DOCUMENTS, TEXTS_TO_RANK = ({"query": SHORT, key: [SHORT, LONG]} for key in ("documents", "texts"))
+INSTANCES, VERTEX = {"instances": [{"inputs": SHORT}, {"inputs": LONG}]}, ("/vertex", "/v1/models/{model:path}:predict")
+SCORES = {"text_1": SHORT, "text_2": [SHORT, LONG]}
+
+EMBEDDING: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("/", "/embed", "/embed_all", "/invocations"), INPUTS),
+    **dict.fromkeys(("/v2/embed", "/v1/embed"), TEXTS),
+    **dict.fromkeys(("/v1/embeddings", "/pooling"), INPUT),
+    **dict.fromkeys(VERTEX, INSTANCES),
+    **dict.fromkeys(("/score", "/v1/score"), SCORES),
+    "/similarity": {"inputs": {"source_sentence": SHORT, "sentences": [LONG]}},
+    "/v2/models/{model:path}/infer": {"inputs": [tensor("TEXT", SHORT, LONG)]},
+}
+RERANKING: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), DOCUMENTS),
+    **dict.fromkeys(("/", "/invocations"), TEXTS_TO_RANK),
+    **dict.fromkeys(("/pooling", "/classify"), INPUT),
+    **dict.fromkeys(("/score", "/v1/score"), SCORES),
+    **dict.fromkeys(VERTEX, INSTANCES),
+    "/predict": INPUTS,
+    "/v2/models/{model:path}/infer": {"inputs": [tensor("TEXT", SHORT, SHORT), tensor("TEXT_PAIR", SHORT, LONG)]},
+}
+
+
+@pytest.mark.parametrize("requests", [EMBEDDING, RERANKING], ids=["embedding", "reranking"])
+def test_every_route_says_what_was_truncated(requests: Any, tmp_path: Path, reranker_bundle: Path) -> None:
+    is_embedding = requests is EMBEDDING
+    bundle = open_bundle(make_bundle(tmp_path / "bundle") if is_embedding else reranker_bundle)
+    load = hdruntime.load if not is_embedding else lambda bundle, *_, **__: Session(bundle, RecordingRunner())
+    with load(bundle, "onnxruntime", threads=1) as session:
+        app = application(bundle, session, ServeOptions(truncate="end"))
+        bodies = {path.replace("{model:path}", bundle.manifest.name): body for path, body in requests.items()}
+        unknown, *answers, metrics = answers_of(app, ("/no/route", {}), *bodies.items(), ("/metrics", None))
+    routes = set(re.findall(r"POST ([^,]+?)[,.][ \"]", unknown.text))
+    assert requests.keys() == routes - IN_FULL, "a new route that takes texts says what it truncates"
+    for (path, declared), answer in zip(zip(bodies, requests, strict=True), answers, strict=True):
+        assert answer.status_code == 200, f"{path}: {answer.text}"
+        assert answer.headers.get("x-truncated-inputs") == "1", path
+        labels = f'{{model="{bundle.manifest.name}",route="{declared}"}}'
+        assert f"hdexport_truncated_texts_total{labels} 1.0" in metrics.text
+        content = answer.json()
+        if isinstance(content, dict) and "usage" in content:
+            assert content["usage"]["truncated_inputs"] == 1, path
+            rows = content.get("data") or content["results"]
+            (row,) = (row for row in rows if row.get("truncated"))
+            assert (row["index"], row["tokens_used"]) == (1, session.max_seq_length), path
