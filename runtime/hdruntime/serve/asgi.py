@@ -23,6 +23,7 @@ from hdruntime.serve.admission import OverloadedError, RequestTooLargeError
 from hdruntime.serve.fair_queue import client_of
 from hdruntime.serve.interface import Answers, ModelNotFoundError, Route, ServedModel, ServeRequest
 from hdruntime.serve.metrics import Metrics
+from hdruntime.serve.openapi import description
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.request_body import (
     LARGE_BYTES,
@@ -213,6 +214,7 @@ class _Server:
             Route("/health", None, self._get_health, is_open=True, is_of_server=True),
             Route("/ready", None, self._get_ready, is_open=True, is_of_server=True),
             Route("/metrics", None, self._get_metrics, is_of_server=True),
+            Route("/openapi.json", None, self._get_description, is_of_server=True),
         ]
         for model in self._models:
             of_interfaces = [route for interface in model.interfaces for route in interface.routes()]
@@ -312,7 +314,11 @@ class _Server:
             return self._error(None, 404, str(self._no_such_model(path.removeprefix(_MODELS))), code="model_not_found")
         listed = [(method, path) for (method, path), of_models in self.routes.items() if model in (None, *of_models)]
         paths = ", ".join(f"{method} {root}{path}" for method, path in listed)
-        return self._error(None, error.status_code, f"There is no such route for the bundle's task; there are {paths}.")
+        response = self._error(
+            None, error.status_code, f"There is no such route for the bundle's task; there are {paths}."
+        )
+        response.headers.update(error.headers or {})
+        return response
 
     def _doubt(self, request: Request) -> None:
         """Run a text of one token in the sessions that a request may have found broken."""
@@ -361,10 +367,10 @@ class _Server:
             if name is not None and name not in self._by_name:
                 raise self._no_such_model(name)
             if name is None and len(routes) > 1:
-                names = [each.name for each in routes]
+                names, by_key = [each.name for each in routes], 'Send "model" with one of these names, or use'
                 raise InputError(
                     f"Several models answer {request.method} {route.path}: {', '.join(names)}.",
-                    hint=f'Send "model" with one of these names, or use the path {_MODELS}{names[0]}{route.path}.',
+                    hint=f"{by_key if bodies else 'Use'} the path {_MODELS}{names[0]}{route.path}.",
                 )
             model = next(iter(routes)) if name is None else self._by_name[name]
             request.scope[_MODEL] = model
@@ -439,6 +445,24 @@ class _Server:
         if len(self._models) == 1:
             return "".join(reasons.values())
         return " ".join(f"{model.name}: {reason}" for model, reason in reasons.items())
+
+    async def _get_description(self, request: ServeRequest, body: None) -> object:
+        """The routes of the models that a request may choose from."""
+        names = {name for model in request.models for name in model.names}
+        is_prefixed = len(request.models) < len(self._models)
+        of_models = {
+            key: [route for model, route in routes.items() if model.served in request.models]
+            for key, routes in self.routes.items()
+        }
+        prefix = f"{_MODELS}{request.models[0].name}" if is_prefixed else ""
+        return description(
+            {key: routes for key, routes in of_models.items() if routes},
+            models=[name for name in self._by_name if name in names],
+            chooses=len(request.models) > 1,
+            prefix=self._options.root_path + prefix,
+            has_key=self._options.api_key is not None,
+            json_lines=_JSON_LINES[0],
+        )
 
     async def _get_metrics(self, request: ServeRequest, body: None) -> Response:
         from starlette.responses import Response

@@ -171,7 +171,7 @@ def _fields(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     body: dict[str, Any] = {}
     for key, value in values.items():
         has_no_effect = key in WITHOUT_EFFECT and key not in keys
-        if value is None or (has_no_effect and value in (WITHOUT_EFFECT[key] or (value,))):
+        if value is None or (has_no_effect and _changes_nothing(key, value)):
             continue
         if has_no_effect:
             fits = " or ".join(msgspec.json.encode(each).decode() for each in WITHOUT_EFFECT[key] or ())
@@ -183,6 +183,12 @@ def _fields(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"The body has the unknown field `{key}`.", hint=f"The route has {', '.join(keys)}.")
         body[name] = value
     return body
+
+
+def _changes_nothing(key: str, value: object) -> bool:
+    """Whether a key that has no effect has none with this value; 0 is another value than False."""
+    values = WITHOUT_EFFECT[key]
+    return values is None or any(value == each and type(value) is type(each) for each in values)
 
 
 def field_of(key: str, fields: Sequence[str]) -> str:
