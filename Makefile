@@ -110,13 +110,14 @@ $(FASTEMBED): $(INSTALLED)
 
 # Systems that load packages, and clients of the server whose packages do not fit those of this environment, each in one
 # of its own; and their packages from npm without what they would download beside them.
-READERS := onnxruntime tract fastembed light-embed lancedb mlflow openvino kserve
+READERS := onnxruntime tract fastembed light-embed lancedb mlflow openvino kserve boto3
 reader_onnxruntime := onnxruntime==1.16.3 'numpy<2' tokenizers==0.23.3
 reader_tract := tract==0.23.9 numpy tokenizers==0.23.3
 reader_fastembed := fastembed==0.9.1
 reader_light-embed := light-embed==1.0.9
 reader_lancedb := lancedb==0.40.0 onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
 reader_mlflow := mlflow-skinny==3.18.0 pandas onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
+reader_boto3 := boto3==1.44.8
 reader_kserve := kserve==0.21.0 'tritonclient[http]==2.73.0'
 reader_openvino := openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0 numpy
 

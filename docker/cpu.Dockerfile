@@ -14,12 +14,20 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:3.11-slim
 # Extras of the runtime: hub (bundles by name), openvino (bfloat16), ray, serve.
 ARG EXTRAS=hub
+# Further packages, such as gcsfs, by which Vertex AI's bundles are copied.
+ARG PACKAGES=
 COPY constraints.txt /tmp/constraints.txt
 RUN --mount=from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /wheels/hdexport-*.whl)[${EXTRAS}]" \
+    pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /wheels/hdexport-*.whl)[${EXTRAS}]" ${PACKAGES} \
     && useradd --uid 10001 --create-home hdexport
 USER 10001
 ENV HF_HOME=/home/hdexport/huggingface
+# `serve` alone is how SageMaker and Vertex AI start a container: docs/hosting.md.
+ENV HDEXPORT_BUNDLE=/opt/ml/model \
+    HDEXPORT_HOST=0.0.0.0 \
+    HDEXPORT_PORT=8080
+EXPOSE 8080
+LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true
 WORKDIR /work
 ENTRYPOINT ["hdexport"]
 CMD ["--help"]

@@ -66,14 +66,14 @@ def opened_bundle(bundle: Path | str | Bundle, backend: Backend | str = _AUTO, p
             hint=f"If it is a checkpoint, build a bundle of it: hdexport build {shlex.quote(str(named))} -o BUNDLE",
         )
     manifest = read_manifest(snapshot)
-    needed = _needed(manifest, str(backend), str(precision))
+    needed = needed_files(manifest, str(backend), str(precision))
     # By the commit: a branch may have moved since.
     commit = HubName(name=named.name, revision=snapshot.name)
     snapshot = _downloaded(commit, [MANIFEST_FILE, *sorted(needed)])
     return open_bundle(snapshot, absent=frozenset(manifest.files) - needed)
 
 
-def _needed(manifest: Manifest, backend: str, precision: str) -> set[str]:
+def needed_files(manifest: Manifest, backend: str, precision: str) -> set[str]:
     """The files that a backend reads."""
     entry = backend_named(backend)
     variant = None if entry is None else entry.variant

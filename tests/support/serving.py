@@ -37,9 +37,10 @@ def command(
     """A client of a real server of the command, and the server, with a parser or the one that the command chooses.
 
     Args:
-        bundle: a bundle, or the command's words for several.
+        bundle: a bundle, or the command's words for several; with none, and its port, the command has variables.
     """
-    bundles = bundle if isinstance(bundle, list) else [str(bundle)]
+    words = [*(bundle if isinstance(bundle, list) else [str(bundle)]), *options]
+    words += ["--port", "0"] if bundle else []
     servers: list[uvicorn.Server] = []
 
     class Server(uvicorn.Server):
@@ -52,7 +53,7 @@ def command(
         if parser is not None:
             protocol = protocol_of(parser)
             patch.setattr(http_protocols, "http_protocol", lambda: protocol)
-        thread = threading.Thread(target=main, args=(["serve", *bundles, "--port", "0", *options],))
+        thread = threading.Thread(target=main, args=(["serve", *words],))
         thread.start()
         try:
             while not (servers and servers[0].started):

@@ -1,7 +1,8 @@
 """Serve bundles over HTTP: OpenAI's /v1/embeddings, /rerank as Cohere and Jina have it, /embed_sparse, /predict.
 
 One process, one bundle or several; the routes that fit their tasks. Texts of all requests to a bundle share batches of
-similar lengths. /health, /ready, /metrics for Prometheus. SIGTERM answers what runs, then ends. See docs/serve.md.
+similar lengths. /health, /ready, /metrics for Prometheus. SIGTERM answers what runs, then ends. Every option with a
+value has a variable as its default: HDEXPORT_PORT of --port. See docs/serve.md and docs/hosting.md.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hdexport.cli.arguments import (
     whole_number,
 )
 from hdexport.cli.flags import flag
+from hdexport.cli.variables import take_defaults
 from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError, Setting
 from hdruntime.os_errors import reason_of
@@ -35,6 +37,11 @@ from hdruntime.whole_files import read_bounded
 SUMMARY = "serve bundles over HTTP: embeddings, rerank, classification"
 
 _KEY = "HDEXPORT_API_KEY"
+_BUNDLE = "HDEXPORT_BUNDLE"
+_STORAGE = "AIP_STORAGE_URI"
+_OF_PLATFORMS = {"port": ("AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT")}
+"""Variables that Vertex AI and SageMaker set; docs/hosting.md says where they come from."""
+
 _MAX_KEY_BYTES = 2**16
 
 
@@ -46,11 +53,12 @@ _NAMED = re.compile(rf"(?P<names>{_NAME}(?:,{_NAME})*)=(?P<value>.*)", re.ASCII 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "bundles",
-        nargs="+",
+        nargs="*",
         metavar="[NAME=]BUNDLE",
         type=_named_bundle,
-        help="directory of a bundle, or organisation/name[@revision] on the Hugging Face Hub. Of several bundles, a "
-        "request's model chooses one: by NAME, or by the name in the manifest. NAME,OTHER=BUNDLE gives it two names",
+        help="directory of a bundle, organisation/name[@revision] on the Hugging Face Hub, or a folder in a store "
+        "(gs://, s3://). Of several bundles, a request's model chooses one: by NAME, or by the name in the manifest. "
+        f"NAME,OTHER=BUNDLE gives it two names (default: the variable {_BUNDLE})",
     )
     parser.add_argument(
         "--api-key-file",
@@ -90,11 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_max_seq_length_argument(backend, **_of_bundle(sequence_length))
     _add_server_options(parser)
+    take_defaults(parser, os.environ, _OF_PLATFORMS)
 
 
 def run(options: argparse.Namespace) -> int:
     from hdruntime.serve import BundleToServe, serve
 
+    options.bundles = options.bundles or _bundles_of_variables()
     of_bundles: dict[str, dict[str | None, Any]] = {}
     named = {name for names, _ in options.bundles for name in names}
     for option in ("backend", "precision", "device", "sessions", "threads", "max_seq_length"):
@@ -122,6 +132,18 @@ def run(options: argparse.Namespace) -> int:
         on_ready=lambda lines: print(lines, file=sys.stderr, flush=True),
     )
     return 0
+
+
+def _bundles_of_variables() -> list[tuple[tuple[str, ...], str]]:
+    """The bundles that a container serves which is started with ``serve`` alone; spaces separate several."""
+    if of_platform := os.environ.get(_STORAGE):
+        return [((), of_platform)]
+    if not (given := os.environ.get(_BUNDLE, "").split()):
+        raise InputError(
+            "There is no bundle to serve.",
+            hint=f"Name one: hdexport serve BUNDLE, or set the variable {_BUNDLE}, or on Vertex AI {_STORAGE}.",
+        )
+    return [_named_bundle(each) for each in given]
 
 
 def _named_bundle(text: str) -> tuple[tuple[str, ...], str]:

@@ -53,6 +53,8 @@ def write_json(path: Path, value: object) -> None:
 
 def write_text(package: Package, name: str, template: str) -> None:
     """Write a file from a template, in which ``$name``, ``$length`` and ``$size`` are the package's."""
-    values = {"name": package.name, "length": str(package.max_seq_length), "size": str(package.hidden_size)}
+    values = {"name": package.name, "length": str(package.max_seq_length)}
+    if "$size" in template:
+        values["size"] = str(package.hidden_size)
     text = string.Template(template).safe_substitute(values)
     (package.directory / name).write_text(text, encoding="utf-8")

@@ -113,6 +113,7 @@ class PackageTarget:
         graph: options of the graph.
         dtypes: of a bundle's graphs, for systems that choose one when they load a package.
         takes: names of the further options that the target takes.
+        names: pattern of the names that the system takes; None for those of a plain file.
         prompts: whether the system writes prompts before queries and documents, which the package names.
         longest: tokens to which the system truncates, whatever the tokenizer says; None if it does not.
         check: refuses a bundle that the system cannot run, before anything is written.
@@ -129,6 +130,7 @@ class PackageTarget:
     graph: GraphOptions = field(default_factory=GraphOptions)
     dtypes: Callable[[Manifest], tuple[Dtype, ...]] = lambda manifest: ("float32",)
     takes: frozenset[str] = frozenset()
+    names: str | None = None
     prompts: bool = False
     longest: int | None = None
     check: Callable[[Bundle], None] = lambda bundle: None

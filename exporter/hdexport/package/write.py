@@ -59,7 +59,7 @@ def package_bundle(bundle: Bundle, options: PackageOptions) -> Packaged:
     """
     target = target_named(options.target)
     check_options(target, options)
-    length, name = _checked(bundle, target, options), _checked_name(bundle, options)
+    length, name = _checked(bundle, target, options), _checked_name(bundle, target, options)
     notes = check_prompts(bundle, target, options)
     with staged_directory(options.output, _KIND, force=options.force) as directory:
         package = Package(
@@ -135,8 +135,13 @@ def _checked(bundle: Bundle, target: PackageTarget, options: PackageOptions) -> 
     return length
 
 
-def _checked_name(bundle: Bundle, options: PackageOptions) -> str:
+def _checked_name(bundle: Bundle, target: PackageTarget, options: PackageOptions) -> str:
     name = options.name or bundle.manifest.name
+    if target.names is not None and not re.fullmatch(target.names, name):
+        raise InputError(
+            f"The name {name!r} is not valid for a model of {target.system}, where names are {target.names}.",
+            hint=("Give one: ", Setting("name", "encoder")),
+        )
     if not _NAME.fullmatch(name):
         raise InputError(
             f"The name {name!r} is not valid for a model: use letters, digits, '.', '_' and '-', beginning with a "

@@ -23,6 +23,7 @@ from hdruntime.serve.connections import ListeningSocket
 from hdruntime.serve.interfaces import served_task
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.running_model import LoadedModel
+from hdruntime.serve.stores import is_in_store, opened_in_store
 from hdruntime.session import Session, load
 from hdruntime.text.lengths import MaxSeqLength
 
@@ -35,7 +36,7 @@ class BundleToServe:
     """A bundle, and how it is loaded and named.
 
     Attributes:
-        bundle: its directory, or its name on the Hugging Face Hub.
+        bundle: its directory, its name on the Hugging Face Hub, or its URL in a store, such as ``gs://bucket/bundle``.
         names: names by which requests choose it; the first one is shown. Empty: the name in its manifest.
         sessions: number of sessions on each device, which run batches at the same time.
         devices: devices that have sessions, as `device` of `hdruntime.load`.
@@ -114,7 +115,8 @@ def _loaded(bundles: Sequence[BundleToServe], sessions: contextlib.ExitStack) ->
     opened = []
     for each in bundles:
         with _named_errors(each, bundles):
-            opened.append(opened_bundle(each.bundle, each.backend, each.precision))
+            opens = opened_in_store if is_in_store(each.bundle) else opened_bundle
+            opened.append(opens(str(each.bundle), each.backend, each.precision))
             served_task(opened[-1])
     models = []
     for each, bundle in zip(bundles, opened, strict=True):

@@ -37,7 +37,7 @@ GRAPHS = sorted({name for name, target in targets().items() if target.run is not
 needs_openvino = pytest.mark.skipif(
     not is_installed("openvino_tokenizers"), reason="openvino-tokenizers is not installed"
 )
-SCRIPTS = ("embed.py", "model.py", "save.py", "register.py", "service.py")
+SCRIPTS = ("deploy.py", "embed.py", "model.py", "save.py", "register.py", "service.py")
 
 
 @pytest.fixture(scope="module")
@@ -323,6 +323,8 @@ def test_weights_are_outside_where_that_is_said_or_one_file_is_too_small(
             {"max_seq_length": 4096},
             r"truncates every text to 512 tokens; .* 4096\.\n.*max_seq_length=512",
         ),
+        ("kserve", {"name": "Encoder"}, r"'Encoder' is not valid for a model of KServe, where names are \[a-z\]"),
+        ("sagemaker", {"name": "a_b"}, r"'a_b' is not valid for a model of Amazon SageMaker, where names are "),
         ("onnx", {"max_seq_length": 5000}, r"max_seq_length is 5000; it must be 1 to 4096 tokens"),
     ],
 )
@@ -445,7 +447,6 @@ def test_every_target_says_what_it_follows(monkeypatch: pytest.MonkeyPatch) -> N
     assert [name for name in found if found[name].run is None and not found[name].tried] == [
         "bentoml",
         "elasticsearch",
-        "kserve",
         "snowflake",
         "sql-server",
     ]
