@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help install demo test test-all test-random test-oldest lint findings docs wheels clean
+.PHONY: help install demo clients test test-all test-random test-oldest lint findings docs wheels clean
 
 help:
 	@echo "make demo         build the sample model to 4096 tokens, embed long documents, ask a question"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-all     the same with what takes long: every GPU's kernels, every combination"
 	@echo "make test-random  the suite in another order; SEED=... repeats one"
 	@echo "make test-oldest  what needs no exact versions, with every dependency at its lower bound"
+	@echo "make clients      environments of clients that ask the server, for docs/generate_clients.py"
 	@echo "make lint         ruff, mypy, import-linter, hadolint, the documentation's links"
 	@echo "make findings     what libraries do that we guessed wrong: runs it all and lists what changed"
 	@echo "make wheels       a release's wheels, for Linux on x86_64 and aarch64 and for all others: dist/"
@@ -139,7 +140,27 @@ $(AARCH64): $(INSTALLED)
 		onnxruntime tokenizers msgspec argcomplete pyarrow rich openvino || mkdir -p $@
 	touch $@
 
-test-all: $(TESTED_WITH) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) $(READERS:%=$(VENV)/readers/%) \
+# Clients that ask the server, each in an environment of its own, by the name of its program in tests/clients.
+CLIENTS := cohere haystack huggingface_hub infinity_client langchain litellm llama_index plain_http tei_client
+client_cohere := cohere==7.3.1
+client_haystack := cohere-haystack==11.0.0 vllm-haystack==3.0.1 haystack-ai==3.4.1
+client_huggingface_hub := huggingface_hub==2.4.0 numpy
+client_infinity_client := infinity_client==0.0.78
+client_langchain := langchain-cohere==0.6.0 langchain-openai==1.7.4
+client_litellm := litellm==1.110.2
+client_llama_index := llama-index-embeddings-cohere==0.9.0 llama-index-postprocessor-cohere-rerank==0.10.0 \
+	llama-index-embeddings-text-embeddings-inference==0.6.0 llama-index-postprocessor-tei-rerank==0.6.0
+client_plain_http := requests==2.34.2 openai==3.57.0
+client_tei_client := 'tei-client[http]==0.2.4' pytei-client==0.1.0
+
+clients: $(CLIENTS:%=$(VENV)/clients/%)
+
+$(VENV)/clients/%: $(INSTALLED)
+	$(PYTHON) -m venv $@
+	$@/bin/pip --disable-pip-version-check install --quiet $(client_$*)
+	touch $@
+
+test-all: $(TESTED_WITH) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) $(READERS:%=$(VENV)/readers/%) clients \
 		$(VENV)/readers/js $(AARCH64) $(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
 	$(PYTEST)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from fakes.simulated_device import SimulatedDevice
 from fakes.simulated_onnxruntime import SimulatedProvider
 from support.made_once import made_once
+from support.real_clients import make_reranker
 from support.sample_model import SAMPLE_MAX_LEN, save_sample_model
 from support.tiny_bundle import hidden_states, make_bundle
 from tests.exporter.conftest import openvino_bundles, tiny_bundles  # noqa: F401 fixtures
@@ -84,13 +84,4 @@ def sample_bundle(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def reranker_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of 64 tokens that gives a pair one score."""
-    from hdexport.build import BuildOptions, build
-    from hdruntime.bundle.manifest import Task
-    from support.tiny_models import save_tiny_model
-
-    def make(directory: Path) -> None:
-        labels: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}
-        save_tiny_model(directory / "checkpoint", "bert", Task.TEXT_CLASSIFICATION, **labels)
-        build(BuildOptions(model=directory / "checkpoint", output=directory / "bundle", max_len=64, verify=None))
-
-    return made_once(tmp_path_factory, "reranker to serve", make) / "bundle"
+    return made_once(tmp_path_factory, "reranker to serve", make_reranker) / "bundle"

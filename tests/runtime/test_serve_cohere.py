@@ -61,7 +61,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_every_type_is_bit_equal_to_that_of_sentence_transformers(served: Served) -> None:
-    quantize = pytest.importorskip("sentence_transformers.quantization").quantize_embeddings
+    quantize = pytest.importorskip("sentence_transformers.util.quantization").quantize_embeddings
     expected = served.session.embed(TEXTS)
     types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
     said = served.ask("/v2/embed", {"model": "m", "texts": TEXTS, "embedding_types": types}).json()
