@@ -24,7 +24,8 @@ OURS, SENTENCE_TRANSFORMERS = "hdexport serve", "sentence-transformers"
 INFINITY: Mapping[str, str] = {"infinity, PyTorch": "torch", "infinity, ONNX Runtime": "optimum"}
 """Name -> its ``--engine``."""
 
-_START_SECONDS = 240
+# infinity runs long batches first; with 0.0.78, neither its flag nor its variable against that works.
+_START_SECONDS = 300
 
 _TWENTY_LINES = """
 import sys
@@ -92,7 +93,7 @@ class Server(NamedTuple):
 
 
 def command_of(name: str, model: Model, port: int, infinity: Path | None) -> list[str | Path]:
-    """The command of a server, with its defaults but for the length of texts, and a warm-up that clients do.
+    """The command of a server, with its defaults but for the length of texts.
 
     Args:
         infinity: the environment that has infinity-emb.
