@@ -104,32 +104,11 @@ def command_of(name: str, model: Model, port: int, infinity: Path | None) -> lis
     if name == SENTENCE_TRANSFORMERS:
         return [sys.executable, "-c", _TWENTY_LINES, model.checkpoint, str(port), str(MAX_LEN)]
     assert infinity is not None, "infinity is measured where it is installed"
-    address = [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--url-prefix",
-        "/v1",
-        "--log-level",
-        "error",
-        "--no-model-warmup",
-    ]
-    return [
-        # "." is the working directory, see `started`.
-        *(infinity / "bin" / "infinity_emb", "v2", "--model-id", ".", "--device", "cpu"),
-        # Its ONNX engine takes the first token's vector unless it is told, whatever the model's files say.
-        *(
-            "--engine",
-            INFINITY[name],
-            "--pooling-method",
-            "mean",
-            "--no-model-warmup",
-            "--log-level",
-            "error",
-            *address,
-        ),
-    ]
+    address = ["--host", "127.0.0.1", "--port", str(port), "--url-prefix", "/v1", "--log-level", "error"]
+    # "." is the working directory, see `started`. The ONNX engine takes the first token's embedding unless it is told
+    # otherwise, whatever the model's files say.
+    model_options = ["--model-id", ".", "--device", "cpu", "--engine", INFINITY[name], "--pooling-method", "mean"]
+    return [infinity / "bin" / "infinity_emb", "v2", *model_options, *address]
 
 
 @contextlib.contextmanager
