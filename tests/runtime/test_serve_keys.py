@@ -686,6 +686,7 @@ BODIES = [
     ("/v1/embeddings", {"input": ["\u00e4", '"[,]\\', ""], "dimensions": 2}),
     ("/v1/embeddings", {"input": {"a": 5}}),
     ("/v1/embeddings", {"inputs": ["a"]}),
+    ("/v1/contextualizedembeddings", {"inputs": [["a", "[b]]"], ["c"], [], "d[", ["e", "]]]]]]]]]]"]]}),
     ("/predict", {"inputs": [["w7", "w8"], "w9"]}),
     ("/rerank", {"query": "w1", "documents": [{"text": "w7"}, "w8"]}),
 ]
@@ -721,6 +722,8 @@ def test_a_list_that_is_too_long_is_refused_before_its_values_are_read() -> None
         (f"[[1], [{ids}]]", r"input\[1\]: The text has 300000 ids"),
         (f"[{'[1],' * 10**5}[2]]", "There are 100001 texts in the request; 1 to 2048 fit"),
         (f"[{texts}]", "There are more than 2048 texts in the request; 1 to 2048 fit"),
+        (f"[[{texts}]]", "There are more than 2048 texts in the request; 1 to 2048 fit"),
+        (f"[{f'[{texts[: 7 * 1500 - 1]}],' * 40}[]]", "There are more than 2048 texts in the request; 1 to 2048 fit"),
         (f'[{{"data": [{texts}]}}]', "There are more than 2048 texts in the request; 1 to 2048 fit"),
         (f'[{{"ids": [[{ids}]]}}]', r"ids\[0\]: The text has 300000 ids"),
     ):

@@ -210,6 +210,7 @@ def too_many_texts(texts: int | str, max_texts: int) -> InputError:
 
 
 _LIST_OF_IDS = re.compile(rb"\s*\[\s*[-0-9]")
+_LIST_OF_DOCUMENTS = re.compile(rb'\s*\[\s*\[\s*"')
 _LIST_OF_LISTS = re.compile(rb"\s*\[\s*\[\s*[-0-9\]]")
 _LIST_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
 _SPACE_OR_COMMA = re.compile(r"[\s,]*")
@@ -241,8 +242,15 @@ def _value(key: str, raw: bytes, *, max_texts: int, max_ids: int) -> Any:
         # One at a time, between which other threads run.
         return [msgspec.json.decode(part) for part in parts]
     has_objects = bool(_LIST_OF_OBJECTS.match(raw))
+    if _LIST_OF_DOCUMENTS.match(raw) and raw.count(b"]") - 1 <= max_texts:
+        left = max_texts
+        for part in msgspec.json.decode(raw, type=list[msgspec.Raw]):
+            left -= _count_values(bytes(part).decode(), left)
+            if left < 0:
+                raise too_many_texts(f"more than {max_texts}", max_texts)
+        return msgspec.json.decode(raw)
     # No object: a brace begins one.
-    if not (has_objects and raw.count(b"{") <= max_texts) and _has_more_values(raw.decode(), max_texts):
+    if not (has_objects and raw.count(b"{") <= max_texts) and _count_values(raw.decode(), max_texts) > max_texts:
         raise too_many_texts(f"more than {max_texts}", max_texts)
     if has_objects:
         parts = msgspec.json.decode(raw, type=list[msgspec.Raw])
@@ -262,15 +270,15 @@ def _check_ids(raw: bytes, name: str, max_ids: int) -> None:
         )
 
 
-def _has_more_values(text: str, most: int) -> bool:
-    """Whether a JSON list has more values; no more are read. What is no list has none."""
-    place, values, decoder = text.index("[") + 1, 0, json.JSONDecoder()
+def _count_values(text: str, most: int) -> int:
+    """The number of values of a JSON list, at most one more than `most`: no more are read. What is no list has none."""
+    place, values, decoder = text.find("[") + 1, 0, json.JSONDecoder()
     while values <= most:
         match = _SPACE_OR_COMMA.match(text, place)
         assert match is not None, "the pattern fits nothing, too"
         try:
             _, place = decoder.raw_decode(text, match.end())
         except ValueError:
-            return False
+            break
         values += 1
-    return True
+    return values
