@@ -111,7 +111,7 @@ $(FASTEMBED): $(INSTALLED)
 
 # Systems that load packages, and clients of the server whose packages do not fit those of this environment, each in one
 # of its own; and their packages from npm without what they would download beside them.
-READERS := onnxruntime tract fastembed light-embed lancedb mlflow openvino kserve boto3
+READERS := onnxruntime tract fastembed light-embed lancedb mlflow openvino kserve boto3 voyageai perplexityai llama-index
 reader_onnxruntime := onnxruntime==1.16.3 'numpy<2' tokenizers==0.23.3
 reader_tract := tract==0.23.9 numpy tokenizers==0.23.3
 reader_fastembed := fastembed==0.9.1
@@ -119,6 +119,9 @@ reader_light-embed := light-embed==1.0.9
 reader_lancedb := lancedb==0.40.0 onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
 reader_mlflow := mlflow-skinny==3.18.0 pandas onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
 reader_boto3 := boto3==1.44.8
+reader_voyageai := voyageai==0.5.0
+reader_perplexityai := perplexityai==0.46.1 numpy
+reader_llama-index := llama-index-embeddings-voyageai==0.7.0
 reader_kserve := kserve==0.21.0 'tritonclient[http]==2.73.0'
 reader_openvino := openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0 numpy
 
@@ -130,6 +133,14 @@ $(VENV)/readers/js: $(INSTALLED)
 $(VENV)/readers/%: $(INSTALLED)
 	$(PYTHON) -m venv $@
 	$@/bin/pip --disable-pip-version-check install --quiet $(reader_$*)
+	touch $@
+
+# With the libraries of the suite, since PyTorch from PyPI brings gigabytes of CUDA.
+$(VENV)/readers/flagembedding: $(INSTALLED)
+	$(PYTHON) -m venv $@
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($@/bin/python -c \
+		'import sysconfig; print(sysconfig.get_path("purelib"))')/suite.pth"
+	$@/bin/pip --disable-pip-version-check install --quiet FlagEmbedding==1.4.2
 	touch $@
 
 # Debian for ARM under an emulator, with what the runtime needs; .ci/arm64 says what it needs itself.
@@ -162,6 +173,8 @@ $(VENV)/clients/%: $(INSTALLED)
 
 test-all: $(TESTED_WITH) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) $(READERS:%=$(VENV)/readers/%) clients \
 		$(VENV)/readers/js $(AARCH64) $(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
+test-all: $(TESTED_WITH) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) $(READERS:%=$(VENV)/readers/%) \
+		$(VENV)/readers/js $(VENV)/readers/flagembedding $(AARCH64) $(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
 	$(PYTEST)
 
 SEED ?= $(shell date +%s)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from hdruntime.text.embeddings import EmbeddingPrecision, quantized
 from hdruntime.text.encoding import Overflow
 from support.bge_m3_models import TOKEN_WIDTH, WIDTH, expected, made_bge_m3
 from support.job_runs import read, run, write_rows
+from support.tiny_models import BASE
 
 TEXTS = ["w7 w8 w9 w8", "", "w9 unknown w11 w12 w13", "w5 " * 100, "w20 w21 w22 w23 w24 w25"]
 ATOL = 1e-6
@@ -80,6 +83,40 @@ def test_a_kind_that_was_not_asked_for_is_not_there(session: Session, kinds: Seq
         assert sparse_of(found) == sparse_of(whole)
     if found.colbert is not None:
         assert_close(found.colbert, whole.colbert)
+
+
+FLAG_EMBEDDING = """
+import json, sys
+from FlagEmbedding import BGEM3FlagModel
+
+path, width, length = sys.argv[1:]
+model = BGEM3FlagModel(path, use_fp16=False, devices="cpu", colbert_dim=int(width))
+kinds = {"return_dense": True, "return_sparse": True, "return_colbert_vecs": True}
+found = model.encode(json.load(sys.stdin), max_length=int(length), **kinds)
+weights = [{token: float(weight) for token, weight in each.items()} for each in found["lexical_weights"]]
+print(json.dumps([found["dense_vecs"].tolist(), weights, [each.tolist() for each in found["colbert_vecs"]]]))
+"""
+
+
+@pytest.mark.nightly
+def test_embeddings_are_flagembeddings_own(saved: Path, session: Session) -> None:
+    python = Path(__file__).parents[2] / ".venv" / "readers" / "flagembedding" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python.parent.parent} is made by make test-all")
+    texts = [text for text in TEXTS if text]
+    done = subprocess.run(
+        [python, "-c", FLAG_EMBEDDING, saved / "checkpoint", str(TOKEN_WIDTH), str(BASE)],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout.splitlines()[-1])
+    for ours, dense, weights, tokens in zip(session.embed_hybrid(texts, overflow="truncate"), *answers, strict=True):
+        assert_close(ours.dense, dense)
+        assert {str(token): weight for token, weight in sparse_of(ours).items()} == pytest.approx(weights, abs=ATOL)
+        assert_close(ours.colbert, tokens, atol=2 * ATOL)
 
 
 def test_a_split_text_keeps_every_token_and_its_largest_weight(session: Session) -> None:
