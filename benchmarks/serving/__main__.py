@@ -11,7 +11,8 @@ All run one checkpoint, all-MiniLM-L6-v2 with 4096 positions ("sample") or its f
 the same vectors. First 64 clients send one text a request, again and again: the rate. Then requests come at 0.7 of the
 best rate of infinity's engines (without it, of sentence-transformers), the same rate for all servers: the waits. While
 one server is measured, the others are stopped. Texts of up to 4096 tokens get three times the seconds, and the sample
-model alone. With the default seconds and a `--folder` that has the models, a run takes about 11 minutes.
+model alone; infinity's ONNX engine does not get them, since the attention scores of its batch of 32 take 25 GB. With
+the default seconds and a `--folder` that has the models, a run takes about 11 minutes.
 
 The exit status is 1 if a target is missed: with the sample model and both mixes of short texts, at least twice the
 requests per second of infinity's best engine, a 99th percentile of the waits of at most its median, and at most 0.4 of
@@ -113,14 +114,24 @@ def _of_model(model: str, names: Sequence[str], folder: Path, options: argparse.
             if mix == _LONG and model != "sample":
                 continue
             seconds = options.seconds * (_LONG_TIMES if mix == _LONG else 1)
-            closed = {server.name: _closed(server, mix, made.bundle, seconds, options.clients) for server in servers}
-            peers = [name for name in INFINITY if name in closed] or [servers[-1].name]
-            rate = _SHARE_OF_RATE * max(closed[name]["requests_per_second"] for name in peers)
-            for server in servers:
+            measured = [server for server in servers if mix != _LONG or INFINITY.get(server.name) != "optimum"]
+            closed = {server.name: _closed(server, mix, made.bundle, seconds, options.clients) for server in measured}
+            rate = _SHARE_OF_RATE * _rate_of_peers(closed)
+            for server in measured:
                 row = {"model": model, "mix": mix, "server": server.name} | closed[server.name]
                 rows.append(row | _open(server, mix, made.bundle, seconds, rate))
                 print(rows[-1], file=sys.stderr)
     return rows
+
+
+def _rate_of_peers(closed: Mapping[str, Row]) -> float:
+    """The best rate of infinity's engines; of the others where these answered nothing in time."""
+    rates = {name: row["requests_per_second"] for name, row in closed.items()}
+    rate = max((rates[name] for name in INFINITY if name in rates), default=0.0)
+    rate = rate or max((each for name, each in rates.items() if name != OURS), default=0.0) or rates.get(OURS, 0.0)
+    if not rate:
+        raise RuntimeError(f"No server answered a request in time: {closed}. Give more --seconds.")
+    return float(rate)
 
 
 def _closed(server: Server, mix: str, bundle: Path, seconds: float, clients: int) -> Row:
