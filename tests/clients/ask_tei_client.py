@@ -17,6 +17,7 @@ received("tei-client", "`embed_all`, normalize False", "states", client.embed_al
 found = client.tokenize(GIVEN.texts)
 ids = [each.get_ids() for each in found]
 received("tei-client", "`tokenize`", "ids", ids)
+received("tei-client", "`embed`, ids", "embeddings", client.embed(ids))
 received("tei-client", "`decode`", "decoded", client.decode(ids))
 client = tei_client.HttpClient(GIVEN.reranker, timeout=60)
 found = client.rerank(GIVEN.query, GIVEN.documents)

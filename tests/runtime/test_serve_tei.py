@@ -156,6 +156,22 @@ def test_similarities_are_cosines_with_the_source(embedder: Any) -> None:
     assert truncated.json()[1] == pytest.approx(1)
 
 
+def test_ids_are_embedded_as_their_texts(embedder: Any) -> None:
+    client, tokenizer = embedder
+    ids = [tokenizer.encode(text).ids for text in TEXTS]
+    for path, more in (("/embed", {}), ("/embed", {"normalize": False}), ("/embed_all", {}), ("/", {})):
+        of_texts, of_ids, of_one = (
+            client.post(path, json={"inputs": inputs} | more).json() for inputs in (TEXTS, ids, ids[0])
+        )
+        assert len(of_ids) == len(TEXTS)
+        for text, found in zip(of_texts, of_ids, strict=True):
+            np.testing.assert_allclose(found, text, atol=1e-6)
+        assert of_one == [pytest.approx(np.array(of_ids[0]), abs=1e-6)]
+    refused = client.post("/embed", json={"inputs": [ids[0][1:-1]]})
+    assert (refused.status_code, "lack special tokens" in refused.json()["error"]) == (400, True)
+    assert client.post("/embed", json={"inputs": ["a", [101, 102]]}).status_code == 400
+
+
 def test_vectors_of_all_tokens_are_the_models(embedder: Any, sample_bundle: Path) -> None:
     client, _ = embedder
     with hdruntime.load(sample_bundle, "onnxruntime", threads=1) as session:

@@ -185,7 +185,8 @@ def test_vectors_of_tokens_are_not_given_without_end(embedder: Served, monkeypat
     monkeypatch.setattr("hdruntime.serve.interface._MAX_VALUES", 4 * 16 * 2)
     body = {"input": [LONG] * 2, "task": "token_embed", "truncate": "end"}
     assert embedder.response("/pooling", body).status_code == 200
-    for more in ({"input": [LONG] * 2 + ["read"]}, {"truncate": "split"}):
+    ids = {"input": [[2, *[4] * 14, 3]] * 3}
+    for more in ({"input": [LONG] * 2 + ["read"]}, {"truncate": "split"}, ids):
         assert "at most 128 values are answered at once" in embedder.refusal("/pooling", body | more)
 
 

@@ -186,7 +186,8 @@ class ServedModel:
         """Refuse texts that may have too many tokens, with an embedding of so many values each, for one response."""
         # A character is at most a token, but for the few that a tokenizer without such characters spells in bytes.
         is_whole, max_len = body.overflow is Overflow.SPLIT, self.tokenizer.max_len
-        tokens = sum(len(text.text) if is_whole else min(len(text.text), max_len) for text in texts)
+        lengths = [len(text.text if text.input_ids is None else text.input_ids) for text in texts]
+        tokens = sum(length if is_whole else min(length, max_len) for length in lengths)
         if tokens * size > _MAX_VALUES:
             raise InputError(
                 f"The texts have up to {tokens} tokens with {size} values each; at most {_MAX_VALUES} values are "

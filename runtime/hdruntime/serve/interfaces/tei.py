@@ -14,6 +14,7 @@ import numpy as np
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
+from hdruntime.serve.interfaces.openai import texts_of_input
 from hdruntime.serve.interfaces.pipelines import shown_sparse
 from hdruntime.serve.interfaces.rerank import RerankInterface, served_activation
 from hdruntime.serve.queue import TOKENIZER_THREADS
@@ -31,13 +32,13 @@ from hdruntime.text.similarity import similarities
 
 
 class TextsBody(PromptedBody, kw_only=True):
-    """``POST /embed_sparse``."""
+    """``POST /embed_sparse``: a text, texts, the ids of a text with its special tokens, or lists of ids."""
 
-    inputs: str | list[str]
+    inputs: str | list[str | int | list[int]]
 
-    def texts(self) -> list[Text]:
+    async def texts(self, request: ServeRequest) -> list[Text]:
         """The inputs as texts of a task."""
-        return [Text(text=text) for text in ([self.inputs] if isinstance(self.inputs, str) else self.inputs)]
+        return await texts_of_input(request, self.inputs)
 
 
 class EmbedAllBody(TextsBody, kw_only=True):
@@ -145,7 +146,9 @@ class TeiInterface(Interface):
     async def _embed(self, request: ServeRequest, body: EmbedBody) -> object:
         task = self.model.task
         assert isinstance(task, Embedding), "the route is there for embeddings alone"
-        answers = await request.answers(body, body.texts(), prompt_name=body.chosen_prompt_name(task.manifest))
+        answers = await request.answers(
+            body, await body.texts(request), prompt_name=body.chosen_prompt_name(task.manifest)
+        )
         vectors = task.truncated(np.array(answers.answers), body.dimensions)
         return (normalized(vectors) if body.normalize else vectors).tolist()
 
@@ -155,7 +158,9 @@ class TeiInterface(Interface):
         embed = request.body(body.parameters | {"inputs": texts}, EmbedBody)
         if len(texts) == 1:
             raise InputError("inputs.sentences has no text.", hint="Send one or more to compare the source with.")
-        answers = await request.answers(embed, embed.texts(), prompt_name=embed.chosen_prompt_name(task.manifest))
+        answers = await request.answers(
+            embed, await embed.texts(request), prompt_name=embed.chosen_prompt_name(task.manifest)
+        )
         return similarities("cosine", answers.answers[0], np.array(answers.answers[1:]))[0].tolist()
 
     async def _embed_or_compare(self, request: ServeRequest, values: dict[str, Any]) -> object:
@@ -166,12 +171,12 @@ class TeiInterface(Interface):
 
     async def _embed_all(self, request: ServeRequest, body: EmbedAllBody) -> object:
         prompt_name = body.chosen_prompt_name(self.model.session.manifest)
-        answers = await self._states.answers(request, body, body.texts(), prompt_name=prompt_name)
+        answers = await self._states.answers(request, body, await body.texts(request), prompt_name=prompt_name)
         return [(normalized(each) if body.normalize else each).tolist() for each in answers.answers]
 
     async def _embed_sparse(self, request: ServeRequest, body: TextsBody) -> object:
         prompt_name = body.chosen_prompt_name(self.model.session.manifest)
-        answers = await request.answers(body, body.texts(), task=self._sparse, prompt_name=prompt_name)
+        answers = await request.answers(body, await body.texts(request), task=self._sparse, prompt_name=prompt_name)
         return list(map(shown_sparse, answers.answers))
 
     async def _predict(self, request: ServeRequest, body: PredictBody) -> object:

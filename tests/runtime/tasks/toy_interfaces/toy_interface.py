@@ -22,7 +22,7 @@ class ToyInterface(Interface):
         return [Route("/loudest", TextsBody, self._loudest)] if self.answers_task(self.model.task) else []
 
     async def _loudest(self, request: ServeRequest, body: TextsBody) -> object:
-        answers = await request.answers(body, body.texts())
+        answers = await request.answers(body, await body.texts(request))
         return [answer._asdict() for answer in answers.answers]
 
 
