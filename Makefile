@@ -111,7 +111,7 @@ $(FASTEMBED): $(INSTALLED)
 
 # Systems that load packages, and clients of the server whose packages do not fit those of this environment, each in one
 # of its own; and their packages from npm without what they would download beside them.
-READERS := onnxruntime tract fastembed light-embed lancedb mlflow openvino kserve boto3 voyageai perplexityai llama-index
+READERS := onnxruntime tract fastembed light-embed lancedb mlflow openvino kserve boto3
 reader_onnxruntime := onnxruntime==1.16.3 'numpy<2' tokenizers==0.23.3
 reader_tract := tract==0.23.9 numpy tokenizers==0.23.3
 reader_fastembed := fastembed==0.9.1
@@ -119,9 +119,6 @@ reader_light-embed := light-embed==1.0.9
 reader_lancedb := lancedb==0.40.0 onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
 reader_mlflow := mlflow-skinny==3.18.0 pandas onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
 reader_boto3 := boto3==1.44.8
-reader_voyageai := voyageai==0.5.0
-reader_perplexityai := perplexityai==0.46.1 numpy
-reader_llama-index := llama-index-embeddings-voyageai==0.7.0
 reader_kserve := kserve==0.21.0 'tritonclient[http]==2.73.0'
 reader_openvino := openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0 numpy
 
@@ -152,7 +149,8 @@ $(AARCH64): $(INSTALLED)
 	touch $@
 
 # Clients that ask the server, each in an environment of its own, by the name of its program in tests/clients.
-CLIENTS := cohere haystack huggingface_hub infinity_client langchain litellm llama_index plain_http tei_client
+CLIENTS := cohere haystack huggingface_hub infinity_client langchain litellm llama_index perplexityai plain_http tei_client \
+	voyageai
 client_cohere := cohere==7.3.1
 client_haystack := cohere-haystack==11.0.0 vllm-haystack==3.0.1 haystack-ai==3.4.1
 client_huggingface_hub := huggingface_hub==2.4.0 numpy
@@ -160,9 +158,12 @@ client_infinity_client := infinity_client==0.0.78
 client_langchain := langchain-cohere==0.6.0 langchain-openai==1.7.4
 client_litellm := litellm==1.110.2
 client_llama_index := llama-index-embeddings-cohere==0.9.0 llama-index-postprocessor-cohere-rerank==0.10.0 \
-	llama-index-embeddings-text-embeddings-inference==0.6.0 llama-index-postprocessor-tei-rerank==0.6.0
+	llama-index-embeddings-text-embeddings-inference==0.6.0 llama-index-postprocessor-tei-rerank==0.6.0 \
+	llama-index-embeddings-voyageai==0.7.0 voyageai==0.3.7
+client_perplexityai := perplexityai==0.46.1 numpy
 client_plain_http := requests==2.34.2 openai==3.57.0
 client_tei_client := 'tei-client[http]==0.2.4' pytei-client==0.1.0
+client_voyageai := voyageai==0.5.0
 
 clients: $(CLIENTS:%=$(VENV)/clients/%)
 
@@ -172,8 +173,6 @@ $(VENV)/clients/%: $(INSTALLED)
 	touch $@
 
 test-all: $(TESTED_WITH) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) $(READERS:%=$(VENV)/readers/%) clients \
-		$(VENV)/readers/js $(AARCH64) $(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
-test-all: $(TESTED_WITH) $(FASTEMBED) $(TRITONS:%=$(VENV)/tritons/%) $(READERS:%=$(VENV)/readers/%) \
 		$(VENV)/readers/js $(VENV)/readers/flagembedding $(AARCH64) $(ONNXRUNTIMES:%=$(VENV)/onnxruntimes/%)
 	$(PYTEST)
 

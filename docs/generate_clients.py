@@ -58,6 +58,9 @@ _ADDRESSES = {
     ),
     "`huggingface_hub.InferenceClient`, `tei-client`, `pytei-client`": "`http://HOST:8000`",
     "LlamaIndex's `TextEmbeddingsInference` and `TextEmbeddingInference`": "`base_url`: `http://HOST:8000`",
+    "`voyageai`": "`base_url`: `http://HOST:8000/v1`; LlamaIndex's `VoyageEmbedding` takes no address: "
+    "[give it this client](serve.md#chunks-of-documents)",
+    "`perplexityai`": "`base_url`: `http://HOST:8000`",
     "`infinity_client`": "`base_url`: `http://HOST:8000/v1`",
     "LiteLLM, embeddings": (
         "`api_base`: `http://HOST:8000/v1`; of `cohere/` the route, `http://HOST:8000/v2/embed`; of `huggingface/` "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import voyageai
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.embeddings.cohere import CohereEmbedding
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+from llama_index.embeddings.voyageai import VoyageEmbedding
 from llama_index.postprocessor.cohere_rerank import CohereRerank
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 from report import GIVEN, finish, received
@@ -37,4 +39,14 @@ received(packages, "`CohereEmbedding`, queries in ubinary", "queries ubinary", f
 packages = "llama-index-postprocessor-cohere-rerank cohere"
 ranker = CohereRerank(api_key="key", base_url=GIVEN.reranker, model="any", top_n=len(nodes))
 received(packages, "`CohereRerank`", "scores", scores(ranker))
+packages = "llama-index-embeddings-voyageai voyageai"
+# The texts of a batch are the chunks of one document.
+embeddings = VoyageEmbedding(model_name="voyage-context-3", voyage_api_key="key")
+embeddings._client = voyageai.Client(api_key="key", base_url=f"{GIVEN.embedder}/v1")
+# It counts tokens with a tokenizer that it downloads.
+embeddings._client.tokenize = lambda texts, model: [text.split() for text in texts]
+found = [embeddings.get_text_embedding_batch(chunks) for chunks in GIVEN.chunks]
+received(packages, "`VoyageEmbedding`, voyage-context-3", "chunks", found)
+found = [embeddings.get_query_embedding(text) for text in GIVEN.texts]
+received(packages, "`VoyageEmbedding`, queries", "queries", found)
 finish()

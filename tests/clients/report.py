@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 
 class Given(NamedTuple):
-    """The servers' addresses, and the texts that they are asked about."""
+    """The servers' addresses, and the texts that they are asked about; `chunks` are those of
+    each document."""
 
     embedder: str
     reranker: str
@@ -19,6 +20,7 @@ class Given(NamedTuple):
     query: str
     documents: list[str]
     labelled: list[str]
+    chunks: list[list[str]]
 
 
 GIVEN = Given(**json.load(sys.stdin))

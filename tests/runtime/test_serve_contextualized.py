@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.serve import ServeOptions, application
 from hdruntime.session import Session
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
-from support.serving import answers_of, command
+from support.serving import answers_of
 
 PATH = "/v1/contextualizedembeddings"
 DOCUMENTS = [["Berlin is a city.", "It has 3.8 million people."], ["A single chunk."], ["One,\n", "two,", " three."]]
@@ -168,88 +166,3 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_no_request_is_refused(case: str, ask: Ask) -> None:
     body, said = REFUSED[case]
     assert said in refusal(ask(**body))
-
-
-VOYAGE = """
-import json, sys
-import voyageai
-
-client = voyageai.Client(api_key="none", base_url=sys.argv[1] + "/v1")
-documents = json.load(sys.stdin)
-found = [client.contextualized_embed(documents, model="any", input_type="document")]
-for dtype in ("int8", "ubinary"):
-    found.append(client.contextualized_embed(documents, model="any", input_type="document", output_dtype=dtype))
-divided = client.contextualized_embed(
-    [["Berlin is a city."]], model="any", input_type="document", enable_auto_chunking=True, chunk_size=2
-)
-assert [len(each) for each in divided.chunk_texts] == [len(each.embeddings) for each in divided.results]
-assert len(divided.chunk_texts[0]) > 1
-(query,) = client.contextualized_embed(["A single chunk."], model="any", input_type="query").results
-assert query.embeddings == found[0].results[1].embeddings
-try:
-    client.contextualized_embed([["a", " "]], model="any", input_type="document")
-except voyageai.error.VoyageError as error:
-    assert "has no token" in str(error)
-print(json.dumps([[document.embeddings for document in each.results] for each in found]))
-"""
-PERPLEXITY = """
-import base64, json, sys
-import numpy as np
-from perplexity import Perplexity
-
-client = Perplexity(api_key="none", base_url=sys.argv[1])
-documents = json.load(sys.stdin)
-found = [None]
-for options, dtype in (({}, np.int8), ({"encoding_format": "base64_binary"}, np.uint8)):
-    said = client.contextualized_embeddings.create(input=documents, model="pplx-embed-context-v1-0.6b", **options)
-    assert [document.index for document in said.data] == [0, 1, 2]
-    assert said.usage.total_tokens > 0
-    found.append([
-        [np.frombuffer(base64.b64decode(chunk.embedding), dtype).tolist() for chunk in document.data]
-        for document in said.data
-    ])
-print(json.dumps(found))
-"""
-LLAMA_INDEX = """
-import json, sys
-import voyageai
-from llama_index.embeddings.voyageai import VoyageEmbedding
-
-embedding = VoyageEmbedding(model_name="voyage-context-3", voyage_api_key="none")
-embedding._client = voyageai.Client(api_key="none", base_url=sys.argv[1] + "/v1")
-# It counts tokens with a tokenizer that it downloads.
-embedding._client.tokenize = lambda texts, model: [text.split() for text in texts]
-documents = json.load(sys.stdin)
-print(json.dumps([[embedding.get_text_embedding_batch(chunks) for chunks in documents]]))
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("reader", "program"),
-    [("voyageai", VOYAGE), ("perplexityai", PERPLEXITY), ("llama-index", LLAMA_INDEX)],
-    ids=["voyageai", "perplexityai", "llama-index"],
-)
-def test_real_clients_get_a_sessions_late_chunks(
-    reader: str, program: str, sample_bundle: Path, session: Session, ranges: Path
-) -> None:
-    python = Path(__file__).parents[2] / ".venv" / "readers" / reader / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{python.parent.parent} is made by make test-all")
-    with command(sample_bundle, "--ranges", str(ranges), "--backend", "onnxruntime") as (client, _):
-        done = subprocess.run(
-            [python, "-c", program, str(client.base_url).rstrip("/")],
-            input=json.dumps(DOCUMENTS),
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-    assert done.returncode == 0, done.stderr
-    vectors = late_chunks(session)
-    expected = [
-        vectors,
-        *([quantized(each, dtype, np.load(ranges)) for each in vectors] for dtype in ("int8", "ubinary")),
-    ]
-    for found, wanted in zip(json.loads(done.stdout.splitlines()[-1]), expected, strict=False):
-        if found is not None:
-            assert_documents(found, wanted)

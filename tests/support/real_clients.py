@@ -21,6 +21,7 @@ import hdruntime
 from hdexport.support.bundle_writer import seal
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.text.chunking import joined_chunks
 from hdruntime.text.tokenization import TextTokenizer
 from support.serving import command
 
@@ -34,6 +35,7 @@ TEXTS = ["A first text, about rivers.", "Ein zweiter Text: Äpfel, naïve Cafés
 MANY = [f"text {number} of two hundred" for number in range(200)]
 QUERY, DOCUMENTS = "w1 w2 w3", ["w7 w8 w9", "w9", "w10 w11 w12 w13 w14"]
 LABELLED = ["long documents", "read"]
+CHUNKS = [["Berlin is a city.", "It has 3.8 million people."], ["A single chunk."], ["many words\n" * 300, "the end"]]
 TOLERANCE = 1e-6
 DIMENSIONS, MAX_TOKENS = 64, 16
 _EXACT = ("int8", "uint8", "binary", "ubinary", "ids", "decoded")
@@ -155,14 +157,32 @@ def served(sample_bundle: Path, reranker_bundle: Path, classifier_bundle: Path, 
             name: str(client.base_url).rstrip("/")
             for name, client in (("embedder", embedder), ("reranker", reranker), ("classifier", classifier))
         }
-        texts = {"texts": TEXTS, "many": MANY, "query": QUERY, "documents": DOCUMENTS, "labelled": LABELLED}
+        texts = {
+            "texts": TEXTS,
+            "many": MANY,
+            "query": QUERY,
+            "documents": DOCUMENTS,
+            "labelled": LABELLED,
+            "chunks": CHUNKS,
+        }
         yield Served(addresses | texts, expected)
 
 
 def _of_embedder(bundle: Path, ranges_file: Path) -> dict[str, Any]:
     from sentence_transformers.util.quantization import quantize_embeddings
 
+    joined = [joined_chunks(chunks) for chunks in CHUNKS]
     with hdruntime.load(bundle, "onnxruntime", threads=1, max_seq_length="bundle") as session:
+        chunks = {
+            prefix: [
+                each.vectors
+                for each in session.embed_chunks(
+                    [text for text, _ in joined], chunks=[spans for _, spans in joined], prompt_name=prompt_name
+                )
+            ]
+            for prefix, prompt_name in (("chunks", "document"), ("plain chunks", None))
+        }
+        divided = session.embed_chunks(TEXTS[-1], chunks="tokens:100", prompt_name="document").vectors
         embeddings, many = session.embed(TEXTS), session.embed(MANY)
         queries, documents = (session.embed([PROMPTS[name] + text for text in TEXTS]) for name in PROMPTS)
         states = [each["last_hidden_state"] for each in session.infer(session.tokenize(TEXTS))]
@@ -195,7 +215,13 @@ def _of_embedder(bundle: Path, ranges_file: Path) -> dict[str, Any]:
         "documents ubinary": quantize_embeddings(documents, "ubinary").tolist(),
         "queries ubinary": quantize_embeddings(queries, "ubinary").tolist(),
     }
+    found |= chunks | {"divided": divided}
     for name in ("int8", "uint8", "binary", "ubinary"):
+        for prefix, documents_of in chunks.items():
+            found[f"{prefix} {name}"] = [
+                quantize_embeddings(each, name, ranges=ranges if name.endswith("int8") else None).tolist()
+                for each in documents_of
+            ]
         found[name] = quantize_embeddings(embeddings, name, ranges=ranges if name.endswith("int8") else None).tolist()
     return found | ends
 
