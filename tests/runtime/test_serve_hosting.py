@@ -79,6 +79,9 @@ def test_sagemaker_invokes_what_the_root_answers(embedder: Any) -> None:
     for kind in ("application/json", "application/octet-stream", "application/json; charset=utf-8"):
         found = client.post("/invocations", content=json.dumps(body), headers={"Content-Type": kind})
         assert (found.status_code, found.content) == (200, expected.content)
+    compared = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
+    assert client.post("/invocations", json=compared).json() == client.post("/", json=compared).json()
+    assert len(client.post("/vertex", json={"instances": [compared]}).json()["predictions"][0]) == len(TEXTS)
     assert client.post("/invocations", json={"inputs": LONG, "truncate": True}).headers["X-Truncated-Inputs"] == "0"
     assert "truncate" in message(client.post("/invocations", json={"inputs": LONG}))
     assert "The content type is text/csv" in message(

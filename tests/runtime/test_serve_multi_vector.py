@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,19 @@ def test_documents_have_the_servers_length(bundle: Bundle, ask: Ask) -> None:
     ):
         (found,) = answers_of(application(bundle, session, ServeOptions()), (PATH, {"input": [LONG]}))
         assert_texts(embeddings((found.status_code, found.json())), encoder.encode_document([LONG]))
+
+
+def test_hosting_platforms_get_a_vector_for_each_token(ask: Ask, bundle: Bundle, encoder: MultiVectorEncoder) -> None:
+    documents, queries = encoder.encode_document(TEXTS), encoder.encode_query(TEXTS)
+    assert_texts(ask("/invocations", inputs=TEXTS)[1], documents)
+    assert_texts(ask("/invocations", inputs=TEXTS, prompt_name="query")[1], queries)
+    assert_texts([ask("/", inputs=TEXTS[0])[1]], documents[:1])
+    found = ask("/vertex", instances=TEXTS, parameters={"prompt_name": "query"})
+    assert_texts(found[1]["predictions"], queries)
+    tensor = {"name": "TEXT", "shape": [len(TEXTS)], "datatype": "BYTES", "data": TEXTS}
+    path = f"/v2/models/{bundle.manifest.name}/infer"
+    for parameters, expected in (({}, documents), ({"prompt_name": "query"}, queries)):
+        (output,) = ask(path, inputs=[tensor], parameters=parameters)[1]["outputs"]
+        assert_texts([json.loads(each) for each in output["data"]], expected)
+    assert ask(path, inputs=[tensor], parameters={"prompt_name": "passage"})[0] == 400
+    assert ask("/invocations", inputs=TEXTS, prompt_name="passage")[0] == 400

@@ -31,8 +31,11 @@ class RootRoutes:
         return bool(self._routes)
 
     def of(self, values: Mapping[str, Any]) -> Route:
-        """The route for a body of these keys: of a reranker, the one for ranking unless the body has `inputs`."""
+        """The route for a body of these keys: of a reranker, the one for ranking unless the body has `inputs`; of an
+        embedder, the one that compares texts if `inputs` is an object."""
         with_inputs = [route for route in self._routes if INPUTS in fields_of(route)]
+        if isinstance(values.get(INPUTS), Mapping):
+            return with_inputs[-1]
         return with_inputs[0] if INPUTS in values else self._routes[0]
 
     async def answer(self, request: ServeRequest, values: Mapping[str, Any]) -> object:

@@ -13,6 +13,7 @@ import pytest
 
 import hdruntime
 from hdexport.graph.passes.fold_default_inputs import FoldDefaultInputs
+from hdexport.package.check import COSINES
 from hdexport.package.write import PackageOptions, package_bundle
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
 from hdruntime.bundle.reader import open_bundle
@@ -106,3 +107,25 @@ def test_a_packages_graph_has_the_outputs_of_a_padded_batch(tiny_bundles: Any, t
     (found,) = session.run(None, given)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.abs(found - without).max() > 1e-3
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [
+        ("longformer", {"task": "sentence-similarity"}),
+        ("xlnet", {"recurrence": 64}),
+        ("transfo-xl", {"recurrence": 64}),
+        ("bert", {"task": "sentence-similarity", "attention": "window:64,right:0,global:0", "recurrence": 64}),
+    ],
+)
+def test_a_package_computes_the_outputs_of_whole_texts(
+    model_type: str, options: dict[str, Any], tiny_bundles: Any, tmp_path: Path
+) -> None:
+    """Of up to 3 000 words, in far more tokens than a memory holds."""
+    bundle = open_bundle(tiny_bundles(model_type, max_len=4096, **options).path)
+    found = package_bundle(bundle, PackageOptions(target="onnx", output=tmp_path / "package"))
+    assert min(each.cosine for each in found.compared) > COSINES["float32"]
+    graph = onnxruntime.InferenceSession(tmp_path / "package" / "model.onnx")
+    assert {each.name for each in graph.get_inputs()} <= {"input_ids", "attention_mask", "token_type_ids"}
+    assert not any(each.name.startswith("mems") for each in graph.get_outputs())

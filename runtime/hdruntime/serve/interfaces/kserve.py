@@ -21,6 +21,8 @@ from hdruntime.serve.row_tensors import TEXT, TEXT_PAIR, row_of, row_tensor
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
+from hdruntime.tasks.token_similarity import Side, TokenVectors
+from hdruntime.text.checks import checked_choice
 from hdruntime.text.embeddings import normalized
 
 _STRINGS, _FLOATS = "BYTES", "FP32"
@@ -98,6 +100,8 @@ class KServeInterface(Interface):
         super().__init__(model)
         self._tensor = row_tensor(model.task)
         self._pairs = model.task.pairs if self._tensor is None else self._tensor.pairs
+        is_of_tokens, manifest = isinstance(model.task, TokenVectors), model.session.manifest
+        self._sides = {side: TokenVectors(manifest, side) for side in Side} if is_of_tokens else {}
         self._output = _ANSWER if self._tensor is None else self._tensor.name
 
     def routes(self) -> Sequence[Route]:
@@ -168,10 +172,14 @@ class KServeInterface(Interface):
             raise InputError(f"There is no such output; the model has {self._output}.", hint="Leave out outputs.")
         texts = self._texts(request, body.inputs)
         parameters = request.body(body.parameters, self._parameters_type())
-        prompt_name = parameters.chosen_prompt_name(task.manifest)
+        prompt_name, of_side = parameters.chosen_prompt_name(task.manifest), None
         if prompt_name is not None and not task.prompts:
             raise InputError("The model has no prompts.", hint="Leave out prompt_name and input_type.")
-        answers = await request.answers(parameters, texts, prompt_name=prompt_name)
+        if self._sides:
+            prompt_name = checked_choice(Side, prompt_name or Side.DOCUMENT, option="prompt_name")
+            of_side = self._sides[prompt_name]
+            self.model.check_values_of_tokens(parameters, texts, of_side.dimensions)
+        answers = await request.answers(parameters, texts, task=of_side, prompt_name=prompt_name)
         output = self._output_of(texts, answers.answers, parameters)
         response: dict[str, object] = {"model_name": name, "outputs": [output]}
         if body.id is not None:

@@ -134,7 +134,10 @@ class PipelinesInterface(Interface):
 
     async def _answer(self, request: ServeRequest, body: Any) -> object:
         task, texts = self._task_of(body), body.texts()
-        answers = (await request.answers(body, texts, task=task)).answers
+        prompt_name = body.prompt_name if isinstance(body, TokenVectorsBody) else None
+        if isinstance(task, TokenVectors):
+            self.model.check_values_of_tokens(body, texts, task.dimensions)
+        answers = (await request.answers(body, texts, task=task, prompt_name=prompt_name)).answers
         shown = [
             shown_answer(task or self.model.task, text, answer) for text, answer in zip(texts, answers, strict=True)
         ]

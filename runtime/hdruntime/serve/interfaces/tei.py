@@ -126,7 +126,7 @@ class TeiInterface(Interface):
         if isinstance(task, TextClassification):
             self._routes.append(Route("/predict", PredictBody, self._predict, error=tei_error))
         # ``POST /``, which clients use whatever the model's task is.
-        self._roots = [*RerankInterface(model).routes()[:1], *self._routes[:1]]
+        self._roots = [*RerankInterface(model).routes()[:1], *self._routes[: 2 if isinstance(task, Embedding) else 1]]
         root = next(iter(self._roots), None)
         self._root_body = None if root is None else root.body
         self._root_path = None if root is None else root.path
@@ -138,10 +138,9 @@ class TeiInterface(Interface):
         return self._roots
 
     def routes(self) -> Sequence[Route]:
-        return [
-            *self._routes,
-            Route("/info", None, self._info, error=tei_error),
-        ]
+        # Of the kinds of models that `/info` tells apart.
+        info = [Route("/info", None, self._info, error=tei_error)] if self._roots else []
+        return [*self._routes, *info]
 
     async def _embed(self, request: ServeRequest, body: EmbedBody) -> object:
         task = self.model.task
