@@ -35,8 +35,9 @@ class Served:
 
     def responses(self, *requests: tuple[str, Any], ranges: bool = True) -> list[Any]:
         """The responses of a new server to paths and bodies."""
-        options = ServeOptions(ranges=str(self._folder / "ranges.npy") if ranges else None)
-        return answers_of(application(open_bundle(self._folder / "bundle"), self.session, options), *requests)
+        path = str(self._folder / "ranges.npy") if ranges else None
+        bundle = open_bundle(self._folder / "bundle")
+        return answers_of(application(bundle, self.session, ServeOptions(), ranges=path), *requests)
 
     def ask(self, path: str, body: Any) -> Any:
         """The response of a new server."""

@@ -44,11 +44,11 @@ def ranges(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ask(sample_bundle: Path, session: Session, ranges: Path) -> Ask:
     """Asks a server for 16 texts a request, which has ranges."""
-    bundle, options = open_bundle(sample_bundle), ServeOptions(max_texts=16, ranges=str(ranges))
+    bundle, options = open_bundle(sample_bundle), ServeOptions(max_texts=16)
 
     def ask(**body: Any) -> tuple[int, Any]:
         # An application for each request: its queue belongs to the event loop.
-        (found,) = answers_of(application(bundle, session, options), (PATH, body))
+        (found,) = answers_of(application(bundle, session, options, ranges=str(ranges)), (PATH, body))
         return found.status_code, found.json()
 
     return ask

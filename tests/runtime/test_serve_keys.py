@@ -383,12 +383,13 @@ def test_types_are_those_of_the_vectors_by_the_servers_ranges(name: str, tmp_pat
     ranges = np.array([[-1, -2, -1, -3], [1, 2, 1, 3]], np.float32)
     np.save(tmp_path / "ranges.npy", ranges)
     bundle = open_bundle(make_bundle(tmp_path / "bundle"))
-    options, texts = ServeOptions(ranges=str(tmp_path / "ranges.npy")), ["long", "documents", "are", "read", "whole"]
+    texts = ["long", "documents", "are", "read", "whole"]
 
     def ask(**keys: Any) -> list[Any]:
         # Other values than a RecordingRunner's, all of which are positive.
         with hdruntime.load(bundle, "onnxruntime", threads=1) as session:
-            status, said = asked(application(bundle, session, options), "/v1/embeddings", {"input": texts, **keys})
+            app = application(bundle, session, ServeOptions(), ranges=str(tmp_path / "ranges.npy"))
+            status, said = asked(app, "/v1/embeddings", {"input": texts, **keys})
         assert status == 200, said
         return [each["embedding"] for each in said["data"]]
 
@@ -420,16 +421,18 @@ def test_types_that_the_server_cannot_give_are_refused(embedding: Ask, tmp_path:
     assert "output_dtype" in refusal(embedding, output_dtype="int4")
     np.save(tmp_path / "ranges.npy", np.array([[0] * 4, [9] * 4], np.float32))
     bundle = open_bundle(make_bundle(tmp_path / "bundle"))
-    options = ServeOptions(ranges=str(tmp_path / "ranges.npy"))
+
+    def served(ranges: str) -> Any:
+        return application(bundle, Session(bundle, RecordingRunner()), ServeOptions(), ranges=ranges)
 
     def ranged(path: str, body: Any) -> tuple[int, Any]:
-        return asked(application(bundle, Session(bundle, RecordingRunner()), options), path, body)
+        return asked(served(str(tmp_path / "ranges.npy")), path, body)
 
     for change in ({"dimensions": 2}, {"normalize": True}):
         message = refusal(ranged, output_dtype="uint8", **change)
         assert "ranges of uint8 are of the bundle's own embeddings of 4 dimensions" in message
     with pytest.raises(InputError, match="There is no file"):
-        application(bundle, Session(bundle, RecordingRunner()), ServeOptions(ranges="nothing.npy"))
+        served("nothing.npy")
 
 
 # Cuts

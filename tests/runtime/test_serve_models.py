@@ -302,7 +302,16 @@ def test_the_commands_options_are_for_all_bundles_or_for_the_one_that_is_named(
     path = str(tiny.path)
     words = ["serve", f"embed,text-embedding-3-small={path}", path, f"org/b={path}", "--backend", "onnxruntime"]
     per_model = ["--backend", "embed=openvino", "--device", "org/b=cuda:0,cuda:1", "--device", "cpu"]
-    more = ["--sessions", "2", "--sessions", "org/b=4", "--max-seq-length", "text-embedding-3-small=bundle"]
+    more = [
+        "--sessions",
+        "2",
+        "--sessions",
+        "org/b=4",
+        "--max-seq-length",
+        "text-embedding-3-small=bundle",
+        "--ranges",
+        "embed=r.npy",
+    ]
     assert main([*words, *per_model, *more, "--threads", "3"]) == 0
     ((embed, second, third),) = served
     assert embed == BundleToServe(
@@ -313,6 +322,7 @@ def test_the_commands_options_are_for_all_bundles_or_for_the_one_that_is_named(
         sessions=2,
         threads=3,
         max_seq_length="bundle",
+        ranges="r.npy",
     )
     assert second == BundleToServe(bundle=path, backend="onnxruntime", devices=["cpu"], sessions=2, threads=3)
     assert (third.names, third.devices, third.sessions) == (("org/b",), ["cuda:0", "cuda:1"], 4)

@@ -53,7 +53,7 @@ def ask(bundle: Bundle, session: Session, encoder: MultiVectorEncoder, tmp_path_
     np.save(ranges, np.stack([vectors.min(axis=0), vectors.max(axis=0)]))
 
     def ask(path: str = PATH, *, options: dict[str, Any] | None = None, **body: Any) -> tuple[int, Any]:
-        served = application(bundle, session, ServeOptions(ranges=str(ranges), **options or {}))
+        served = application(bundle, session, ServeOptions(**options or {}), ranges=str(ranges))
         (found,) = answers_of(served, (path, body))
         return found.status_code, found.json()
 

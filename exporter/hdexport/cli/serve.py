@@ -97,6 +97,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         **_of_bundle(whole_number),
     )
     add_max_seq_length_argument(backend, **_of_bundle(sequence_length))
+    backend.add_argument(
+        "--ranges",
+        metavar="FILE",
+        help="minimum and maximum per dimension, by which int8 and uint8 embeddings are scaled: the output of a job "
+        "with --output-dtype int8, or a .npy file of float32 [2, dimensions] (default: none, and requests for int8 and "
+        "uint8 get 400)",
+        **_of_bundle(str),
+    )
     _add_server_options(parser)
     take_defaults(parser, os.environ, _OF_PLATFORMS)
 
@@ -107,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
     options.bundles = options.bundles or _bundles_of_variables()
     of_bundles: dict[str, dict[str | None, Any]] = {}
     named = {name for names, _ in options.bundles for name in names}
-    for option in ("backend", "precision", "device", "sessions", "threads", "max_seq_length"):
+    for option in ("backend", "precision", "device", "sessions", "threads", "max_seq_length", "ranges"):
         given = dict(getattr(options, option))
         if unknown := [name for name in given if name is not None and name not in named]:
             raise InputError(

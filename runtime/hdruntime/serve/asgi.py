@@ -93,11 +93,9 @@ class _RequestError(Exception):
         self.status, self.retry_after = status, retry_after
 
 
-def application(
-    bundle: Bundle, session: Session, options: ServeOptions, *, is_stopping: Callable[[], bool] = lambda: False
-) -> Any:
-    """The ASGI application of one bundle in one session; see `application_of_models`."""
-    return application_of_models([LoadedModel(bundle=bundle, sessions=[session])], options, is_stopping=is_stopping)
+def application(bundle: Bundle, session: Session, options: ServeOptions, *, ranges: str | None = None) -> Any:
+    """The ASGI application of one bundle in one session; see `LoadedModel` and `application_of_models`."""
+    return application_of_models([LoadedModel(bundle=bundle, sessions=[session], ranges=ranges)], options)
 
 
 def application_of_models(

@@ -132,16 +132,6 @@ class ServeOptions:
             choices=get_args(LongTexts),
         ),
     )
-    ranges: str | None = field(
-        default=None,
-        metadata=_described(
-            "minimum and maximum per dimension, by which int8 and uint8 embeddings are scaled: the output of a job "
-            "with --output-dtype int8, or a .npy file of float32 [2, dimensions]",
-            group="",
-            metavar="FILE",
-            default="none, and requests for int8 and uint8 get 400",
-        ),
-    )
     timeout: float = field(
         default=120.0,
         metadata=_described(

@@ -20,11 +20,9 @@ from hdruntime.serve.queue import TextQueue
 from hdruntime.serve.request_body import RequestBody
 from hdruntime.serve.request_keys import request_key
 from hdruntime.session import Session
-from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Text, TextTask
 from hdruntime.tasks.text_inference import TextInference, TextItem
-from hdruntime.tasks.token_similarity import TokenVectors
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import Role
 from hdruntime.text.prompts import chosen_prompt, prompts_of
@@ -47,11 +45,14 @@ class LoadedModel:
         bundle: the bundle of the sessions.
         sessions: one or more; a batch runs in whichever is free.
         names: names by which requests choose the model; the first one is shown. Empty: the name in the manifest.
+        ranges: file with the minimum and maximum of each dimension, by which int8 and uint8 embeddings are scaled: see
+            `hdruntime.text.ranges.read_ranges`. None: requests for these types are refused.
     """
 
     bundle: Bundle
     sessions: Sequence[Session]
     names: Sequence[str] = ()
+    ranges: str | None = None
 
     @property
     def name(self) -> str:
@@ -102,7 +103,6 @@ class RunningModel:
         self._max_text_characters = options.max_text_characters
         self._tokenizer_of = functools.cache(self._new_tokenizer)
         self._limited = functools.lru_cache(_KEPT_TOKENIZERS)(TextTokenizer.limited)
-        has_vectors = isinstance(self._task, Embedding | TokenVectors)
         self.served = ServedModel(
             names=model.all_names,
             task=self._task,
@@ -110,7 +110,7 @@ class RunningModel:
             options=options,
             max_queue_tokens=max_queue_tokens,
             tokenizer=self._tokenizer,
-            ranges=ranges_of_server(options.ranges, self._manifest) if has_vectors else None,
+            ranges=ranges_of_server(model.ranges, self._manifest),
         )
         self.interfaces: list[Interface] = [interface(self.served) for interface in interfaces()]
         self.health = SessionHealth(model.sessions, self._task)

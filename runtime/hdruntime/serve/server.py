@@ -42,6 +42,7 @@ class BundleToServe:
         devices: devices that have sessions, as `device` of `hdruntime.load`.
         threads: CPU threads of all sessions together; None for one per core of the process.
         backend, precision, max_seq_length: as of `hdruntime.load`.
+        ranges: as of `LoadedModel`.
     """
 
     bundle: Path | str
@@ -52,6 +53,7 @@ class BundleToServe:
     backend: Backend | str = "auto"
     precision: Precision | str = Precision.AUTO
     max_seq_length: int | MaxSeqLength | None = None
+    ranges: str | None = None
 
     def load(self, opened: Bundle) -> Iterator[Session]:
         """Load the sessions, one after the other."""
@@ -122,7 +124,7 @@ def _loaded(bundles: Sequence[BundleToServe], sessions: contextlib.ExitStack) ->
     for each, bundle in zip(bundles, opened, strict=True):
         with _named_errors(each, bundles):
             loaded = [sessions.enter_context(session) for session in each.load(bundle)]
-        models.append(LoadedModel(bundle=bundle, sessions=loaded, names=each.names))
+        models.append(LoadedModel(bundle=bundle, sessions=loaded, names=each.names, ranges=each.ranges))
     number = sum(len(model.sessions) for model in models)
     for model in models:
         for session in model.sessions:
