@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import local_path
-from hdruntime.errors import BundleCorruptError, MissingDependencyError
+from hdruntime.errors import BundleCorruptError
 
 if TYPE_CHECKING:
-    from hdruntime.bundle.manifest import EngineFile, Manifest, TensorSpec, TokenizerInfo
+    from hdruntime.bundle.manifest import EngineFile, GraphFile, Manifest, TensorSpec, TokenizerInfo
     from hdruntime.bundle.reader import Bundle
     from hdruntime.bundle.sentence_settings import MultiVectorSettings, SentenceSettings
     from hdruntime.bundle.verification import VerificationRecord
@@ -47,36 +46,18 @@ def run(options: argparse.Namespace) -> int:
     if options.fix_checksum:
         fix_checksum(options.bundle)
     bundle = open_bundle(options.bundle)
-    operators, why_not = _operators(bundle)
     metadata = {engine.file: _engine_metadata(bundle, engine) for engine in bundle.manifest.engines}
     if options.json:
         everything = {
             "path": str(bundle.path),
             "size_bytes": _size_bytes(bundle.manifest),
-            "operators": operators,
             "engine_metadata": metadata,
             "manifest": dataclasses.asdict(bundle.manifest),
         }
         print(json.dumps(everything, indent=2))
         return 0
-    _show(bundle, operators, why_not, metadata)
+    _show(bundle, metadata)
     return 0
-
-
-def _operators(bundle: Bundle) -> tuple[dict[str, dict[str, int]] | None, str]:
-    """Operator -> number of nodes for each graph; or None and the reason why they were not counted."""
-    from hdexport.graph.bundle_graph import read_graph
-
-    counts = {}
-    try:
-        for graph in bundle.manifest.graphs:
-            # Including nodes in the branches of If and the bodies of loops.
-            nodes = read_graph(bundle, graph).graph.all_nodes()
-            names = (f"{node.domain}::{node.op_type}".removeprefix("::") for node in nodes)
-            counts[graph.file] = dict(Counter(names).most_common())
-    except MissingDependencyError as error:
-        return None, str(error)
-    return counts, ""
 
 
 def _engine_metadata(bundle: Bundle, engine: EngineFile) -> dict[str, object]:
@@ -94,8 +75,6 @@ def _engine_metadata(bundle: Bundle, engine: EngineFile) -> dict[str, object]:
 
 def _show(
     bundle: Bundle,
-    operators: dict[str, dict[str, int]] | None,
-    why_not: str,
     metadata: dict[str, dict[str, object]],
 ) -> None:
     from hdexport.cli.verification_table import print_verification
@@ -112,16 +91,12 @@ def _show(
     )
     _table(
         "Graphs",
-        ("file", "lowering", "type"),
-        ((graph.file, graph.lowering, graph.dtype) for graph in manifest.graphs),
+        ("graph", "lowering", "type", "nodes", "operators"),
+        map(_graph_row, manifest.graphs),
     )
     if manifest.verification is not None:
         print_verification(manifest.verification, None, title="Verification")
         print(flush=True)
-    if operators is None:
-        print(f"Operators were not counted. {why_not}\n")
-    else:
-        _table("Operators", ("graph", "nodes", "operators"), _operator_rows(operators))
     for engine in manifest.engines:
         _pairs(f"Engine {engine.file}", _engine(engine, metadata[engine.file]))
     _table(
@@ -353,10 +328,10 @@ def _plain(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _operator_rows(operators: dict[str, dict[str, int]]) -> Iterator[tuple[str, ...]]:
-    """One row per graph, the most frequent operators first: a bundle may have eight graphs, too wide for columns."""
-    for file, counts in operators.items():
-        yield file, str(sum(counts.values())), ", ".join(f"{name} {count}" for name, count in counts.items())
+def _graph_row(graph: GraphFile) -> tuple[str, ...]:
+    """A row per graph, the most frequent operators first: a bundle may have eight graphs, too wide for columns."""
+    operators = ", ".join(f"{name} {count}" for name, count in graph.operators.items())
+    return graph.file, graph.lowering, graph.dtype, str(sum(graph.operators.values())), operators
 
 
 def _size_bytes(manifest: Manifest) -> int:

@@ -1,12 +1,14 @@
-"""Read the ONNX graphs of a bundle, and reject damaged graphs and graphs of another model."""
+"""Write and read the ONNX graphs of a bundle, and reject damaged graphs and graphs of another model."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hdruntime.bundle.graph_interface import Found, check_interface
+from hdruntime.bundle.manifest import GraphDtype, GraphFile
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BundleCorruptError
 from hdruntime.optional import require
@@ -14,8 +16,24 @@ from hdruntime.optional import require
 if TYPE_CHECKING:
     import onnx_ir
 
-    from hdruntime.bundle.manifest import GraphFile
     from hdruntime.bundle.reader import Bundle
+
+
+def write_graph(
+    model: onnx_ir.Model, directory: Path, *, lowering: str, dtype: GraphDtype, name: str = ""
+) -> GraphFile:
+    """Write a graph, whose weights are in their files, as ``NAME.onnx``, by default named after the lowering."""
+    import onnx_ir as ir
+
+    file = f"{name or lowering}.onnx"
+    ir.save(model, directory / file)
+    return graph_file(model, file, lowering=lowering, dtype=dtype)
+
+
+def graph_file(model: onnx_ir.Model, file: str, *, lowering: str, dtype: GraphDtype) -> GraphFile:
+    """The manifest's record of a graph."""
+    names = (f"{node.domain}::{node.op_type}".removeprefix("::") for node in model.graph.all_nodes())
+    return GraphFile(file=file, lowering=lowering, dtype=dtype, operators=dict(Counter(names).most_common()))
 
 
 def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = None) -> onnx_ir.Model:

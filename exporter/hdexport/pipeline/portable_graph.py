@@ -17,7 +17,7 @@ from hdexport.model.memory_cache import counts_tokens
 from hdexport.model.task import TASKS
 from hdexport.pipeline.options import BuildOptions
 from hdplugins import ONNX_DOMAIN
-from hdruntime.bundle.manifest import GraphFile, Manifest, Positions, Role, TensorDtype, TensorSpec
+from hdruntime.bundle.manifest import Manifest, Positions, Role, TensorDtype, TensorSpec
 from hdruntime.constants import FORMAT_VERSION, PORTABLE_LOWERING
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def manifest_of_graph(
     Other graphs, engines, tokenizer, settings of sentence-transformers, files and verification come later. ModelError
     if attention cannot hide tokens from others, and the model adds such tokens.
     """
+    from hdexport.graph.bundle_graph import graph_file
     from hdexport.lowering.kernel_nodes import kernel_records
     from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 
@@ -106,7 +107,7 @@ def manifest_of_graph(
         attention=tuple(attention_records(conversions, nodes)),
         inputs=module.inputs,
         outputs=tuple(_tensor_spec(value) for value in portable.graph.outputs),
-        graphs=(GraphFile(file=_FILE, lowering=PORTABLE_LOWERING, dtype=options.precision),),
+        graphs=(graph_file(portable, _FILE, lowering=PORTABLE_LOWERING, dtype=options.precision),),
         engines=(),
         tokenizer=None,
         padding=next(

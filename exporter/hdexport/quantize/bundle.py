@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.bundle_graph import read_graph, write_graph
 from hdexport.graph.targets.registry import targets
 from hdexport.quantize import Int8Options
 from hdexport.quantize.calibration import CalibratedMatMul, calibrate
@@ -103,10 +103,7 @@ def _write(
     matmuls: Mapping[str, CalibratedMatMul],
     stored: Mapping[str, onnx_ir.ExternalTensor],
 ) -> GraphFile:
-    import onnx_ir as ir
-
     model = read_graph(bundle, graph)
     quantize_matmuls(model, matmuls, stored)
-    file = f"{graph.lowering}_int8.onnx"
-    ir.save(model, bundle.path / file)
-    return GraphFile(file=file, lowering=graph.lowering, dtype="int8")
+    name = f"{graph.lowering}_int8"
+    return write_graph(model, bundle.path, lowering=graph.lowering, dtype="int8", name=name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -227,11 +227,14 @@ class GraphFile:
     Attributes:
         lowering: name of the backend's form of the graph, such as ``portable``; see `BackendEntry.lowerings`.
         dtype: dtype of the graph's matmuls with weights. Other nodes of an ``int8`` graph compute in float32.
+        operators: operator, with its domain where it is not ONNX's -> number of nodes, those in bodies of loops and in
+            branches included, the most frequent first.
     """
 
     file: str
     lowering: Name
     dtype: GraphDtype
+    operators: dict[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True)

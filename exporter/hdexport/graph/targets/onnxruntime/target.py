@@ -37,8 +37,7 @@ class OnnxTarget(Target):
 
     def write(self, portable: onnx_ir.Model, directory: Path, request: GraphRequest) -> list[GraphFile]:
         """The graph for a GPU is only written where it differs from the portable one."""
-        import onnx_ir as ir
-
+        from hdexport.graph.bundle_graph import write_graph
         from hdexport.graph.passes.chunk_feed_forward import ChunkFeedForward
         from hdexport.graph.passes.graph_pass import run_passes
         from hdexport.graph.passes.zero_padding import ZeroPadding
@@ -48,14 +47,12 @@ class OnnxTarget(Target):
         chunking = [] if request.ffn_chunk is None else [ChunkFeedForward(request.ffn_chunk, layers=request.layers)]
         for_gpu = portable.clone()
         chunked = run_passes(for_gpu, chunking)
-        for_cpu = GraphFile(file=f"{CPU_LOWERING}.onnx", lowering=CPU_LOWERING, dtype="float32")
-        ir.save(lower_for_onnxruntime_cpu(for_gpu.clone()), directory / for_cpu.file)
+        cpu_graph = lower_for_onnxruntime_cpu(for_gpu.clone())
+        for_cpu = write_graph(cpu_graph, directory, lowering=CPU_LOWERING, dtype="float32")
         if not (lower_for_onnxruntime_cuda(for_gpu) or chunked):
             return [for_cpu]
         run_passes(for_gpu, [ZeroPadding()])
-        graph = GraphFile(file=f"{CUDA_LOWERING}.onnx", lowering=CUDA_LOWERING, dtype=request.dtype)
-        ir.save(for_gpu, directory / graph.file)
-        return [for_cpu, graph]
+        return [for_cpu, write_graph(for_gpu, directory, lowering=CUDA_LOWERING, dtype=request.dtype)]
 
     def sets(self, graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, ...]]:
         """All but that for a GPU."""

@@ -39,8 +39,7 @@ class OpenVinoTarget(Target):
 
     def write(self, portable: onnx_ir.Model, directory: Path, request: GraphRequest) -> list[GraphFile]:
         """In float32, whatever the portable graph is in."""
-        import onnx_ir as ir
-
+        from hdexport.graph.bundle_graph import write_graph
         from hdexport.graph.targets.openvino.lowering import lower_for_openvino
 
         differs = lower_for_openvino(for_any := portable.clone(), padded=True)
@@ -48,9 +47,7 @@ class OpenVinoTarget(Target):
         if differs:
             lower_for_openvino(unpadded := portable.clone(), padded=False)
             graphs[OPENVINO_UNPADDED_LOWERING] = unpadded
-        for lowering, graph in graphs.items():
-            ir.save(graph, directory / f"{lowering}.onnx")
-        return [GraphFile(file=f"{lowering}.onnx", lowering=lowering, dtype="float32") for lowering in graphs]
+        return [write_graph(graph, directory, lowering=lowering, dtype="float32") for lowering, graph in graphs.items()]
 
     def sets(self, graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, ...]]:
         """A session takes turns with the two graphs of a dtype."""
