@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+WEIGHTS_FILE = "model.onnx.data"
+"""The file in a bundle with the weights of all graphs but int8 ones."""
+
 FORMAT_VERSION = 6
 """Version of the bundle's layout and manifest; increased when an older runtime could misread a bundle."""
 

@@ -18,7 +18,7 @@ from hdexport.model.task import TASKS
 from hdexport.pipeline.options import BuildOptions
 from hdplugins import ONNX_DOMAIN
 from hdruntime.bundle.manifest import Manifest, Positions, Role, TensorDtype, TensorSpec
-from hdruntime.constants import FORMAT_VERSION, PORTABLE_LOWERING
+from hdruntime.constants import FORMAT_VERSION, PORTABLE_LOWERING, WEIGHTS_FILE
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hdexport.model.graph_module import GraphModule
 
 _FILE = "model.onnx"
-_WEIGHTS_FILE = "model.onnx.data"
 
 # Smaller constants stay in the graph file, where shape inference of every tool finds them.
 _INLINE_BYTES = 1024
@@ -61,7 +60,7 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int, comput
         check_pools_logits(model, model_type=module.model.config.model_type)
     model.producer_name = "hdexport"
     path = directory / _FILE
-    ir.save(model, path, external_data=_WEIGHTS_FILE, size_threshold_bytes=_INLINE_BYTES)
+    ir.save(model, path, external_data=WEIGHTS_FILE, size_threshold_bytes=_INLINE_BYTES)
     _let_go_of_weights(module, model)
     return Trace(ir.load(path), branches)
 

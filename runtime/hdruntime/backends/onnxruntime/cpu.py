@@ -15,7 +15,7 @@ from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.forking import no_fork
 from hdruntime.backends.onnxruntime import CPU_LOWERING
 from hdruntime.backends.onnxruntime.bfloat16 import check_bfloat16
-from hdruntime.backends.onnxruntime.sessions import open_session, run_error, session_options
+from hdruntime.backends.onnxruntime.sessions import kept_upcasts, open_session, run_error, session_options
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import Bundle
@@ -71,7 +71,11 @@ class OnnxRuntimeRunner(EqualLengthRunner):
         options.enable_mem_reuse = False
         with no_fork():
             session = open_session(
-                bundle, graph, options, providers=[("CPUExecutionProvider", {})], disabled_optimizers=_SLOW_FUSIONS
+                bundle,
+                graph,
+                options,
+                providers=[("CPUExecutionProvider", {})],
+                disabled_optimizers=[*_SLOW_FUSIONS, *kept_upcasts(bundle)],
             )
         super().__init__(bundle)
         self._session: Any = session

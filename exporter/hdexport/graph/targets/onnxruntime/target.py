@@ -86,11 +86,14 @@ class OnnxTarget(Target):
         """
         import hdruntime
         from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
-        from hdruntime.backends.onnxruntime.sessions import open_session, session_options
+        from hdruntime.backends.onnxruntime.sessions import kept_upcasts, open_session, session_options
 
         if graphs[0].lowering == PORTABLE_LOWERING:
             options = session_options(None, spinning=False)
-            yield _plain_run(open_session(bundle, graphs[0], options, providers=[(_PROVIDER, {})]))
+            session = open_session(
+                bundle, graphs[0], options, providers=[(_PROVIDER, {})], disabled_optimizers=kept_upcasts(bundle)
+            )
+            yield _plain_run(session)
             return
         opened = OnnxRuntimeRunner(bundle, spinning=False, precision=precision)
         with hdruntime.Session(bundle, opened) as session:
