@@ -28,6 +28,7 @@ from hdexport.verify.grid import Grid
 from hdexport.verify.own_code import code_name
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.arrays import AnyArray, FloatArray
+from hdruntime.backends.equal_lengths import give_memory_back
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest, Task
 from hdruntime.bundle.reader import Bundle
@@ -215,6 +216,7 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
                 continue
             texts[name] = features, len(ids), _if_finite(functools.partial(session.infer, [encoding]))
     # Not beside the session: the weights of one model are in memory at a time.
+    give_memory_back()
     for name, (features, tokens, got) in texts.items():
         with _failures_of_library(f"its own call fails on the {name}"), torch.inference_mode():
             answers = reference.model(**features)

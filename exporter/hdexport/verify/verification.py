@@ -275,22 +275,27 @@ def _compare(
     changes = Changes(reference.properties.discrete_outputs, is_sampled)
     with tempfile.TemporaryDirectory(prefix="hdexport-verify-") as directory:
         expected = StoredRows(Path(directory))
-        if reference.properties.discrete_outputs is None:
-            for case in dict.fromkeys(case for those in fitting.values() for case in those):
-                expected.write(case, expected_rows(case, reference, manifest, samples=samples[case]))
-            reference.release()
-        for graphs, those in fitting.items():
-            if not those:
-                continue
+
+        def run_cases(graphs: GraphSet, those: Sequence[Case]) -> None:
             with runner(bundle, graphs, changes) as run:
-                for case in those:
+                # Batches without padding first: a session may change its graph once.
+                for case in sorted(those, key=lambda case: case.padding != "none" or case.tokens == 1):
                     count.step()
                     if run is None:
                         needed = arrays_bytes(case, manifest)
                         outcomes.skip(_memory_skip(graphs, case, needed=needed, limit_bytes=limit_bytes))
                         continue
                     outcomes.add(_compared(graphs, run, case, reference, manifest, expected, samples[case]))
-            give_memory_back()
+
+        if reference.properties.discrete_outputs is None:
+            for case in dict.fromkeys(case for those in fitting.values() for case in those):
+                expected.write(case, expected_rows(case, reference, manifest, samples=samples[case]))
+            reference.release()
+        for graphs, those in fitting.items():
+            if those:
+                run_cases(graphs, those)
+                # A session is freed when nothing refers to its run.
+                give_memory_back()
 
 
 def _fitting(

@@ -15,7 +15,7 @@ from hdexport.verify.checks import compare_case
 from hdexport.verify.graph_sets import GraphSet, check_precision
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.backends.onnxruntime import CPU_LOWERING
-from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING, devices
+from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING, devices, runner
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest, TensorSpec
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -184,3 +184,31 @@ def test_a_graph_that_hashes_is_followed_in_openvino_and_a_wrong_one_found(
     failed = [check for check in found.checks if not check.passed]
     assert {check.graph for check in failed} == {"openvino.onnx"}
     assert any(check.wrong_decisions for check in failed) == (change == "hashes")
+
+
+def test_one_graph_of_a_large_model_is_compiled_at_a_time(openvino_bundles, tmp_path, monkeypatch) -> None:
+    bundle = openvino_bundles("bert")
+    expected = verified(bundle)
+    monkeypatch.setattr("hdexport.graph.targets.openvino.target._LARGE_BYTES", 1)
+    compiled, most = [], []
+    compile_, close = runner._Model.compile, runner._Model.close
+
+    def counted(model) -> None:
+        compiled.append(model)
+        most.append(len(compiled))
+        compile_(model)
+
+    def closed(model) -> None:
+        close(model)
+        if model in compiled:
+            compiled.remove(model)
+
+    monkeypatch.setattr(runner._Model, "compile", counted)
+    monkeypatch.setattr(runner._Model, "close", closed)
+    found = verified(bundle)
+    assert found.passed
+    assert most == [1, 1]
+    assert {check.case for check in found.checks} == {check.case for check in expected.checks}
+    for file in ("openvino.onnx", "openvino_unpadded.onnx"):
+        path = tampered(bundle, tmp_path / file / "bundle", negate_some_features, file)
+        assert {check.graph for check in verified(bundle, path).failed} == {BOTH}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.graph.targets.target import Changes, GraphRequest, Target
+from hdruntime.backends.equal_lengths import give_memory_back
 from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
@@ -75,6 +78,36 @@ class OpenVinoTarget(Target):
             return Skip(cause=SkipCause.NO_KERNEL, detail=detail)
         return None
 
+    @contextlib.contextmanager
+    def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
+        """Run graphs through the runtime, as users do.
+
+        Of a large model one graph is compiled at a time, since each has copies of the weights: the graph for batches
+        without padding, or, once a batch has padding or one token, the other.
+        """
+        import hdruntime
+        from hdruntime.backends.openvino.runner import is_unpadded
+
+        if len(graphs) == 1 or 4 * bundle.manifest.parameters < _LARGE_BYTES:
+            with super().running(bundle, graphs, precision) as run:
+                yield run
+            return
+        padded = type(bundle)(bundle.path, dataclasses.replace(bundle.manifest, graphs=graphs[:1]))
+        with contextlib.ExitStack() as opened:
+            sessions: dict[bool, hdruntime.Session] = {}
+
+            def run_alone(feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
+                without = is_unpadded(bundle.manifest, feeds)
+                if without not in sessions:
+                    sessions.clear()
+                    opened.close()
+                    give_memory_back()
+                    session = hdruntime.load(bundle if without else padded, self.backend, precision=precision)
+                    sessions[without] = opened.enter_context(session)
+                return sessions[without](**feeds)
+
+            yield run_alone
+
     def changed_run(
         self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision, changes: Changes
     ) -> Run | None:
@@ -107,6 +140,9 @@ class OpenVinoTarget(Target):
 
         return run
 
+
+_LARGE_BYTES = 2**30
+"""Bytes of a model's weights in float32 from which a verification compiles one graph at a time."""
 
 TARGETS = (OpenVinoTarget(),)
 
