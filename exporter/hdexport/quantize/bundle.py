@@ -11,19 +11,24 @@ from hdexport.graph.bundle_graph import read_graph, write_graph
 from hdexport.graph.targets.registry import targets
 from hdexport.quantize import Int8Options
 from hdexport.quantize.calibration import CalibratedMatMul, calibrate
+from hdexport.quantize.dynamic import MIN_PARAMETERS, quantize_weights
 from hdexport.quantize.insert import quantize_matmuls
 from hdexport.quantize.selection import float_graph, kept_float
 from hdexport.quantize.texts import calibration_texts
 from hdexport.support.bundle_writer import seal
 from hdexport.support.progress import Progress
+from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.bundle.manifest import GraphFile, Int8Calibration, Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import ExportError, Setting
+from hdruntime.errors import ExportError, InputError, Setting
 
 if TYPE_CHECKING:
     import onnx_ir
 
 _WEIGHTS_FILE = "int8.onnx.data"
+
+_DYNAMIC_LOWERINGS = (OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING)
+"""Lowerings of the runtime that quantizes activations while it runs."""
 
 _ALIGNMENT = 64
 """Bytes; the place of a weight in the file is a multiple."""
@@ -31,8 +36,12 @@ _ALIGNMENT = 64
 
 def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | None = None) -> Manifest:
     """Writes int8 graphs into a sealed bundle, for each lowering for CPUs that it has, and seals it again. The result
-    is the manifest with the graphs and the facts of their calibration."""
+    is the manifest with the graphs and the facts of their calibration.
+
+    Weights of large models are quantized without calibration; see `hdexport.quantize.dynamic`."""
     progress = progress or Progress()
+    if bundle.manifest.parameters >= MIN_PARAMETERS:
+        return _without_calibration(bundle, options, progress)
     progress.step("Calibrating int8")
     texts = calibration_texts(bundle, options.calibrate)
     tokens = sum(map(len, texts.ids))
@@ -73,6 +82,29 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
     )
     graphs = (*bundle.manifest.graphs, *written)
     return seal(bundle.path, dataclasses.replace(bundle.manifest, graphs=graphs, int8=record))
+
+
+def _without_calibration(bundle: Bundle, options: Int8Options, progress: Progress) -> Manifest:
+    manifest = bundle.manifest
+    if options.calibrate is not None:
+        raise InputError(
+            f"The weights of a model of {manifest.parameters:,} parameters are quantized without calibration, and ",
+            Setting("calibrate", options.calibrate),
+            " has no effect.",
+            hint="Leave it out.",
+        )
+    graphs = [graph for graph in manifest.graphs if graph.lowering in _DYNAMIC_LOWERINGS and graph.dtype != "int8"]
+    if not graphs:
+        raise InputError(
+            f"{manifest.name} has {manifest.parameters:,} parameters; int8 graphs of models of {MIN_PARAMETERS:,} or "
+            "more are for OpenVINO.",
+            hint=("Add ", Setting("targets", "openvino", command="build"), ", or leave out ", Setting("int8"), "."),
+        )
+    progress.step("Quantizing weights to int8")
+    written, weights = quantize_weights(bundle, graphs, _WEIGHTS_FILE)
+    progress.result(f"int8: {weights} weights, without calibration: OpenVINO quantizes activations while it runs")
+    record = Int8Calibration(int8_weights=weights)
+    return seal(bundle.path, dataclasses.replace(manifest, graphs=(*manifest.graphs, *written), int8=record))
 
 
 def _stored(matmuls: Mapping[str, CalibratedMatMul], directory: Path) -> dict[str, onnx_ir.ExternalTensor]:

@@ -293,21 +293,23 @@ class Int8Calibration:
     """The calibration of the int8 graphs, and its result.
 
     Attributes:
-        texts: name of the file with the texts, "English text" or "random ids".
+        texts: name of the file with the texts, "English text" or "random ids"; None without calibration, where
+            activations are quantized while a graph runs.
         count: number of token sequences, which are texts, and sentences and beginnings of them.
         tokens: tokens of all texts together.
         int8_weights: number of weights that are int8.
         float_weights: names of the linear layers' weights that stay in float, because int8 changes the outputs too
             much.
-        min_cosine: smallest cosine between an output of the int8 graph and of the float graph, on other texts.
+        min_cosine: smallest cosine between an output of the int8 graph and of the float graph, on other texts; None
+            without calibration.
     """
 
-    texts: str
-    count: Size
-    tokens: Size
+    texts: str | None = None
+    count: Count = 0
+    tokens: Count = 0
     int8_weights: Count
-    float_weights: tuple[str, ...]
-    min_cosine: float
+    float_weights: tuple[str, ...] = ()
+    min_cosine: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
