@@ -33,6 +33,9 @@ minutes. Dynamic scales make small models no faster than calibrated ones, and lo
 _MIN_TABLE_ROWS = 4096
 """Rows from which an embedding table is stored in 8 bits."""
 
+_TABLE_BLOCK = 4096
+"""Rows of a table that are quantized at once."""
+
 _ALIGNMENT = 64
 """Bytes; the place of a tensor in the file is a multiple."""
 
@@ -159,9 +162,15 @@ class _StoredTensors:
         name = str(weight.name)
         if name not in self._tensors:
             assert weight.const_value is not None
-            array = weight.const_value.numpy().astype(np.float32)
+            array = weight.const_value.numpy()
+            rows = _TABLE_BLOCK if axis == 1 else len(array)
+            blocks = [
+                quantized(array[start : start + rows].astype(np.float32), axis=axis)
+                for start in range(0, len(array), rows)
+            ]
             self._tensors[name] = {
-                part: self._write(values, f"{name}.{part}") for part, values in quantized(array, axis=axis).items()
+                part: self._write(np.concatenate([block[part] for block in blocks]), f"{name}.{part}")
+                for part in _PARTS
             }
         return self._tensors[name]
 
