@@ -285,12 +285,12 @@ def mapped(texts: list[str | None], bundle_path: Path) -> pa.Table:
     return pa.concat_tables(ray.get(done.to_arrow_refs())).sort_by("number")
 
 
-def in_a_task(texts: list[str | None], bundle_path: Path) -> pa.Table:
+def in_a_task(texts: list[str | None], bundle_path: Path, **options: Any) -> pa.Table:
     """What the mapper makes of the same batches in a process of Ray."""
     import ray
 
     def call(table: pa.Table) -> pa.Table:
-        mapper = BundleMapper(bundle_path)
+        mapper = BundleMapper(bundle_path, **options)
         starts = range(0, len(table), BLOCK_ROWS)
         return pa.concat_tables([mapper(table.slice(start, BLOCK_ROWS)) for start in starts])
 
@@ -316,6 +316,13 @@ def test_map_batches_adds_what_a_job_writes(
     assert table.column("error").to_pylist()[:-1] == errors
     vectors = [None if row["embedding"] is None else row["embedding"].tolist() for row in expected]
     assert table.column("embedding").to_pylist()[:-1] == vectors
+
+
+def test_map_batches_says_which_texts_were_truncated(cluster: Any, bundle_path: Path) -> None:
+    texts = ["read", "long " * 20, None]
+    table = in_a_task(texts, bundle_path, options=RowOptions(overflow=Overflow.TRUNCATE))
+    counts = {name: table.column(name).to_pylist() for name in ("tokens", "truncated", "tokens_given")}
+    assert counts == {"tokens": [3, 16, None], "truncated": [False, True, None], "tokens_given": [3, 22, None]}
 
 
 def test_map_batches_adds_a_vector_for_each_token(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
