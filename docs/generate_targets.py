@@ -64,20 +64,20 @@ _TAIL = """
 
 ## 8-bit weights
 
-`--dtype int8` makes the file of the graph smaller by two thirds, and the model faster on processors that multiply 8-bit
-integers:
+`--dtype int8` makes the file of the graph smaller by two thirds, and the model faster:
 
 ```sh
 hdexport package bundle --for onnx --dtype int8 -o encoder
 ```
 
 Weights of linear layers and of embedding tables are 8-bit integers, and activations are rounded while the model runs
-(onnxruntime's dynamic quantization, in standard operators: ONNX Runtime 1.16.3 and 1.31.1, its WebAssembly and Node
-packages and Transformers.js run the file). It is offered for every system that runs ONNX Runtime.
+(onnxruntime's dynamic quantization, in standard operators). ONNX Runtime 1.16.3 and 1.31.1, its
+[WebAssembly and Node packages](browser.md#onnx-runtime), Transformers.js, fastembed 0.9.1, light-embed 1.0.9 and tract
+0.23.9 run it; every system here that runs ONNX Runtime takes it. [Sizes and times](browser.md#onnx-runtime) are on that page.
 
-Embeddings change: {int8} is the least cosine that the command accepts, and an error has the cosines. The sample model
-has 0.989, 0.995, 0.996 and 0.997 for texts of 1, 20, 600 and 3000 words. Of 428 texts of 3 to 4096 tokens the worst has
-0.970 (one word), the worst of 8 tokens or more 0.983, and the median is 0.9945; 92 % of the texts keep their nearest
+Embeddings change: {int8} is the least cosine that the command accepts, and an error lists the cosines. The sample model
+has 0.988, 0.994, 0.995 and 0.993 for texts of 1, 20, 600 and 3000 words. Of 270 texts of up to 59 words the worst has
+0.972 (one word), the worst of 8 tokens or more 0.976, and the median is 0.993; 92 % of the texts keep their nearest
 neighbour among the others. Embed documents and queries with the same file.
 [`hdexport build --int8`](precision.md#int8-on-cpus) calibrates on texts and is more precise (0.999), for hdexport's
 runtime.

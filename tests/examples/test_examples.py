@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
 import hdruntime
 from hdexport.checkpoint import default_model
@@ -40,7 +41,7 @@ def example(name: str) -> ModuleType:
 
 
 def test_every_example_has_a_test_and_is_on_the_page() -> None:
-    assert EXAMPLES == ["batch_job", "bge_m3", "classify", "daft_embeddings", "fine_tune", "search"]
+    assert EXAMPLES == ["batch_job", "bge_m3", "browser", "classify", "daft_embeddings", "fine_tune", "search"]
     for name in EXAMPLES:
         assert f'--8<-- "examples/{name}.py"' in page("docs/examples.md")
 
@@ -56,6 +57,13 @@ def test_search(sample_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [name for name, _ in found] == ["cat", "file"]
     assert 1 > found[0][1] > found[1][1] > -1
     assert [name for name, _ in search.alike(vectors, "file")] == ["cat"]
+
+
+def test_browser(sample_bundle: Path) -> None:
+    """The page itself is opened by tests/exporter/package/test_javascript.py."""
+    tokenizer = sample_bundle / "tokenizer.json"
+    text = example("browser").text_of(tokenizer, 300)
+    assert len(Tokenizer.from_file(str(tokenizer)).encode(text)) == 300
 
 
 def test_bge_m3(

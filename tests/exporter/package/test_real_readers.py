@@ -5,14 +5,9 @@ A text has up to 3 000 words; every embedding is compared with the bundle's.
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
-import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -133,72 +128,6 @@ PROGRAMS = {
 """Reader -> the target of its package, options, and a program: texts as JSON on standard input, embeddings on standard
 output."""
 
-NODE = """
-import { readFileSync } from 'fs';
-import { pipeline, env } from '@huggingface/transformers';
-env.allowRemoteModels = false;
-env.localModelPath = process.argv[2];
-const extract = await pipeline('feature-extraction', process.argv[3], { dtype: 'fp32' });
-const found = [];
-for (const text of JSON.parse(readFileSync(0))) {
-  const output = await extract(text, { pooling: 'mean', normalize: true });
-  found.push(Array.from(output.data));
-}
-console.log(JSON.stringify(found));
-"""
-PAGE = """<!doctype html>
-<meta charset="utf-8">
-<title>A bundle in a browser</title>
-<h1>A bundle in a browser</h1>
-<p id="state">Loading...</p>
-<script type="importmap">
-{"imports": {"onnxruntime-web/webgpu": "/node_modules/onnxruntime-web/dist/ort.all.bundle.min.mjs",
-             "onnxruntime-web": "/node_modules/onnxruntime-web/dist/ort.all.bundle.min.mjs",
-             "onnxruntime-common": "/node_modules/onnxruntime-common/dist/esm/index.js"}}
-</script>
-<script type="module">
-import { pipeline, env } from '/node_modules/@huggingface/transformers/dist/transformers.web.js';
-env.allowRemoteModels = false;
-env.allowLocalModels = true;
-env.localModelPath = '/';
-env.useBrowserCache = false;
-env.backends.onnx.wasm.wasmPaths = '/node_modules/onnxruntime-web/dist/';
-env.backends.onnx.wasm.numThreads = 1;
-const state = document.getElementById('state');
-try {
-  const texts = await (await fetch('/texts.json')).json();
-  const extract = await pipeline('feature-extraction', 'package', { dtype: 'fp32', device: 'wasm' });
-  const found = [];
-  for (const text of texts) {
-    const output = await extract(text, { pooling: 'mean', normalize: true });
-    found.push(Array.from(output.data));
-  }
-  window.found = found;
-  const words = texts.map(text => text.split(' ').length).join(', ');
-  state.textContent = `Texts of ${words} words are embedded in ${found[0].length} dimensions.`;
-} catch (error) {
-  window.failure = String(error.stack || error);
-  state.textContent = window.failure;
-}
-</script>
-"""
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample model for 4096 tokens, in float16."""
-    path = tmp_path_factory.mktemp("sample") / "bundle"
-    options = ("--max-len", "4096", "--fp16", "--target", "onnx", "--verify", "none")
-    done = run_here("build", *options, "-o", path)
-    assert done.returncode == 0, done.stderr
-    return path
-
-
-@pytest.fixture(scope="module")
-def expected(bundle: Path) -> np.ndarray:
-    with hdruntime.load(bundle, "onnxruntime") as session:
-        return session.embed(TEXTS)
-
 
 def assert_like(found: list[list[float]], expected: np.ndarray) -> None:
     assert len(found) == len(expected)
@@ -208,12 +137,14 @@ def assert_like(found: list[list[float]], expected: np.ndarray) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("reader", PROGRAMS)
-def test_a_reader_gives_the_bundles_embeddings(reader: str, bundle: Path, expected: np.ndarray, tmp_path: Path) -> None:
+def test_a_reader_gives_the_bundles_embeddings(
+    reader: str, embedder: Path, embeddings: np.ndarray, tmp_path: Path
+) -> None:
     python = READERS / reader / "bin" / "python"
     if not python.exists():
         pytest.skip(f"{python.parent.parent} is made by make test-all")
     target, options, program = PROGRAMS[reader]
-    package_bundle(open_bundle(bundle), PackageOptions(target=target, output=tmp_path / "package", **options))
+    package_bundle(open_bundle(embedder), PackageOptions(target=target, output=tmp_path / "package", **options))
     done = subprocess.run(
         [python, "-c", program],
         input=json.dumps(TEXTS),
@@ -224,7 +155,7 @@ def test_a_reader_gives_the_bundles_embeddings(reader: str, bundle: Path, expect
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    assert_like(json.loads(done.stdout.splitlines()[-1]), expected)
+    assert_like(json.loads(done.stdout.splitlines()[-1]), embeddings)
 
 
 @pytest.fixture(scope="module")
@@ -266,75 +197,6 @@ def test_openvinos_pipeline_gives_the_scores_of_the_bundle(reranker: Path, tmp_p
     assert np.ptp(expected) > 1e-3, "the documents have scores of their own"
     for found in json.loads(done.stdout.splitlines()[-1]):
         np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def modules() -> Path:
-    folder = READERS / "js" / "node_modules"
-    if not folder.is_dir() or shutil.which("node") is None:
-        pytest.skip(f"{folder} is made by make test-all, which needs node")
-    return folder
-
-
-@pytest.mark.nightly
-def test_transformers_js_gives_the_bundles_embeddings_in_node(
-    bundle: Path, expected: np.ndarray, modules: Path, tmp_path: Path
-) -> None:
-    package_bundle(open_bundle(bundle), PackageOptions(target="transformers.js", output=tmp_path / "package"))
-    (tmp_path / "node_modules").symlink_to(modules)
-    (tmp_path / "embed.mjs").write_text(NODE)
-    done = subprocess.run(
-        ["node", "embed.mjs", f"{tmp_path}/", "package"],
-        input=json.dumps(TEXTS),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    assert_like(json.loads(done.stdout.splitlines()[-1]), expected)
-
-
-class _Files(http.server.SimpleHTTPRequestHandler):
-    extensions_map = http.server.SimpleHTTPRequestHandler.extensions_map | {
-        ".mjs": "text/javascript",
-        ".js": "text/javascript",
-        ".wasm": "application/wasm",
-    }
-
-    def log_message(self, *arguments: object) -> None:
-        """Print nothing."""
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    """A server of the files of `tmp_path`."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=str(tmp_path))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_transformers_js_gives_the_bundles_embeddings_in_a_browser(
-    bundle: Path, expected: np.ndarray, modules: Path, address: str, tmp_path: Path
-) -> None:
-    playwright = pytest.importorskip("playwright.sync_api")
-    package_bundle(open_bundle(bundle), PackageOptions(target="transformers.js", output=tmp_path / "package"))
-    (tmp_path / "node_modules").symlink_to(modules)
-    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
-    (tmp_path / "index.html").write_text(PAGE)
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto(f"{address}/index.html")
-        page.wait_for_function("window.found || window.failure", timeout=600_000)
-        failure, found = page.evaluate("[window.failure, window.found]")
-        page.screenshot(path=str(tmp_path / "page.png"))
-        browser.close()
-    assert failure is None, failure
-    assert_like(found, expected)
 
 
 def test_an_embedding_of_another_text_is_found() -> None:

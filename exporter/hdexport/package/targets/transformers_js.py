@@ -65,12 +65,13 @@ TARGET = PackageTarget(
     name="transformers.js",
     system="Transformers.js",
     source="packages/transformers/src/tokenization_utils.js and src/utils/model-loader.js, 4.3",
-    tried=("@huggingface/transformers 4.3.2 in Node 20", "and in Chromium"),
+    tried=("@huggingface/transformers 4.3.2 in Node 20 and in Chromium 156: fp32, fp16, q8",),
     write=_write,
     run=_run,
     dtypes=_dtypes,
     takes=frozenset({"dtype", "single_file"}),
-    next_step="pipeline('feature-extraction', FOLDER, {dtype: 'fp32'}), with pooling 'mean' or 'cls' as in 1_Pooling.",
+    next_step="pipeline('feature-extraction', FOLDER, {dtype: 'fp32'}), or the pipeline of the bundle's task: "
+    "docs/browser.md",
     tasks=frozenset(
         {
             Task.SENTENCE_SIMILARITY,
