@@ -64,7 +64,7 @@ _TAIL = """
 
 ## 8-bit weights
 
-`--dtype int8` makes the file of the graph smaller by two thirds, and the model faster:
+`--dtype int8` makes the file of the graph smaller by two thirds, and the model faster ([sizes and times](browser.md#onnx-runtime)):
 
 ```sh
 hdexport package bundle --for onnx --dtype int8 -o encoder
@@ -73,7 +73,7 @@ hdexport package bundle --for onnx --dtype int8 -o encoder
 Weights of linear layers and of embedding tables are 8-bit integers, and activations are rounded while the model runs
 (onnxruntime's dynamic quantization, in standard operators). ONNX Runtime 1.16.3 and 1.31.1, its
 [WebAssembly and Node packages](browser.md#onnx-runtime), Transformers.js, fastembed 0.9.1, light-embed 1.0.9 and tract
-0.23.9 run it; every system here that runs ONNX Runtime takes it. [Sizes and times](browser.md#onnx-runtime) are on that page.
+0.23.9 run it; every system here that runs ONNX Runtime takes it.
 
 Embeddings change: {int8} is the least cosine that the command accepts, and an error lists the cosines. The sample model
 has 0.988, 0.994, 0.995 and 0.993 for texts of 1, 20, 600 and 3000 words. Of 270 texts of up to 59 words the worst has
