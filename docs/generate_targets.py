@@ -64,7 +64,8 @@ _TAIL = """
 
 ## 8-bit weights
 
-`--dtype int8` makes the file of the graph smaller by two thirds, and the model faster ([sizes and times](browser.md#onnx-runtime)):
+`--dtype int8` makes the file of the graph smaller by two thirds, and the model faster
+([sizes and times](browser.md#onnx-runtime)):
 
 ```sh
 hdexport package bundle --for onnx --dtype int8 -o encoder
