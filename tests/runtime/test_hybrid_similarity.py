@@ -171,6 +171,15 @@ def test_a_job_has_columns_of_the_kinds(saved: Path, session: Session, tmp_path:
         job(returns=("dance",))
 
 
+def test_a_matrix_has_dense_embeddings_alone(saved: Path, session: Session, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", TEXTS[:2])
+    for suffix in (".npy", ".npz"):
+        with pytest.raises(InputError, match=rf"A {suffix} file holds dense embeddings alone"):
+            run(saved / "bundle", rows, tmp_path / f"both{suffix}", returns=("dense", "sparse"))
+    run(saved / "bundle", rows, tmp_path / "dense.npy", returns=("dense",))
+    assert_close(np.load(tmp_path / "dense.npy"), session.embed(TEXTS[:2]))
+
+
 def test_other_bundles_and_kinds_are_refused(session: Session, sample_bundle: Path, tmp_path: Path) -> None:
     with hdruntime.load(sample_bundle, "onnxruntime", threads=1) as other:
         with pytest.raises(

@@ -31,6 +31,7 @@ from hdruntime.jobs.uploads import output_at
 from hdruntime.jobs.vectors import COLUMN, Ranges, VectorOptions, is_of_tokens
 from hdruntime.jobs.writers import ResultFormat
 from hdruntime.tasks.embedding import column_of_spans
+from hdruntime.tasks.hybrid_similarity import EmbeddingKind
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
 from hdruntime.tasks.task import TextTask
 from hdruntime.tasks.text_inference import checked_streaming
@@ -239,6 +240,11 @@ def _check_format(kind: ResultFormat, fields: Sequence[pa.Field], options: JobOp
     if vectors is None or not pa.types.is_fixed_size_list(vectors):
         raise InputError(
             "The bundle does not state the width of its vectors; a matrix needs it.", hint="Write .parquet."
+        )
+    if set(options.returns or ()) - {EmbeddingKind.DENSE}:
+        raise InputError(
+            f"A {kind.value} file holds dense embeddings alone.",
+            hint=("Write .parquet or .jsonl, or leave out ", Setting("returns"), "."),
         )
     if options.columns.keep:
         raise InputError(
