@@ -11,6 +11,7 @@ import httpx2
 import numpy as np
 import openai
 import pytest
+from huggingface_hub import InferenceClient
 
 import hdruntime
 from fakes.recording_runner import RecordingRunner, answer
@@ -95,6 +96,9 @@ def test_a_requests_model_chooses_by_any_of_its_names(tiny: Bundle) -> None:
         'Send "model" with one of these names, or use the path /models/one/v1/embeddings.'
     )
     assert (wrong[0], "model is not a text" in wrong[1]["error"]["message"]) == (400, True)
+    (of_other_api,) = asked(models, ("/embed", {"inputs": "read", "model": "tiny"}))
+    assert of_other_api[0] == 404
+    assert of_other_api[1] == {"error": unknown[1]["error"]["message"], "error_type": of_other_api[1]["error_type"]}
 
 
 def test_a_route_belongs_to_the_model_whose_task_answers_it(tiny: Bundle, reranker_bundle: Path) -> None:
@@ -360,3 +364,6 @@ def test_the_command_serves_an_embedder_and_a_reranker(sample_bundle: Path, rera
         below = client.post("/models/rerank/rerank", json={"query": "w1", "texts": ["w7", "w8"]})
         assert sorted(each["index"] for each in below.json()) == [0, 1], "as its clients have no key for a model"
         assert client.get("/ready").status_code == 200
+        url = str(client.base_url).rstrip("/")
+        vector = InferenceClient(f"{url}/models/embed").feature_extraction("What is read?")
+        np.testing.assert_allclose(np.ravel(vector), expected[0], atol=1e-6)

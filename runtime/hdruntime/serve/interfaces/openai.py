@@ -147,7 +147,7 @@ class OpenAIInterface(Interface):
             if embedding.sparse is not None:
                 each["lexical_weights"] = _lexical_weights(embedding.sparse)
             each |= answers.truncation(index)
-        return {"object": "list", "data": data, "model": dense.manifest.name, "usage": answers.usage}
+        return {"object": "list", "data": data, "model": self.model.name, "usage": answers.usage}
 
     async def _chunk_answers(self, request: ServeRequest, chunks: list[str], body: EmbeddingsBody) -> Answers:
         """The answer to the inputs as chunks of one text."""
