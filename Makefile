@@ -111,7 +111,8 @@ $(FASTEMBED): $(INSTALLED)
 
 # Systems that load packages, and clients of the server whose packages do not fit those of this environment, each in one
 # of its own; and their packages from npm without what they would download beside them.
-READERS := onnxruntime tract fastembed light-embed lancedb mlflow openvino kserve boto3
+READERS := onnxruntime tract fastembed light-embed lancedb mlflow openvino kserve boto3 extensions-oldest \
+	extensions-oml4py
 reader_onnxruntime := onnxruntime==1.16.3 'numpy<2' tokenizers==0.23.3
 reader_tract := tract==0.23.9 numpy tokenizers==0.23.3
 reader_fastembed := fastembed==0.9.1
@@ -121,6 +122,9 @@ reader_mlflow := mlflow-skinny==3.18.0 pandas onnxruntime==1.31.1 tokenizers==0.
 reader_boto3 := boto3==1.44.8
 reader_kserve := kserve==0.21.0 'tritonclient[http]==2.73.0'
 reader_openvino := openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0 numpy
+reader_extensions-oldest := onnxruntime==1.15.1 onnxruntime-extensions==0.9.0 'numpy<2'
+# Of the converter of Oracle's databases, OML4Py 2.1.
+reader_extensions-oml4py := onnxruntime==1.20.0 onnxruntime-extensions==0.12.0 numpy
 
 $(VENV)/readers/js: $(INSTALLED)
 	command -v npm > /dev/null && npm install --silent --ignore-scripts --prefix $@ @huggingface/transformers@4.3.2 || \

@@ -45,6 +45,8 @@ _TAIL = """
   17 to 20), IR version 8 (`--ir-version` 8 to 10), weights inside the file up to 2 GB (`--no-single-file` puts them
   beside it). It computes in float32, also where the weights are float16.
 * **8-bit weights**: [`--dtype int8`](#8-bit-weights).
+* **Texts.** `text-in` writes a graph with the tokenizer inside, for [databases](databases.md): opset 17, and operators
+  of onnxruntime-extensions.
 * **Pooling.** Systems that pool by themselves (Spring AI, DJL, OpenSearch, LangChain4j, Vespa, fastembed, OpenVINO) get
   the pooled embedding as the state of every token, so that the result is right for models with any pooling. `--pooled`
   does so for `--for onnx`.
@@ -53,7 +55,8 @@ _TAIL = """
   its own needs `--max-seq-length`. DJL truncates to 512 tokens unless it is told otherwise: `serving.properties` tells
   DJL, and `application.properties` Spring AI. OpenSearch and LangChain4j do not tell it. LangChain4j also averages
   parts of 510 tokens, which a text of 512 with its two special tokens never has.
-* **Prompts.** Vespa's component and OpenSearch's registration get the model's prompts for queries and documents. The
+* **Prompts.** Vespa's component and OpenSearch's registration get the model's prompts for queries and documents; the
+  graph of `text-in` puts one before every text, the default or that of `--prompt-name`. The
   other systems with a graph add none: the command prints them, and you write them before your texts. A model with a
   default prompt, which the bundle writes before every text, is refused there, unless `--no-prompts` says that your
   texts have it; so are models whose prompts are not pooled, and models of a chat template. Systems that run the bundle

@@ -5,7 +5,7 @@
 # Happens: it does not strip accents. `strip_accents` is null in such tokenizers, which means "as lower casing says" in
 #   transformers and tokenizers, and the graph takes it for false. Words with accents become pieces with [UNK], without a
 #   warning: two in "naive cafe" with accents, both words of the vocabulary.
-# Minded: nowhere; `hdexport package` has no target for graphs that take texts
+# Minded: exporter/hdexport/package/tokenizer/graph.py
 # Seen: 2026-11-29
 set -euo pipefail
 folder=$(mktemp -d)

@@ -24,6 +24,7 @@ _EXTRA_OF_PACKAGE = {
     "onnx": "export",
     "onnx_ir": "export",
     "onnxscript": "export",
+    "onnxruntime_extensions": "targets",
     "openvino": "openvino",
     "openvino_tokenizers": "targets",
     "polygraphy": "rtx",

@@ -80,6 +80,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the pooled embedding as every token's state, for readers that pool themselves",
     )
     parser.add_argument(
+        "--prompt-name",
+        metavar="NAME",
+        help="prompt that the graph puts before every text, where the system passes texts (default: the model's)",
+    )
+    parser.add_argument(
+        "--accept-differences",
+        metavar="KIND[,KIND]",
+        type=lambda value: tuple(value.split(",")),
+        default=(),
+        help="kinds of texts whose token ids may differ from the bundle's tokenizer, where the system tokenizes; the "
+        "command names those that differ",
+    )
+    parser.add_argument(
         "--backend",
         choices=["auto", *backend_names()],
         default="auto",

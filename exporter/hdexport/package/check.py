@@ -88,7 +88,7 @@ def compare(target: PackageTarget, package: Package) -> list[Compared]:
     with hdruntime.load(package.bundle, "onnxruntime", max_seq_length=package.max_seq_length) as session:
         query = (_QUERY,) if is_reranker(package.bundle.manifest) else ()
         inputs = [(words, (*query, text)) for words, text in sample_texts()]
-        expected = [_expected(session, texts) for _, texts in inputs]
+        expected = [_expected(session, package, texts) for _, texts in inputs]
         found = [
             _compared(dtype, words, target.run(package.of(dtype), *texts), wanted)
             for dtype in package.dtypes
@@ -112,8 +112,8 @@ def _check(target: PackageTarget, dtype: Dtype, found: list[Compared]) -> None:
     )
 
 
-def _expected(session: Session, texts: tuple[str, ...]) -> Mapping[str, FloatArray]:
-    first, *second = ([text] for text in texts)
+def _expected(session: Session, package: Package, texts: tuple[str, ...]) -> Mapping[str, FloatArray]:
+    first, *second = ([text] for text in (package.prompt + texts[0], *texts[1:]))
     encodings = session.tokenize(first, *second, overflow="truncate")
     outputs: Mapping[str, FloatArray] = session.infer(encodings)[0]
     return outputs

@@ -7,6 +7,7 @@ is here: outputs for readers that pool themselves, an input that a reader insist
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +29,12 @@ IR_VERSIONS = range(8, 11)
 _GELU = ("", "Gelu")
 _GELU_OPSET = 20
 _REDUCTIONS_OPSET = 18
-"""The first opset in which reductions take their axes as an input."""
+"""The first opset in which reductions take their axes as an input, and of which Pad and Split have more than before."""
+
+_PAD_INPUTS = 3
+"""Inputs of a Pad before opset 18, in which it got axes."""
+
+_AS_IT_IS = "hdexport.unconverted"
 
 _SINGLE_FILE_BYTES = 2**31 - 2**20
 """The largest message of protobuf, less what the nodes take."""
@@ -88,13 +94,16 @@ class GraphOptions:
                 raise InputError(parameter=name, value=value, accepted=f"{accepted[0]} to {accepted[-1]}")
 
 
-def write_graph(bundle: Bundle, path: Path, options: GraphOptions) -> None:
+def write_graph(
+    bundle: Bundle, path: Path, options: GraphOptions, finish: Callable[[onnx_ir.Model], None] | None = None
+) -> None:
     """Write a bundle's graph into a file.
 
     Args:
         bundle: an opened bundle.
         path: file to write; its directory exists.
         options: see `GraphOptions`.
+        finish: changes the graph before it is written.
 
     Raises:
         InputError: the bundle has inputs that are not computed of ids and mask, or no pooled embedding, or its weights
@@ -127,6 +136,8 @@ def write_graph(bundle: Bundle, path: Path, options: GraphOptions) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         if options.dtype == "int8":
             standard = quantized(standard, Path(folder))
+        if finish is not None:
+            finish(standard)
         _save(standard, path, options, bundle)
 
 
@@ -212,7 +223,12 @@ def _with_standard_operators(model: onnx.ModelProto, options: GraphOptions) -> o
     model.opset_import.append(helper.make_opsetid("", opset))
     try:
         if options.opset != opset:
+            if options.opset < _REDUCTIONS_OPSET:
+                _set_domains(model.graph, "", _AS_IT_IS, if_=_is_plain)
+                model.opset_import.append(helper.make_opsetid(_AS_IT_IS, 1))
             model = version_converter.convert_version(model, options.opset)
+            _set_domains(model.graph, _AS_IT_IS, "")
+            del model.opset_import[1:]
     except RuntimeError as error:
         raise ExportError(
             f"onnx {onnx.__version__} cannot convert the graph from opset {opset} to {options.opset}: {error}.",
@@ -226,10 +242,37 @@ def _with_standard_operators(model: onnx.ModelProto, options: GraphOptions) -> o
     return model
 
 
+def _is_plain(node: onnx.NodeProto) -> bool:
+    """Whether a Pad or a Split is what opset 17 has, too; onnx 1.23.2 has no conversion of any to it."""
+    if node.op_type == "Split":
+        # Without sizes, opset 17 makes as many equal parts as there are outputs.
+        _remove_attribute(node, "num_outputs")
+        return True
+    return (
+        node.op_type == "Pad" and len(node.input) <= _PAD_INPUTS and all(each.s != b"wrap" for each in node.attribute)
+    )
+
+
+def _set_domains(
+    graph: onnx.GraphProto, domain: str, new_domain: str, if_: Callable[[onnx.NodeProto], bool] = lambda node: True
+) -> None:
+    """Change the domain of nodes, which the converter leaves as they are if it does not know it."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for each in (attribute.g, *attribute.graphs):
+                _set_domains(each, domain, new_domain, if_)
+        if node.domain == domain and if_(node):
+            node.domain = new_domain
+
+
 def _finish_reductions(graph: onnx.GraphProto) -> None:
     """Remove an attribute that opset 18 brought, and that onnx 1.23.2's converter leaves behind."""
     for node in graph.node:
         if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum":
-            kept = [each for each in node.attribute if each.name != "noop_with_empty_axes"]
-            del node.attribute[:]
-            node.attribute.extend(kept)
+            _remove_attribute(node, "noop_with_empty_axes")
+
+
+def _remove_attribute(node: onnx.NodeProto, name: str) -> None:
+    kept = [each for each in node.attribute if each.name != name]
+    del node.attribute[:]
+    node.attribute.extend(kept)

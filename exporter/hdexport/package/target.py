@@ -39,6 +39,8 @@ class PackageOptions:
         backend: what runs the bundle, for targets that run hdexport's runtime.
         prompts: give the system the model's prompts, and refuse one that has no place for the default prompt. False:
             texts have no prompts, or have them already.
+        prompt_name: name of the prompt that a graph puts before every text; None for the model's default.
+        accept_differences: kinds of texts, of `hdexport.package.tokenizer.check.KINDS`, whose token ids may differ.
     """
 
     target: str
@@ -55,6 +57,8 @@ class PackageOptions:
     name: str | None = None
     backend: str = "auto"
     prompts: bool = True
+    prompt_name: str | None = None
+    accept_differences: tuple[str, ...] = ()
 
 
 GRAPH = frozenset({"opset", "ir_version", "dtype", "token_type_ids", "single_file", "pooled"})
@@ -73,6 +77,7 @@ class Package:
         dtypes: of its graphs, one for each; see `of`.
         max_seq_length: tokens to which its tokenizer truncates.
         name: of the model.
+        prompt: put before every text by the package itself; empty where its users do.
     """
 
     bundle: Bundle
@@ -82,6 +87,7 @@ class Package:
     dtypes: tuple[Dtype, ...]
     max_seq_length: int
     name: str
+    prompt: str = ""
 
     def of(self, dtype: Dtype) -> Package:
         """The package with the graph of that dtype as its graph."""
@@ -105,7 +111,7 @@ class PackageTarget:
         system: the system, as its users call it, with the version whose rules are followed.
         source: file or page, and version, in which these rules were read.
         tried: what the package was run with, as ``name version``; empty where it was only read.
-        write: writes the files of a package.
+        write: writes the files of a package, and returns what its users have to know.
         run: what the system computes of a package and a text, or a query and a document: output name -> array. None
             where hdexport's runtime runs the bundle, which is what a package is compared with.
         next_step: the command or the place in the system that takes the package.
@@ -122,7 +128,7 @@ class PackageTarget:
     name: str
     system: str
     source: str
-    write: Callable[[Package], None]
+    write: Callable[[Package], tuple[str, ...] | None]
     next_step: str
     run: Callable[..., Mapping[str, FloatArray]] | None = None
     tried: tuple[str, ...] = ()
@@ -166,7 +172,7 @@ def check_options(target: PackageTarget, options: PackageOptions) -> None:
         InputError: an option is given that changes nothing.
     """
     defaults = PackageOptions(target=options.target, output=options.output)
-    for option in (*sorted(GRAPH), "name", "backend"):
+    for option in (*sorted(GRAPH), "name", "backend", "prompt_name", "accept_differences"):
         if option not in target.takes and getattr(options, option) != getattr(defaults, option):
             raise InputError(
                 Setting(option),

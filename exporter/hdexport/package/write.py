@@ -19,6 +19,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.errors import InputError, MissingDependencyError, Setting, write
 from hdruntime.text.lengths import checked_length
+from hdruntime.text.prompts import chosen_prompt, prompts_of
 
 _MARKER = "hdexport_package.json"
 
@@ -70,8 +71,9 @@ def package_bundle(bundle: Bundle, options: PackageOptions) -> Packaged:
             dtypes=(options.dtype,) if options.dtype else target.dtypes(bundle.manifest),
             max_seq_length=length,
             name=name,
+            prompt=_prompt(bundle, options) if "prompt_name" in target.takes else "",
         )
-        target.write(package)
+        notes += target.write(package) or ()
         compared, not_compared = _compare(target, package)
         files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
         write_json(
@@ -81,6 +83,7 @@ def package_bundle(bundle: Bundle, options: PackageOptions) -> Packaged:
                 "bundle": bundle.manifest.name,
                 "max_seq_length": length,
                 "min_cosine": min((each.cosine for each in compared), default=None),
+                "notes": notes,
                 "files": files,
             },
         )
@@ -133,6 +136,20 @@ def _checked(bundle: Bundle, target: PackageTarget, options: PackageOptions) -> 
             ),
         )
     return length
+
+
+def _prompt(bundle: Bundle, options: PackageOptions) -> str:
+    """The prompt before every text."""
+    if options.prompts:
+        return chosen_prompt(*prompts_of(bundle.manifest), name=options.prompt_name, prompt=None)
+    if options.prompt_name is not None:
+        raise InputError(
+            "A graph has the prompt ",
+            Setting("prompt_name", options.prompt_name),
+            ", or none.",
+            hint=("Leave out ", Setting("prompts", False), "."),
+        )
+    return ""
 
 
 def _checked_name(bundle: Bundle, target: PackageTarget, options: PackageOptions) -> str:

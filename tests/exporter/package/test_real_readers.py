@@ -116,6 +116,17 @@ alone = [pipeline.rerank(sys.argv[1], [document])[0][1] for document in document
 print(json.dumps([together, alone]))
 """
 QUERY = "who grinds wheat"
+TEXT_IN = """
+import json, sys
+import numpy as np, onnxruntime, onnxruntime_extensions
+
+options = onnxruntime.SessionOptions()
+options.register_custom_ops_library(onnxruntime_extensions.get_library_path())
+model = open("model.onnx", "rb").read()
+session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+texts = [np.array([text], dtype=object) for text in json.load(sys.stdin)]
+print(json.dumps([session.run(["embedding"], {"input": text})[0][0].tolist() for text in texts]))
+"""
 PROGRAMS = {
     "onnxruntime": ("onnx", {}, ONNX_RUNTIME),
     "tract": ("onnx", {"token_type_ids": True}, TRACT),
@@ -124,6 +135,8 @@ PROGRAMS = {
     "lancedb": ("lancedb", {}, LANCEDB),
     "mlflow": ("mlflow", {}, MLFLOW),
     "openvino": ("openvino", {}, OPENVINO),
+    "extensions-oldest": ("text-in", {}, TEXT_IN),
+    "extensions-oml4py": ("text-in", {}, TEXT_IN),
 }
 """Reader -> the target of its package, options, and a program: texts as JSON on standard input, embeddings on standard
 output."""

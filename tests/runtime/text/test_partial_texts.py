@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,39 +17,7 @@ from hdruntime.text import partial_texts
 from hdruntime.text.encoding import Encoding
 from hdruntime.text.partial_texts import PartialTexts
 from hdruntime.text.tokenization import TextTokenizer
-
-PARTS = (
-    *("the", "river", "flows", "through", "Berlin", "who", "wrote", "it", "don't", "Ada,", "(1815)", "e-mail@x.org"),
-    *(
-        "3.14159",
-        "1234567890123",
-        "ΣΑΣ",
-        "ﬁne",
-        "é",
-        "e\u0301\u0302",
-        "한국어",
-        "\u1112\u1161\u11ab",
-        "漢字かな交じり文。",
-        "ไทย",
-    ),
-    *(
-        "👩‍👩‍👧",
-        "-----",
-        "aaaaaaaa",
-        "aaa",
-        "x" * 130,
-        "<mask>",
-        "[SEP]",
-        "multi word",
-        "\u200b",
-        "\x00",
-        "İ",
-        "▁",
-        "Ġ",
-    ),
-)
-SPACES = (*[" "] * 12, "\n", "\n\n", "  ", "    ", "\r\n", "\t", "\u00a0", "\u3000", " \n ", "")
-"""What normalizers, pre-tokenizers and models treat in their own ways, next to a cut as well as elsewhere."""
+from support.mixed_texts import PARTS, text_of
 
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
@@ -58,11 +25,6 @@ QWEN = (
 )
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-
-
-def text_of(parts: int, seed: int) -> str:
-    draw = random.Random(seed)
-    return "".join(draw.choice(PARTS) + draw.choice(SPACES) for _ in range(parts))
 
 
 def trained(model: Any, normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
