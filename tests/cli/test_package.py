@@ -42,6 +42,7 @@ def test_every_text_is_compared_and_what_does_not_fit_is_refused_in_flags(
     place = ("-o", tmp_path / "other")
     refused("package", bundle, "--for", "triton", *place, "--opset", 19, message="Leave out --opset")
     refused("package", bundle, "--for", "onnx", *place, "--opset", 16, message="--opset is 16; it must be 17 to 20")
+    refused("package", bundle, "--for", "onnx", *place, "--prompt-name", "query", message="Leave out --prompt-name")
     assert not (tmp_path / "other").exists()
 
 

@@ -17,6 +17,7 @@ _FLAGS = {
     "precisions": "--precision",
     "rope_factor": "--rope",
     "scheme": "--positions",
+    "target": "--for",
     "targets": "--target",
 }
 """Flags that are not named as their parameter is."""

@@ -165,7 +165,7 @@ def test_a_tokenizer_without_operators_is_refused_by_its_part(make: Callable[[],
     with pytest.raises(InputError) as raised:
         graph.tokenizer_graph(make())
     assert f"cannot tokenize as this bundle does: {reason}" in str(raised.value)
-    assert "hdexport package --for onnx" in str(raised.value)
+    assert "target='onnx'" in str(raised.value)
 
 
 def test_a_pre_tokenizer_of_punctuation_and_spaces_is_berts() -> None:

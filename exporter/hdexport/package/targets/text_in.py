@@ -128,7 +128,8 @@ def _compare_ids(
             hint=(
                 "Accept these kinds of texts (",
                 Setting("accept_differences", ",".join(each.kind for each in refused)),
-                "), or tokenize outside of the graph: hdexport package --for onnx",
+                "), or tokenize outside of the graph: ",
+                Setting("target", "onnx"),
             ),
         )
     return tuple(f"Ids differ, as accepted, for texts of the kind {_described(each)}" for each in found)

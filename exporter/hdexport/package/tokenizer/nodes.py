@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hdplugins.op_builder import OpBuilder
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -37,7 +37,7 @@ def unsupported(reason: str) -> InputError:
     """The error for a tokenizer that has no operators."""
     return InputError(
         f"onnxruntime-extensions cannot tokenize as this bundle does: {reason}.",
-        hint="Package the graph alone, and tokenize outside of it: hdexport package --for onnx",
+        hint=("Package the graph alone, and tokenize outside of it: ", Setting("target", "onnx")),
     )
 
 
