@@ -183,7 +183,7 @@ def test_float32_means_that_no_product_is_computed_in_float16(bundle: Bundle, tm
 
 def test_what_onnxruntime_loads_may_have_8_bit_weights() -> None:
     found = {name for name, target in targets().items() if "dtype" in target.takes}
-    assert found == {*GRAPHS, WORD_PIECES}
+    assert found == {*GRAPHS, WORD_PIECES, TEXT_IN}
 
 
 @pytest.mark.parametrize("name", ["onnx", "spring-ai", "transformers.js"])
