@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Library: onnxruntime 1.31.1
+# Library: onnxruntime 1.31.1 on x86-64
 # Guess: a graph of float16 tensors is computed in float16, so that a run on a CPU shows where values overflow.
 # Happens: between Cast nodes the CPU provider computes it in float32, at every level of optimization: 300 * 300 / 300, whose
 #   product is infinite in float16, is 300. ONNX's reference gives infinity.

@@ -118,7 +118,7 @@ def add_precision_argument(parser: argparse._ActionsContainer, **options: Any) -
     parser.add_argument(
         "--precision",
         **how,
-        help=f"precision on a CPU; bfloat16 needs a CPU with bfloat16 units and {library} (none on Linux on ARM), int8 "
+        help=f"precision on a CPU; bfloat16 needs a CPU with bfloat16 units, and {library} unless the CPU is ARM; int8 "
         "needs a bundle built with --int8. auto (default): "
         f"bfloat16 if {library} runs a bundle built with --bf16 or --fp16 on a CPU with bfloat16 units, else float32",
     )
