@@ -2,8 +2,8 @@
 # Library: onnxruntime 1.31.1
 # Guess: MultiHeadAttention on a CPU is flash attention, with or without a mask, and ONNX's Attention (opset 23) is it, too.
 # Happens: only without any mask is memory linear in tokens. At 4096 tokens and 8 heads a call takes 16 MB without, and 530 MB,
-#   all attention scores, with a key padding mask, a length that is the whole sequence's, a bias, or `unidirectional`. Attention of
-#   opset 23 and 24 always has all scores.
+#   all attention scores, with a key padding mask, a length that is the whole sequence's, a bias, or `unidirectional`. Attention
+#   of opset 23 and 24 always has all scores.
 # Minded: runtime/hdruntime/backends/onnxruntime/cpu.py
 # Seen: 2026-11-29
 set -euo pipefail

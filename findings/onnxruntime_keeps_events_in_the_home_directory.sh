@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Library: onnxruntime 1.31.1
 # Guess: PyPI's package for Linux, a library, writes nothing but what a program asks for; older ones wrote nothing.
-# Happens: importing it makes ~/.cache/Microsoft/DeveloperTools/.onnxruntime with an identity of the machine and a database of events
-#   to send: the system, the CPU's model, the texts of errors with names of files. 1.28.0 writes nothing, and neither does a
-#   process that has ORT_DISABLE_TELEMETRY=1 before the import.
+# Happens: importing it makes ~/.cache/Microsoft/DeveloperTools/.onnxruntime with an identity of the machine and a database of
+#   events to send: the system, the CPU's model, the texts of errors with names of files. 1.28.0 writes nothing, and neither
+#   does a process that has ORT_DISABLE_TELEMETRY=1 before the import.
 # Minded: runtime/hdruntime/__init__.py
 # Seen: 2026-11-29
 set -euo pipefail

@@ -2,8 +2,8 @@
 # Library: onnxruntime 1.31.1
 # Guess: after a run with `memory.enable_memory_arena_shrinkage` the session has no more memory than before the run, at least once
 #   its results are deleted; and without the option, a session returns memory when it runs small batches for long.
-# Happens: the run shrinks while its results are in the arena, so that their regions stay, also when the results are gone: 36 of 105
-#   MB for 16384 rows here, until another run with the option. Without it, all 105 MB stay for 20 runs of 16 rows.
+# Happens: the run shrinks while its results are in the arena, so that their regions stay, also when the results are gone: 36 of
+#   105 MB for 16384 rows here, until another run with the option. Without it, all 105 MB stay for 20 runs of 16 rows.
 # Minded: runtime/hdruntime/backends/onnxruntime/cpu.py
 # Seen: 2026-11-29
 set -euo pipefail
