@@ -98,6 +98,11 @@ def test_each_kind_has_the_routes_of_its_own_bundles(ask: Ask, expected: list[Hy
     dense = [each.dense for each in expected]
     assert_close([each["embedding"] for each in data_of(ask("/v1/embeddings", input=TEXTS))], dense)
     assert_close(ask("/embed", inputs=TEXTS)[1], dense)
+    status, of_cohere = ask("/v2/embed", texts=TEXTS, model="any", input_type="search_query", embedding_types=["float"])
+    assert status == 200, of_cohere
+    assert_close(of_cohere["embeddings"]["float"], dense)
+    status, refused = ask("/v1/contextualizedembeddings", inputs=[TEXTS])
+    assert (status, "pools tokens by cls" in refused["error"]["message"]) == (400, True)
     sparse = [{str(each["index"]): each["value"] for each in row} for row in ask("/embed_sparse", inputs=TEXTS)[1]]
     for row, wanted in zip(sparse, expected, strict=True):
         assert row == pytest.approx(weights_of(wanted), abs=ATOL)
