@@ -162,6 +162,28 @@ def add_attention_scale_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_verify_memory_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--verify-memory``, in bytes."""
+    parser.add_argument(
+        "--verify-memory",
+        metavar="GB",
+        type=gigabytes,
+        help="memory that a session's weights may take in the comparison with PyTorch; graphs that take more are skipped "
+        "(default: the free memory less a fifth)",
+    )
+
+
+def gigabytes(text: str) -> int:
+    """A number of gigabytes above 0, in bytes."""
+    try:
+        size = int(float(text) * 1e9)
+    except (ValueError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes above 0, such as 8")
+    return size
+
+
 def add_int8_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--int8`` and ``--calibrate``, which `int8_options` reads."""
     parser.add_argument(

@@ -20,6 +20,7 @@ from hdexport.cli.arguments import (
     add_revision_argument,
     add_tokenizer_argument,
     add_trust_arguments,
+    add_verify_memory_argument,
     engine_options,
     int8_options,
     local_path,
@@ -117,6 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "all cases of hdexport verify; none. A model type without a family is always compared in full",
     )
     parser.add_argument("--no-verify", action="store_const", dest="verify", const="none", help="same as --verify none")
+    add_verify_memory_argument(parser)
     parser.add_argument(
         "--unverified",
         action="store_true",
@@ -216,6 +218,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
             options, variants, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),
         verify=None if options.verify == "none" else Grid(options.verify),
+        verify_memory=options.verify_memory,
         unverified=options.unverified,
         force=options.force,
         command=options.command_line,

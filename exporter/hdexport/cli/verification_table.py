@@ -134,6 +134,7 @@ def _reason(skip: Skip) -> str:
         SkipCause.MAX_LENGTH: f"lengths above {skip.limit} tokens; compare them with --longest {skip.needed}",
         SkipCause.OPERATIONS: f"a build compares up to {skip.limit} tokens; for more: hdexport verify BUNDLE",
         SkipCause.MEMORY: f"outputs and attention scores take {_gib(skip.needed)}, limit {_gib(skip.limit)}",
+        SkipCause.WEIGHTS: f"a session takes {_gib(skip.needed)}, limit {_gib(skip.limit)}: --verify-memory",
         SkipCause.ENGINE_PROFILE: f"the engine's profiles end at {skip.limit} tokens",
         SkipCause.NO_GPU: f"needs an NVIDIA GPU: hdexport verify BUNDLE --backend {skip.backend}",
         SkipCause.BACKEND: f"{skip.backend} cannot run it on this machine. {skip.detail}",

@@ -13,7 +13,15 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, local_path, path_or_url, trust_of, whole_number
+from hdexport.cli.arguments import (
+    PRECISIONS,
+    add_trust_arguments,
+    add_verify_memory_argument,
+    local_path,
+    path_or_url,
+    trust_of,
+    whole_number,
+)
 from hdexport.cli.flags import flag
 from hdexport.cli.process import outlive_readers
 from hdruntime.backends.precision import Precision
@@ -59,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=backend_names(),
         help="compare only the graphs or engines of this backend (default: all that run here)",
     )
+    add_verify_memory_argument(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument(
         "--json", action="store_true", help="print the table, each check and each skipped case as one JSON object"
@@ -96,7 +105,14 @@ def run(options: argparse.Namespace) -> int:
         progress.step("Verifying against PyTorch")
         backend = options.backend
         verification = verify_bundle(
-            bundle, reference, grid=grid, precisions=precisions, backend=backend, longest=longest, progress=progress
+            bundle,
+            reference,
+            grid=grid,
+            precisions=precisions,
+            backend=backend,
+            longest=longest,
+            memory_bytes=options.verify_memory,
+            progress=progress,
         )
         if backend is None:
             verification = with_texts(verification, bundle, reference, progress=progress)

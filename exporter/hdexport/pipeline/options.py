@@ -51,6 +51,7 @@ class BuildOptions:
         engines: engines beside the ONNX graphs.
         verify: cases in which the bundle is compared with PyTorch before it appears; None skips the comparison. A model
             without a family is compared in all cases of the full grid.
+        verify_memory: bytes that a session's weights may take in the comparison; None for the free memory less a fifth.
         unverified: whether the comparison may be skipped for a model without a family.
         force: replace a bundle at `output`.
         trust: which code of the checkpoint may run.
@@ -77,6 +78,7 @@ class BuildOptions:
     int8: Int8Options | None = None
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
+    verify_memory: int | None = None
     unverified: bool = False
     force: bool = False
     trust: Trust = UNTRUSTED

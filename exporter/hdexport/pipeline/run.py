@@ -78,7 +78,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             manifest = quantize_bundle(Bundle(directory, manifest), options.int8, progress)
         if grid is not None:
             progress.step("Verifying against PyTorch")
-            manifest = _verify(Bundle(directory, manifest), checkpoint, grid, progress)
+            manifest = _verify(Bundle(directory, manifest), checkpoint, grid, options.verify_memory, progress)
         progress.step("Opening the bundle")
         _open(directory)
         progress.step("Writing the bundle")
@@ -193,7 +193,9 @@ def _write_graphs(
     return dataclasses.replace(manifest, graphs=graphs, engines=engines, sentence=sentence)
 
 
-def _verify(bundle: Bundle, checkpoint: Checkpoint, grid: Grid, progress: Progress) -> Manifest:
+def _verify(
+    bundle: Bundle, checkpoint: Checkpoint, grid: Grid, memory_bytes: int | None, progress: Progress
+) -> Manifest:
     from hdexport.verify import verify_bundle, with_texts
     from hdexport.verify.fp16_overflow import check_fp16_overflow
     from hdexport.verify.pytorch_reference import reference_of
@@ -201,7 +203,7 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, grid: Grid, progress: Progre
     fp16_overflow = check_fp16_overflow(bundle)
     fp16_overflow.require_passed()
     reference = reference_of(bundle, checkpoint)
-    verification = verify_bundle(bundle, reference, grid=grid, progress=progress)
+    verification = verify_bundle(bundle, reference, grid=grid, memory_bytes=memory_bytes, progress=progress)
     verification = with_texts(verification, bundle, reference, progress=progress)
     record = verification.record()
     progress.verified(record, fp16_overflow.record)

@@ -89,10 +89,10 @@ def graph_sets(
     skip: Callable[[Skip], None],
 ) -> list[GraphSet]:
     """The sets to run on this CPU: by `backend`, or by every backend that runs here. `precisions` are the precisions to
-    compute in; None for float32, for the precisions that the bundle has graphs for, and for bfloat16 if the bundle is
-    of half precision, which is then a session's default. `skip` is called for each graph and precision
+    compute in; None for float32, for the precisions that the bundle has graphs for, and for bfloat16 if the bundle's
+    weights are in half precision. `skip` is called for each graph and precision
     that is not run."""
-    is_half = manifest.dtype != Precision.FLOAT32.value
+    is_half = manifest.dtype != Precision.FLOAT32.value or manifest.stores_half_weights
     if precisions is None:
         precisions = {Precision.FLOAT32, *BUILD_OPTIONS, *([Precision.BFLOAT16] if is_half else [])}
     sets = []

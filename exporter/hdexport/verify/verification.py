@@ -68,6 +68,7 @@ def verify_bundle(
     backend: Backend | None = None,
     longest: int = LONGEST_CHECKED,
     limit_bytes: int | None = None,
+    memory_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Run every graph and engine of a bundle that runs here over a grid, and compare it with PyTorch.
@@ -84,6 +85,7 @@ def verify_bundle(
         backend: the only one that is compared; None for each that runs here.
         longest: maximum length in tokens; longer cases are skipped.
         limit_bytes: memory that a case may take besides the weights; None for the grid's default.
+        memory_bytes: memory that the weights of a session on a CPU may take; None for the free memory less a fifth.
         progress: takes each outcome, and the number of cases that are done.
 
     Returns:
@@ -100,6 +102,7 @@ def verify_bundle(
     sets = [] if asks_gpu else graph_sets(manifest, backend, precisions, outcomes.skip)
     if precisions is None and (backend is None or asks_gpu):
         sets += gpu_sets(bundle, backend, outcomes.skip)
+    sets = list(_that_fit(bundle, sets, outcomes, memory_bytes or _free_bytes() * 4 // 5))
     if reference.properties.discrete_outputs is not None:
         sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
@@ -174,6 +177,15 @@ def _readers(
     if rounded:
         (written,), kind = sample_ids(bundle, [_WRITTEN_TOKENS])
         yield (reference.reading(written) if kind == ENGLISH else reference), rounded
+
+
+def _that_fit(bundle: Bundle, sets: Iterable[GraphSet], outcomes: _Outcomes, memory_bytes: int) -> Iterator[GraphSet]:
+    for graphs in sets:
+        needed = 0 if graphs.is_on_gpu else graphs.target.weight_bytes(bundle, graphs.precision)
+        if needed > memory_bytes:
+            outcomes.skip(Skip(cause=SkipCause.WEIGHTS, graph=graphs.name, needed=needed, limit=memory_bytes))
+        else:
+            yield graphs
 
 
 def _that_show_decisions(sets: Iterable[GraphSet], outcomes: _Outcomes) -> Iterator[GraphSet]:

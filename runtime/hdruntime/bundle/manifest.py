@@ -13,7 +13,7 @@ from msgspec import Meta
 from hdruntime.bundle.checked_json import Count, LargeCount, Length, Name, Sha256, Size, TokenCount, TokenId
 from hdruntime.bundle.sentence_settings import PairTemplate, SentenceSettings, TextTemplate
 from hdruntime.bundle.verification import VerificationRecord
-from hdruntime.constants import KERNELS_FOLDER
+from hdruntime.constants import KERNELS_FOLDER, WEIGHTS_FILE
 
 _ARCHITECTURE_OF_KERNEL = re.compile(rf"^{KERNELS_FOLDER}/.*-sm(\d+)-\w+\.cubin$")
 
@@ -469,6 +469,12 @@ class Manifest:
             return sys.maxsize
         multiple = self.padding.multiple_of
         return max(-(-tokens // multiple) * multiple, self.padding.free_up_to)
+
+    @property
+    def stores_half_weights(self) -> bool:
+        """Whether most weights are stored in half precision, whatever dtype the graphs compute in."""
+        weights = self.files.get(WEIGHTS_FILE)
+        return weights is not None and weights.size_bytes < 3 * self.parameters
 
     @property
     def template(self) -> PairTemplate | TextTemplate | None:

@@ -109,6 +109,8 @@ class SkipCause(StrEnum):
     """The quick grid compares whole sequences up to `limit` tokens; longer ones take a build too long."""
     MEMORY = "memory"
     """Outputs and attention scores take `needed` bytes, more than `limit`."""
+    WEIGHTS = "weights"
+    """A session's weights take `needed` bytes, more than `limit`."""
     ENGINE_PROFILE = "engine_profile"
     """The engine's profiles end at `limit` tokens."""
     NO_GPU = "no_gpu"

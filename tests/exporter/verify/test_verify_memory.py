@@ -222,3 +222,17 @@ def test_the_reference_of_sparse_attention_never_holds_all_pairs(tiny_bundles, m
         sliced = reference.unpadded(0, 300)["last_hidden_state"]
     np.testing.assert_allclose(sliced, whole, atol=2e-6)
     assert largest.values < 300 * 300  # one head's pairs; there are four heads
+
+
+def test_graphs_whose_weights_do_not_fit_are_skipped_and_reported(tiny_bundles) -> None:
+    bundle, progress = tiny_bundles("bert"), Recorder()
+    weights = 4 * bundle.manifest.parameters
+    opened, reference = open_bundle(bundle.path), reference_for(bundle)
+    assert verify_bundle(opened, reference, grid=Grid.QUICK, memory_bytes=weights).passed
+    found = verify_bundle(opened, reference, grid=Grid.QUICK, memory_bytes=weights - 1, progress=progress)
+    assert not found.passed
+    skipped = [each for each in found.skipped if each.cause is SkipCause.WEIGHTS]
+    assert [(each.graph, each.needed, each.limit) for each in skipped] == [
+        (name, weights, weights - 1) for name in ("model.onnx", "onnxruntime_cpu.onnx")
+    ]
+    assert "a session takes" in outcome_line(skipped[0])

@@ -131,6 +131,10 @@ class Target:
             return None
         return Skip(cause=SkipCause.NOT_INSTALLED, detail=f"`{self.entry.install}`")
 
+    def weight_bytes(self, bundle: Bundle, precision: Precision) -> int:
+        """Memory of the weights of a session on the CPU, in bytes."""
+        return 4 * bundle.manifest.parameters
+
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
         """Run graphs through the runtime, as users do."""

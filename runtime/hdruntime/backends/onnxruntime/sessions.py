@@ -13,7 +13,6 @@ from hdruntime.backends.precision import Precision
 from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
-from hdruntime.constants import WEIGHTS_FILE
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.process_limits import chosen_threads, cpu_quota, free_bytes
 
@@ -73,9 +72,8 @@ def kept_upcasts(bundle: Bundle) -> list[str]:
     0.16 are not the mapped file (ONNX Runtime 1.31.1, two cores of an AMD EPYC, 2026-11-29).
     """
     manifest, free = bundle.manifest, free_bytes()
-    stored = sum(record.size_bytes for name, record in manifest.files.items() if name == WEIGHTS_FILE)
     copies = 4 * manifest.parameters
-    if free is None or 4 * stored > 3 * copies or copies <= _COPIES_SHARE * free:
+    if free is None or not manifest.stores_half_weights or copies <= _COPIES_SHARE * free:
         return []
     logger.warning(
         "%s: float32 copies of the weights would take %.1f GB of %.1f GB of free memory, so ONNX Runtime upcasts them "

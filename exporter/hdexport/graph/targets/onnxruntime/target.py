@@ -78,6 +78,13 @@ class OnnxTarget(Target):
                 return Skip(cause=SkipCause.NO_KERNEL, detail=f"this CPU does not compute in {precision}")
         return None
 
+    def weight_bytes(self, bundle: Bundle, precision: Precision) -> int:
+        """Half-precision weights stay mapped where float32 copies do not fit; each is upcast in turn."""
+        from hdruntime.backends.onnxruntime.sessions import kept_upcasts
+
+        of_copies = super().weight_bytes(bundle, precision)
+        return of_copies // 2 if kept_upcasts(bundle) else of_copies
+
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
         """The portable graph as it is, that for a CPU as users run it.

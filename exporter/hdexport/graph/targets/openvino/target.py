@@ -78,6 +78,12 @@ class OpenVinoTarget(Target):
             return Skip(cause=SkipCause.NO_KERNEL, detail=detail)
         return None
 
+    def weight_bytes(self, bundle: Bundle, precision: Precision) -> int:
+        """OpenVINO has a copy of the weights in its own layout, beside float32 copies of half-precision weights."""
+        manifest = bundle.manifest
+        size = {Precision.INT8: 1, Precision.BFLOAT16: 2}.get(precision, 8 if manifest.stores_half_weights else 4)
+        return size * manifest.parameters
+
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
         """Run graphs through the runtime, as users do.
