@@ -168,7 +168,7 @@ def add_verify_memory_argument(parser: argparse.ArgumentParser) -> None:
         "--verify-memory",
         metavar="GB",
         type=gigabytes,
-        help="memory that a session's weights may take in the comparison with PyTorch; graphs that take more are skipped "
+        help="memory for the weights of a session in the comparison with PyTorch; graphs that need more are skipped "
         "(default: the free memory less a fifth)",
     )
 
