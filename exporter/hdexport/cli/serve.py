@@ -149,7 +149,7 @@ def _bundles_of_variables() -> list[tuple[tuple[str, ...], str]]:
     if not (given := os.environ.get(_BUNDLE, "").split()):
         raise InputError(
             "There is no bundle to serve.",
-            hint=f"Name one: hdexport serve BUNDLE, or set the variable {_BUNDLE}, or on Vertex AI {_STORAGE}.",
+            hint=f"Set the variable {_BUNDLE}, on Vertex AI {_STORAGE}, or name one: hdexport serve BUNDLE",
         )
     return [_named_bundle(each) for each in given]
 
