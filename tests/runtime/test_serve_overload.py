@@ -141,6 +141,28 @@ def test_a_text_of_another_client_is_in_one_of_the_next_two_batches(bad: tuple[i
     assert in_queue(story) <= 1
 
 
+def test_clients_take_turns_in_several_sessions_and_no_session_idles() -> None:
+    async def story(queue: TextQueue, session: Session, ask: Ask) -> tuple[int, float, Counter[str]]:
+        bad = asyncio.ensure_future(ask("bad", *[600] * 40, within_s=1e6))
+        other = asyncio.ensure_future(ask("other", *[600] * 40, within_s=1e6))
+        await asyncio.sleep(0.3)
+        before, began = len(session.batches), now()
+        await ask("good", 900, within_s=1e6)
+        found = next(number for number, (_, batch) in enumerate(session.batches[before:]) if ("good", 900) in batch)
+        seconds = now() - began
+        await asyncio.sleep(10)
+        shares = Counter(client for _, batch in session.batches for client, _ in batch)
+        await asyncio.gather(bad, other)
+        return found, seconds, shares
+
+    number, seconds, shares = in_queue(story, sessions=[None] * 3)
+    assert number <= 1, "in one of the next two batches"
+    # Those that run take 0.96 seconds, and its own 1.71.
+    assert seconds < 0.96 + 1.72
+    assert shares["bad"] + shares["other"] > 25
+    assert abs(shares["bad"] - shares["other"]) <= 1
+
+
 @pytest.mark.parametrize("bad", [(600,) * 20, (4000,) * 3])
 def test_a_short_text_of_another_client_runs_beside_the_batch_that_runs(bad: tuple[int, ...]) -> None:
     async def story(queue: TextQueue, session: Session, ask: Ask) -> float:
