@@ -156,6 +156,8 @@ def test_below_its_own_path_a_model_answers_as_if_it_were_alone(tiny: Bundle) ->
     assert (unknown[0], unknown[1]["error"]["code"]) == (404, "model_not_found")
     assert "The server has a, a/b" in unknown[1]["error"]["message"]
     assert (path[0], "POST /v1/embeddings" in path[1]["error"]["message"]) == (404, True)
+    (without_key,) = asked(models, ("/models/c/embed", body), api_key="secret")
+    assert (without_key[0], "a/b" in without_key[1]["error"]["message"]) == (404, False), "names are told with the key"
     (behind,) = asked(models[1:], ("/proxy/models/a/b/embed", body), root_path="/proxy")
     assert vector_of(behind) == pytest.approx(READ_TWICE)
 
@@ -287,6 +289,8 @@ def test_a_bundle_that_cannot_be_loaded_is_named_and_none_is_served(
 
     with pytest.raises(BundleNotFoundError, match=r"^bad cannot be served: .*missing"):
         fails(good, BundleToServe(bundle=missing, names=["bad"]))
+    with pytest.raises(InputError, match=r"Two models have the name tiny\.\nGive one"):
+        fails(BundleToServe(bundle=tiny.path), BundleToServe(bundle=tiny.path))
     assert not opened, "what can be said without loading is said first"
     with pytest.raises(BackendError, match=r"^bad cannot be served: the device has no room\nFree some."):
         fails(good, BundleToServe(bundle=tiny.path, names=["bad"], sessions=2))

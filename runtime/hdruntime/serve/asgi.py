@@ -36,7 +36,7 @@ from hdruntime.serve.request_body import (
 )
 from hdruntime.serve.request_keys import request_key, request_message
 from hdruntime.serve.running import RunningRequests, seconds_left
-from hdruntime.serve.running_model import LoadedModel, RunningModel
+from hdruntime.serve.running_model import LoadedModel, RunningModel, check_names
 from hdruntime.session import Session
 from hdruntime.tasks.task import Text
 
@@ -206,6 +206,7 @@ class _Server:
         ]
         for model in self._models:
             self.metrics.watch(model.name, waiting=model.waiting, padding=model.padding)
+        check_names(models)
         self._by_name = _by_name(models, self._models)
         self.routes: dict[tuple[str, str], dict[RunningModel, Route]] = {}
         of_server = [
@@ -308,7 +309,7 @@ class _Server:
         """The response to an unknown path, and to a method that a path does not have."""
         root, model = self._options.root_path, request.scope.get(_MODEL)
         path = request.scope["path"].removeprefix(root)
-        if model is None and path.startswith(_MODELS):
+        if model is None and path.startswith(_MODELS) and self._has_key(request):
             return self._error(None, 404, str(self._no_such_model(path.removeprefix(_MODELS))), code="model_not_found")
         listed = [(method, path) for (method, path), of_models in self.routes.items() if model in (None, *of_models)]
         paths = ", ".join(f"{method} {root}{path}" for method, path in listed)
@@ -527,12 +528,16 @@ class _Server:
         return body
 
     def _check_key(self, request: Request) -> None:
+        if not self._has_key(request):
+            raise _RequestError(401, "The API key is missing or wrong: send Authorization: Bearer KEY.")
+
+    def _has_key(self, request: Request) -> bool:
+        """Whether a request has the API key, or needs none."""
         if self._options.api_key is None:
-            return
+            return True
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         is_right = hmac.compare_digest(key.encode(), self._options.api_key.encode())
-        if scheme.lower() != "bearer" or not is_right:
-            raise _RequestError(401, "The API key is missing or wrong: send Authorization: Bearer KEY.")
+        return scheme.lower() == "bearer" and is_right
 
     def _json(self, content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         from starlette.responses import Response
@@ -637,10 +642,7 @@ def _by_name(models: Sequence[LoadedModel], running: Sequence[RunningModel]) -> 
     """Names -> models: the given names, and the names in manifests that one model alone has."""
     by_name: dict[str, RunningModel] = {}
     for model, each in zip(models, running, strict=True):
-        for name in model.names or [model.name]:
-            if name in by_name:
-                raise InputError(f"Two models have the name {name}.", hint="Give one of them another name.")
-            by_name[name] = each
+        by_name |= dict.fromkeys(model.names or [model.name], each)
     in_manifests = Counter(model.bundle.manifest.name for model in models)
     for model, each in zip(models, running, strict=True):
         name = model.bundle.manifest.name

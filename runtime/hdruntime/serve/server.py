@@ -22,7 +22,7 @@ from hdruntime.serve.asgi import application_of_models
 from hdruntime.serve.connections import ListeningSocket
 from hdruntime.serve.interfaces import served_task
 from hdruntime.serve.options import ServeOptions
-from hdruntime.serve.running_model import LoadedModel
+from hdruntime.serve.running_model import LoadedModel, check_names
 from hdruntime.serve.stores import is_in_store, opened_in_store
 from hdruntime.session import Session, load
 from hdruntime.text.lengths import MaxSeqLength
@@ -114,17 +114,17 @@ def serve(
 
 def _loaded(bundles: Sequence[BundleToServe], sessions: contextlib.ExitStack) -> list[LoadedModel]:
     """Load all bundles, or none: what can be said without loading is said first, of each."""
-    opened = []
+    models = []
     for each in bundles:
         with _named_errors(each, bundles):
             opens = opened_in_store if is_in_store(each.bundle) else opened_bundle
-            opened.append(opens(str(each.bundle), each.backend, each.precision))
-            served_task(opened[-1])
-    models = []
-    for each, bundle in zip(bundles, opened, strict=True):
+            opened = opens(str(each.bundle), each.backend, each.precision)
+            served_task(opened)
+        models.append(LoadedModel(bundle=opened, sessions=[], names=each.names, ranges=each.ranges))
+    check_names(models)
+    for each, model in zip(bundles, models, strict=True):
         with _named_errors(each, bundles):
-            loaded = [sessions.enter_context(session) for session in each.load(bundle)]
-        models.append(LoadedModel(bundle=bundle, sessions=loaded, names=each.names, ranges=each.ranges))
+            model.sessions.extend(sessions.enter_context(session) for session in each.load(model.bundle))
     number = sum(len(model.sessions) for model in models)
     for model in models:
         for session in model.sessions:
