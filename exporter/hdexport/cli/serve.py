@@ -1,4 +1,4 @@
-"""Serve bundles over HTTP: OpenAI's /v1/embeddings, /rerank as Cohere and Jina have it, /embed_sparse, /predict.
+"""Serve bundles over HTTP: embeddings, rerank and classes by the routes of OpenAI, Cohere, Jina, Voyage, vLLM, TEI.
 
 One process, one bundle or several; the routes that fit their tasks. Texts of all requests to a bundle share batches of
 similar lengths. /health, /ready, /metrics for Prometheus. SIGTERM answers what runs, then ends. Every option with a
