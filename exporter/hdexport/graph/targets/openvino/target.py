@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.graph.targets.target import Changes, GraphRequest, Target
-from hdruntime.backends.equal_lengths import give_memory_back
 from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, GraphFile, Manifest
@@ -92,6 +91,7 @@ class OpenVinoTarget(Target):
         without padding, or, once a batch has padding or one token, the other.
         """
         import hdruntime
+        from hdruntime.backends.equal_lengths import give_memory_back
         from hdruntime.backends.openvino.runner import is_unpadded
 
         if len(graphs) == 1 or 4 * bundle.manifest.parameters < _LARGE_BYTES:
