@@ -116,6 +116,7 @@ _SHARED_PROCESS = re.compile(
 """Files that share a process: one in which Triton interprets kernels, or one that forks commands."""
 
 _SECONDS = {
+    "tests/runtime/test_aarch64.py": 600,
     "fork": 40,
     "tests/runtime/test_ray.py": 40,
     "kernel": 30,
