@@ -40,6 +40,7 @@ def state(name: str, fill: Fill, *shape: str | int, bound: int | None = None) ->
 CASES = {
     "first token": [integers("marks", Role.GLOBAL_ATTENTION_MASK, Fill.FIRST_TOKEN)],
     "no token": [integers("marks", Role.GLOBAL_ATTENTION_MASK, Fill.ZEROS)],
+    "one type": [integers("types", Role.TOKEN_TYPES, Fill.ZEROS)],
     "types after a token": [integers("types", Role.TOKEN_TYPES, Fill.AFTER_TOKEN, SEPARATOR)],
     "one token of memory": [state("memory", Fill.ZEROS, "memory", 2, bound=7), state("count", Fill.ZEROS, 1)],
     "a memory that is seen": [state("memory", Fill.ONES, "memory", 2, bound=7)],

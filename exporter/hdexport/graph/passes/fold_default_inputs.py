@@ -19,7 +19,7 @@ class FoldDefaultInputs(ir.passes.InPlacePass):
     1. A mask of global tokens is the first real token of each row, or no token.
     2. The masks of pooled and of attended tokens are the attention mask: the texts have no prompt that is not pooled,
        and no added tokens.
-    3. Token types that the tokenizer does not give begin after the first token of an id.
+    3. Token types that the tokenizer does not give are 0, or 1 after the first token of an id.
     4. Carried states are those before the first call, and their outputs go.
 
     Args:
@@ -52,8 +52,8 @@ class FoldDefaultInputs(ir.passes.InPlacePass):
 def folds(spec: InputSpec, manifest: Manifest) -> bool:
     """Whether an input is computed from the ids and the attention mask."""
     if spec.role is Role.TOKEN_TYPES:
-        own_types = manifest.tokenizer is not None and not manifest.tokenizer.token_types
-        return own_types and spec.default.fill is Fill.AFTER_TOKEN
+        # The runtime feeds the default then, whatever types the post-processor of tokenizer.json gives.
+        return manifest.tokenizer is not None and not manifest.tokenizer.token_types
     if spec.role is Role.GLOBAL_ATTENTION_MASK:
         return spec.default.fill in (Fill.FIRST_TOKEN, Fill.ZEROS)
     return spec.role in _FOLDS
@@ -71,8 +71,10 @@ def _attention_mask(op: OpBuilder, spec: InputSpec, ids: ir.Value, mask: ir.Valu
     return op.Identity(mask)
 
 
-def _types_after_token(op: OpBuilder, spec: InputSpec, ids: ir.Value, mask: ir.Value, manifest: Manifest) -> ir.Value:
-    """1 after the first token of an id, in a row without one from its second token on: [batch, tokens]."""
+def _token_types(op: OpBuilder, spec: InputSpec, ids: ir.Value, mask: ir.Value, manifest: Manifest) -> ir.Value:
+    """0, or 1 after the first token of an id, in a row without one from its second token on: [batch, tokens]."""
+    if spec.default.fill is Fill.ZEROS:
+        return op.Mul(ids, 0)
     is_separator = op.Cast(op.Equal(ids, spec.default.token_id), to=ir.DataType.INT64)
     first = op.ArgMax(is_separator, axis=1, keepdims=1)
     places = op.Sub(op.CumSum(op.Add(op.Mul(ids, 0), 1), 1), 1)
@@ -90,6 +92,6 @@ _FOLDS: Mapping[Role, Callable[[OpBuilder, InputSpec, ir.Value, ir.Value, Manife
     Role.GLOBAL_ATTENTION_MASK: _global_mask,  # 1
     Role.POOLED: _attention_mask,  # 2
     Role.ATTENDED: _attention_mask,
-    Role.TOKEN_TYPES: _types_after_token,  # 3
+    Role.TOKEN_TYPES: _token_types,  # 3
     Role.RECURRENT_STATE: _state_at_start,  # 4
 }
