@@ -24,7 +24,7 @@ import pytest
 
 import hdruntime
 from hdexport.checkpoint import default_model
-from hdexport.package.check import COSINES, cosine, sample_texts
+from hdexport.package.check import COSINES, sample_texts
 from hdexport.package.write import PackageOptions, package_bundle
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.tasks.encode_options import EncodeOptions
@@ -32,6 +32,7 @@ from hdruntime.tasks.of_bundle import task_of_bundle
 from hdruntime.tasks.task import Text
 from hdruntime.tasks.text_inference import answers_of
 from support.commands import run_here
+from support.comparators import assert_same_directions
 from support.pages import ROOT
 
 PROGRAMS = Path(__file__).parent / "javascript"
@@ -177,11 +178,6 @@ def opened(address: str) -> Iterator[Any]:
         browser.close()
 
 
-def assert_like(found: list[list[float]], expected: np.ndarray, *, dtype: str = "float32") -> None:
-    cosines = [cosine(np.float32(vector), wanted) for vector, wanted in zip(found, expected, strict=True)]
-    assert min(cosines) > COSINES[dtype], cosines
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("place", PLACES)
 def test_transformers_js_embeds_as_the_bundle(
@@ -191,7 +187,7 @@ def test_transformers_js_embeds_as_the_bundle(
     for name, dtype in DTYPES.items():
         texts = TEXTS if name == "fp32" else TEXTS[:3]
         found = asked(place, task="feature-extraction", dtype=name, inputs=texts)
-        assert_like(found, embeddings[: len(texts)], dtype=dtype)
+        assert_same_directions(np.array(found), embeddings[: len(texts)], cosine=COSINES[dtype])
 
 
 @pytest.mark.nightly
@@ -205,7 +201,8 @@ def test_transformers_js_finds_the_only_graph_and_weights_outside(
         open_bundle(embedder), PackageOptions(target="transformers.js", output=folder / "package", **options)
     )
     assert (folder / "package" / "onnx" / "model_fp16.onnx").stat().st_size < 1_000_000
-    assert_like(asked(place, task="feature-extraction", inputs=TEXTS[:3]), embeddings[:3])
+    found = asked(place, task="feature-extraction", inputs=TEXTS[:3])
+    assert_same_directions(np.array(found), embeddings[:3], cosine=COSINES["float16"])
 
 
 @pytest.mark.nightly
@@ -235,7 +232,8 @@ def test_onnxruntime_computes_the_bundles_embeddings_from_bytes(
     texts = TEXTS if dtype == "int8" else TEXTS[:3]
     with hdruntime.load(embedder, "onnxruntime") as session:
         ids = [np.asarray(encoding.input_ids).tolist() for encoding in session.tokenize(texts)]
-    assert_like(asked(place, file="package/model.onnx", inputs=ids), embeddings[: len(texts)], dtype=dtype)
+    found = asked(place, file="package/model.onnx", inputs=ids)
+    assert_same_directions(np.array(found), embeddings[: len(texts)], cosine=COSINES[dtype])
 
 
 Answer = Mapping[str, float]
@@ -256,8 +254,9 @@ class Limits:
 
 
 LIMITS: Mapping[str, Limits] = {"fp32": Limits(1, 1e-5), "fp16": Limits(1, 1e-3), "q8": Limits(0.5, 0.05)}
-"""Measured: fp32 1.2e-6, fp16 3.9e-4; q8 shares 3 of 5 tokens for a mask and 93 % of tokens' labels, mean error 0.03
-(Node 20 and Chromium 156, 2026-11-29)."""
+"""Measured: fp32 1.2e-6, fp16 3.9e-4; q8 gives 94 % of the tokens' labels, mean error 0.03 (Node 20 and Chromium 156,
+2026-11-29). The bundle's 5 best tokens for a mask are looked for among the library's 50 best: scores of a random head
+are nearly equal."""
 
 
 def assert_answers(found: list[Answer], expected: list[Answer], limits: Limits) -> None:
@@ -315,5 +314,3 @@ def test_another_answer_is_found() -> None:
             assert_answers([wrong], right, LIMITS["fp16"])
     with pytest.raises(AssertionError):
         assert_answers([{"1 B": 0.5, "2 C": 0.9}], right, LIMITS["q8"])
-    with pytest.raises(AssertionError):
-        assert_like([[1.0, 0.3]], np.array([[1.0, 0.0]], np.float32), dtype="int8")

@@ -5,7 +5,7 @@ const ASK = {
     pipe(text, { pooling: 'mean', normalize: true }).then((output) => Array.from(output.data)),
   'text-classification': (pipe, text) => pipe(text, { top_k: null }),
   'token-classification': (pipe, text) => pipe(text, { ignore_labels: [] }),
-  'fill-mask': (pipe, text) => pipe(text),
+  'fill-mask': (pipe, text) => pipe(text, { top_k: 50 }),
   'question-answering': (pipe, [question, context]) => pipe(question, context),
 };
 
