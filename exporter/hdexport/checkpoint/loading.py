@@ -8,7 +8,8 @@ own rules are applied to names and shapes alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Set
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,17 +18,20 @@ from hdexport.checkpoint.agreement import Agreement, check_layers
 from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import StoredWeight, read_weights, stored_weights
 from hdexport.families import Family
-from hdexport.model.half_weights import MappedWeights
+from hdexport.model.half_weights import MappedWeights, kept_in_half
 from hdexport.model.task import model_from_config, supports_sdpa
 from hdexport.support.json_files import listing, shown
 from hdexport.support.memory import says_out_of_memory
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import Message, ModelError, Setting
+from hdruntime.errors import Message, ModelError, OutOfMemoryError, Setting
+from hdruntime.process_limits import free_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from hdexport.checkpoint import Checkpoint
+
+_FLOAT32_BYTES = 4
 
 _HEAD_WEIGHTS = {Task.TOKEN_SIMILARITY: (PROJECTION,)}
 """Task -> weights among the model's that belong to its head."""
@@ -66,7 +70,8 @@ def load_model(
         report(
             f"The names of the weights begin with {names.prefix}, which a wrapper of the model left; it is taken off."
         )
-    stored, converted = _as_loaded({names.name(name): weight for name, weight in stored.items()}, skeleton)
+    in_files = {names.name(name): weight for name, weight in stored.items()}
+    stored, converted = _as_loaded(in_files, skeleton)
     check_layers(path, stored, settings)
     agreement = Agreement(
         path=path,
@@ -77,10 +82,11 @@ def load_model(
         not_needed=_not_needed(family, task, is_generator=is_generator),
     )
     agreement.check()
-    weights = MappedWeights(
-        {names.name(name): weight for file in files for name, weight in read_weights(file).items()},
-        keeps=lambda name: keeps_half and name not in converted,
-    )
+    plain = {name: weight for name, weight in in_files.items() if name not in converted}
+    kept = kept_in_half(plain) if keeps_half else frozenset()
+    _check_memory(path, files, {name: weight for name, weight in in_files.items() if name not in kept})
+    state = {names.name(name): weight for file in files for name, weight in read_weights(file).items()}
+    weights = MappedWeights(state, kept=kept)
     try:
         model, found = type(skeleton).from_pretrained(
             # No path: only checked files are read, and no adapter or other file that lies beside them.
@@ -105,6 +111,24 @@ def load_model(
     if unused := agreement.unused():
         report(f"Left out of the bundle, because {task} does not use them: {unused}")
     return model
+
+
+def _check_memory(path: Path, files: Sequence[Path], loaded: Mapping[str, StoredWeight]) -> None:
+    """Reject weights whose float32 copies do not fit in memory, before they are read.
+
+    Args:
+        loaded: the weights that do not stay in half precision. Those in float32 stay in safetensors files, mapped.
+    """
+    is_mapped = all(file.suffix == ".safetensors" for file in files)
+    copied = [weight for weight in loaded.values() if weight.is_half or not is_mapped]
+    needed, free = sum(_FLOAT32_BYTES * math.prod(weight.shape) for weight in copied), free_bytes()
+    if free is not None and needed > free:
+        hint = "Use a machine with more memory."
+        if not is_mapped:
+            hint = "Save the checkpoint as safetensors, whose weights are mapped from the file and not copied."
+        raise OutOfMemoryError(
+            f"The weights of {path} take {needed / 1e9:.1f} GB in float32, and {free / 1e9:.1f} GB are free.", hint=hint
+        )
 
 
 def free_of_reports() -> None:

@@ -30,6 +30,11 @@ class StoredWeight:
     shape: tuple[int, ...]
 
     @property
+    def is_half(self) -> bool:
+        """Whether the weight is in half precision."""
+        return self.dtype in ("float16", "bfloat16")
+
+    @property
     def is_floating(self) -> bool:
         """Whether the weight can be used as it is; weights of 8 bits need scales that are stored elsewhere."""
         return self.dtype in _FLOATING

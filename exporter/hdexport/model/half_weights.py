@@ -8,7 +8,8 @@ Float32 copies of all weights would take twice the memory of the files.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedModel
+
+    from hdexport.checkpoint.weight_files import StoredWeight
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -27,10 +30,26 @@ need no cast when a session opens."""
 _MIN_WEIGHT_BYTES = 2**16
 """More than the passes of a trace compute with or merge by value, see `VirtualWeights`."""
 
+_HALF_BYTES = 2
+
 _NAN_VALUES = 1024
 
 _OF_MODULES = (torch.nn.Linear, torch.nn.Embedding)
 """Modules whose weights are kept. Changes to a model compute with other weights, such as tables of positions."""
+
+
+def kept_in_half(stored: Mapping[str, StoredWeight]) -> frozenset[str]:
+    """Names of the weights that stay in the files: large half-precision matrices, if they are large together.
+
+    Args:
+        stored: name -> dtype and shape of each weight that a model takes without a conversion.
+    """
+    large = {
+        name: math.prod(weight.shape) * _HALF_BYTES
+        for name, weight in stored.items()
+        if weight.is_half and len(weight.shape) == 2 and math.prod(weight.shape) * _HALF_BYTES >= _MIN_WEIGHT_BYTES
+    }
+    return frozenset(large) if sum(large.values()) >= MIN_MODEL_BYTES else frozenset()
 
 
 class MappedWeights:
@@ -38,17 +57,11 @@ class MappedWeights:
 
     Args:
         state: name -> weight as the file has it, mapped.
-        keeps: whether a weight may stay in its file, by its name: the model takes it without a conversion.
+        kept: names of the weights that stay in the files; see `kept_in_half`.
     """
 
-    def __init__(self, state: Mapping[str, torch.Tensor], *, keeps: Callable[[str], bool]) -> None:
-        half = {
-            name: weight
-            for name, weight in state.items()
-            if weight.dtype in HALF and weight.dim() == 2 and weight.nbytes >= _MIN_WEIGHT_BYTES and keeps(name)
-        }
-        if sum(weight.nbytes for weight in half.values()) < MIN_MODEL_BYTES:
-            half = {}
+    def __init__(self, state: Mapping[str, torch.Tensor], *, kept: frozenset[str]) -> None:
+        half = {name: state[name] for name in kept}
         self._state = state
         # A placeholder has all its values at one address.
         self._placeholders = {name: torch.zeros(()).expand(weight.shape) for name, weight in half.items()}

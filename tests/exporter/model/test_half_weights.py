@@ -18,7 +18,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.model.half_weights import UpcastWeights, VirtualWeights
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import ExportError
+from hdruntime.errors import ExportError, OutOfMemoryError
 from support.grids import nightly_unless
 from support.tiny_models import VOCAB_SIZE
 
@@ -147,3 +147,16 @@ def test_views_of_virtual_weights_are_views_of_the_stored_ones() -> None:
     assert torch.equal(virtual.half_of(traced), stored)
     assert torch.equal(virtual.half_of(traced.T), stored.T)
     assert virtual.half_of(traced.copy()) is None
+
+
+def test_copies_of_weights_that_do_not_fit_are_rejected_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = saved(tmp_path, "bert")
+    read: list[Path] = []
+    monkeypatch.setattr("hdexport.checkpoint.loading.read_weights", read.append)
+    monkeypatch.setattr("hdexport.checkpoint.loading.free_bytes", lambda: 1000)
+    with pytest.raises(OutOfMemoryError, match=r"GB in float32, and 0\.0 GB are free"):
+        find_checkpoint(options.model).load(Task.FEATURE_EXTRACTION)
+    assert not read
+    assert not options.output.exists()
