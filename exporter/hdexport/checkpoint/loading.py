@@ -82,8 +82,8 @@ def load_model(
         not_needed=_not_needed(family, task, is_generator=is_generator),
     )
     agreement.check()
-    plain = {name: weight for name, weight in in_files.items() if name not in converted}
-    kept = kept_in_half(plain) if keeps_half else frozenset()
+    half = {name: weight.shape for name, weight in in_files.items() if weight.is_half and name not in converted}
+    kept = kept_in_half(half) if keeps_half else frozenset()
     _check_memory(path, files, {name: weight for name, weight in in_files.items() if name not in kept})
     state = {names.name(name): weight for file in files for name, weight in read_weights(file).items()}
     weights = MappedWeights(state, kept=kept)

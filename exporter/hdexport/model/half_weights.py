@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +18,6 @@ from torch.overrides import TorchFunctionMode
 if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedModel
-
-    from hdexport.checkpoint.weight_files import StoredWeight
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -38,17 +36,14 @@ _OF_MODULES = (torch.nn.Linear, torch.nn.Embedding)
 """Modules whose weights are kept. Changes to a model compute with other weights, such as tables of positions."""
 
 
-def kept_in_half(stored: Mapping[str, StoredWeight]) -> frozenset[str]:
+def kept_in_half(shapes: Mapping[str, Sequence[int]]) -> frozenset[str]:
     """Names of the weights that stay in the files: large half-precision matrices, if they are large together.
 
     Args:
-        stored: name -> dtype and shape of each weight that a model takes without a conversion.
+        shapes: name -> shape of each half-precision weight that a model takes without a conversion.
     """
-    large = {
-        name: math.prod(weight.shape) * _HALF_BYTES
-        for name, weight in stored.items()
-        if weight.is_half and len(weight.shape) == 2 and math.prod(weight.shape) * _HALF_BYTES >= _MIN_WEIGHT_BYTES
-    }
+    sizes = {name: _HALF_BYTES * math.prod(shape) for name, shape in shapes.items() if len(shape) == 2}
+    large = {name: size for name, size in sizes.items() if size >= _MIN_WEIGHT_BYTES}
     return frozenset(large) if sum(large.values()) >= MIN_MODEL_BYTES else frozenset()
 
 
