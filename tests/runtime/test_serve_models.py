@@ -343,14 +343,24 @@ def test_the_commands_options_are_for_all_bundles_or_for_the_one_that_is_named(
         assert said in capsys.readouterr().err
 
 
-def test_sessions_share_the_threads(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int | None] = []
-    monkeypatch.setattr("hdruntime.serve.server.load", lambda *given, **options: threads.append(options["threads"]))
+def test_sessions_share_the_threads_and_each_device_has_as_many(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[int | None, str | None]] = []
+
+    def load(*given: Any, threads: int | None, device: str | None, **options: Any) -> None:
+        found.append((threads, device))
+
+    monkeypatch.setattr("hdruntime.serve.server.load", load)
     monkeypatch.setattr("hdruntime.serve.server.chosen_threads", lambda asked: (asked or 8, ""))
-    for sessions, devices, given in ((1, [None], None), (4, [None], None), (2, ["cpu", "cpu"], 6), (16, [None], None)):
+    for sessions, devices, given in (
+        (1, [None], None),
+        (4, [None], None),
+        (2, ["cuda:0", "cuda:1"], 6),
+        (16, [None], None),
+    ):
         served = BundleToServe(bundle=tiny.path, sessions=sessions, devices=devices, threads=given)
         assert len([*served.load(tiny)]) == sessions * len(devices)
-    assert threads == [None, *[2] * 4, *[1] * 4, *[1] * 16]
+    on_gpus = [(1, "cuda:0"), (1, "cuda:0"), (1, "cuda:1"), (1, "cuda:1")]
+    assert found == [(None, None), *[(2, None)] * 4, *on_gpus, *[(1, None)] * 16]
 
 
 def test_the_command_serves_an_embedder_and_a_reranker(sample_bundle: Path, reranker_bundle: Path) -> None:
