@@ -10,7 +10,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from support.mixed_texts import text_of
+from hdexport.package.tokenizer.check import COMPARED
+from support.mixed_texts import PARTS, text_of
 
 _CHARSMAP = zlib.decompress(
     base64.b85decode(
@@ -99,9 +100,8 @@ def trained_tokenizer(name: str) -> Tokenizer:
     return TOKENIZERS[name]()
 
 
-CODE_POINTS = [
-    chr(code)
-    for first, last in ((1, 0x3100), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0xFE00, 0xFFFF), (0x1F300, 0x1F6FF))
-    for code in range(first, last + 1)
-]
-"""Characters of the texts, and some more: those of all planes take a second to normalize."""
+CODE_POINTS = sorted(
+    {*map(chr, (*range(1, 0x600), *range(0x1100, 0x1200), *range(0x1E00, 0x2700), *range(0xFE00, 0x10000)))}
+    | {letter for text in (*PARTS, *(each for texts in COMPARED.values() for each in texts)) for letter in text}
+)
+"""Characters of the texts that tests compare, and some more: those of all planes take a second to normalize."""

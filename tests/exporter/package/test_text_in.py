@@ -205,6 +205,7 @@ def test_the_sample_model_is_packaged_with_every_character(
     ("name", "model_type", "kind", "accepted"),
     [
         ("RoBERTa", "roberta", "RobertaTokenizer", ()),
+        ("RoBERTa", "longformer", "LongformerTokenizer", ()),
         ("ModernBERT", "modernbert", None, ("decomposed",)),
         ("XLM-RoBERTa", "xlm-roberta", "XLMRobertaTokenizer", ("decomposed", "repeated-characters", "long-words")),
     ],

@@ -22,7 +22,7 @@ _PLAIN = (
     *("3.14159", "1234567890123", "1,234.5 $9.99 50%", "a/b\\c_d-e+f=g", "#tag @user `code` ~x~ ^y^ {z} [w] <v>"),
     *("I\u2019m \u201cquoted\u201d\u2014dash\u2026", "NASA's O'Neill", "<|endoftext|>", "a<|endoftext|>b x"),
 )
-_TEXTS: Mapping[str, tuple[str, ...]] = {
+COMPARED: Mapping[str, tuple[str, ...]] = {
     "plain": _PLAIN,
     "accents": (
         *("na\u00efve caf\u00e9", "\u00c0\u00c9\u00d5", "\u00c5ngstr\u00f6m", "\u017b\u00f3\u0142w \u0105\u0119"),
@@ -83,10 +83,13 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
 """Kind of text -> texts without special tokens."""
 
 _MIXED = tuple(
-    text for kind in _TEXTS if kind not in ("decomposed", "repeated-characters", "long-words") for text in _TEXTS[kind]
+    text
+    for kind in COMPARED
+    if kind not in ("decomposed", "repeated-characters", "long-words")
+    for text in COMPARED[kind]
 )
 
-KINDS = (*_TEXTS, "special-tokens", "mixtures", "characters", "vocabulary", "lengths")
+KINDS = (*COMPARED, "special-tokens", "mixtures", "characters", "vocabulary", "lengths")
 """Kinds of texts that are compared."""
 
 
@@ -160,7 +163,7 @@ def _tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
 def _compared_texts(tokenizer: Tokenizer, max_tokens: int) -> Iterator[tuple[str, Sequence[str]]]:
     special = _special_texts(tokenizer)
     characters, marks = _characters()
-    for kind, texts in _TEXTS.items():
+    for kind, texts in COMPARED.items():
         yield kind, (*texts, *marks) if kind == "decomposed" else texts
     yield "special-tokens", special
     yield "mixtures", _mixtures((*_MIXED, *special))
