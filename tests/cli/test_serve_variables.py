@@ -116,7 +116,7 @@ def test_a_variable_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch, 
             assert main(["serve", "bundle"]) == 1
             assert message in capsys.readouterr().err
     assert main(["serve"]) == 1
-    assert "set the variable HDEXPORT_BUNDLE, or on Vertex AI AIP_STORAGE_URI" in capsys.readouterr().err
+    assert "Set the variable HDEXPORT_BUNDLE, on Vertex AI AIP_STORAGE_URI, or name one" in capsys.readouterr().err
 
 
 def test_flags_without_a_value_have_no_variable() -> None:

@@ -98,7 +98,7 @@ def test_masks_of_all_tokens_are_the_attention_mask(tmp_path: Path) -> None:
 def test_a_packages_graph_has_the_outputs_of_a_padded_batch(tiny_bundles: Any, tmp_path: Path) -> None:
     """Of Longformer, whose first token has global attention."""
     bundle = open_bundle(tiny_bundles("longformer", "text-classification").path)
-    package_bundle(bundle, PackageOptions(target="onnx", output=tmp_path / "package"))
+    package_bundle(bundle, PackageOptions(target="onnx", output=tmp_path / "package", check=False))
     session = onnxruntime.InferenceSession(tmp_path / "package" / "model.onnx")
     assert [each.name for each in session.get_inputs()] == ["input_ids", "attention_mask"]
     given = {"input_ids": IDS, "attention_mask": MASK}
