@@ -1,6 +1,6 @@
 """Embed a corpus by bundles, sentence-transformers and, on a CPU, fastembed.
 
-Usage: python -m benchmarks.corpus BUNDLE [BUNDLE ...] [--corpus short|mixed|long|FILE] [-o DIR]
+Usage: python -m benchmarks.corpus BUNDLE [BUNDLE ...] [--corpus short|passages|mixed|long|FILE] [-o DIR]
 
 Each run is a process of its own, round by round. Other products run with their default batch size and with the best of
 --batch. DIR receives corpus.json. See benchmarks/README.md.
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--corpus",
         default="mixed",
-        help="short, mixed (default) or long, or a file or directory of texts (the column text)",
+        help="short, passages, mixed (default) or long, or a file or directory of texts (the column text)",
     )
     parser.add_argument(
         "--batch",

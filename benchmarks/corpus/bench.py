@@ -152,6 +152,8 @@ def write_corpus_result(folder: Path, result: CorpusResult) -> None:
 
 SAMPLES: dict[str, tuple[str, int, Callable[[random.Random], int]]] = {
     "short": ("texts of 4 to 20 words", 3000, lambda draw: draw.randint(4, 20)),
+    # With the tokens that a word has here, 68 tokens on average: as many as a passage of MS MARCO.
+    "passages": ("texts of 25 to 45 words", 1500, lambda draw: draw.randint(25, 45)),
     "mixed": (
         "texts of 8 to 1,200 words, log-normal",
         200,

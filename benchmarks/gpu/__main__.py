@@ -1,6 +1,6 @@
 """Everything worth knowing on a machine with an NVIDIA GPU, in one command and at most 30 minutes.
 
-Usage: python -m benchmarks.gpu --output FILE [--minutes 30] [--steps NAME ...] [--bundle BUNDLE]
+Usage: python -m benchmarks.gpu --output FILE [--plan first|second] [--minutes 30] [--steps NAME ...]
        python -m benchmarks.gpu --list         the plan: the steps, the minutes that they may take, and what each proves
        python -m benchmarks.gpu --rehearse     all on the CPU with tiny shapes: proves the code, times nothing
        python -m benchmarks.gpu kernels window|blocks     one operator's kernels, at the requested lengths

@@ -39,10 +39,6 @@ _TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 _MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 _REHEARSED_TOKENS = 128
 _CHECKED_TOKENS = 700
-_MODELS = ("bert-base", "longformer-base")
-_ANSWERING_MODELS = (("longformer-base", False), ("bert-base", True), ("bigbird-base", False))
-"""And whether windows take the place of their attention."""
-
 _GROWING_SHAPES = ((1, 4096), (1, 8192), (1, 16384), (8, 4096))
 _MODEL_SHAPES = tuple((rows, tokens) for tokens in (512, 1024, 2048, 4096, 8192, 16384) for rows in (1, 8))
 
@@ -98,14 +94,16 @@ def run_onnxruntime(job: Job) -> None:
             _run_lengths(job, bundle, session, about)
 
 
-def build_models(job: Job) -> None:
-    """Bundles of BERT-base's and Longformer-base's shape for `run_model`, built on the CPU before anything is timed."""
-    for model in _MODELS:
-        _model_bundle(job, model)
-        job.write(case="bundle", model=model)
-    for model, is_windowed in _ANSWERING_MODELS:
-        _model_bundle(job, model, task=Task.SENTENCE_SIMILARITY, is_windowed=is_windowed)
-        job.write(case="bundle", model=model, windowed=is_windowed)
+def build_model(job: Job, bundle: str) -> None:
+    """A bundle of a model's base shape, built on the CPU before anything is timed.
+
+    Args:
+        bundle: one of `benchmarks.gpu.steps.BUNDLES`.
+    """
+    model, is_windowed = bundle.removesuffix("-vectors").removesuffix("-windows"), "-windows" in bundle
+    task = Task.SENTENCE_SIMILARITY if bundle.endswith("-vectors") else Task.FEATURE_EXTRACTION
+    _model_bundle(job, model, task=task, is_windowed=is_windowed)
+    job.write(case="bundle", model=model, windowed=is_windowed, task=task.value)
 
 
 def run_model(job: Job, model: str) -> None:
@@ -138,7 +136,7 @@ def compare_kernels(job: Job, model: str, *, peer: str | None = None) -> None:
     rehearsal runs the bodies twice.
 
     Args:
-        model: one of `_MODELS`.
+        model: one of `benchmarks.gpu.steps.BUNDLES`.
         peer: a way to run the model in PyTorch that is timed at the same shapes, as `end_to_end.measure` has them.
     """
     import hdruntime
@@ -176,7 +174,7 @@ def time_answers(job: Job, model: str, *, is_windowed: bool = False) -> None:
     GPU, and one vector per text in their place. Right first; a rehearsal has the CPU's answers alone.
 
     Args:
-        model: one of `_ANSWERING_MODELS`.
+        model: one whose bundle with vectors is in `benchmarks.gpu.steps.BUNDLES`.
         is_windowed: windows in place of its attention, and longer texts, whose memory is to be linear in tokens.
     """
     import hdruntime

@@ -37,9 +37,6 @@ _GAIN = 2.0
 _JOB_TEXTS = 100_000
 _REHEARSED_TEXTS = 48
 _REHEARSED_BATCHES = (32,)
-_COMPILED_BATCHES = (256,)
-"""Beside the default of 32, so that no time goes into a search."""
-
 _PROCESS_SECONDS = 60.0
 """Of one run of a corpus; of a step, its budget ends it."""
 
@@ -60,15 +57,27 @@ print(json.dumps(said))
 """A command from its start to its end; `run_process` watches its memory, and ends it."""
 
 
-def make_inputs(job: Job) -> None:
-    """Bundles, their checkpoints and the job's texts, before anything is timed."""
-    for model in _SHAPES:
-        _bundle(job, model)
-        job.write(case="bundle", model=model)
+def build_model(job: Job, model: str) -> None:
+    """A bundle and its checkpoint, before anything is timed."""
+    _bundle(job, model)
+    job.write(case="bundle", model=model)
+
+
+def make_job(job: Job) -> None:
+    """What `run_job` takes, before anything is timed."""
+    build_model(job, "minilm")
     _job_texts(job)
 
 
-def embed_corpus(job: Job, corpus: str, *, rounds: int = 1, compiles: bool = False) -> None:
+def embed_corpus(
+    job: Job,
+    corpus: str,
+    *,
+    rounds: int = 1,
+    compiles: bool = False,
+    has_baselines: bool = True,
+    batch_sizes: Sequence[int] | None = None,
+) -> None:
     """A sample's texts by the bundle and by sentence-transformers at its default and best batch sizes, in turns.
 
     Each run is a row at once, for the step may be ended; the last rows have errors as well, and what did not run.
@@ -82,7 +91,7 @@ def embed_corpus(job: Job, corpus: str, *, rounds: int = 1, compiles: bool = Fal
         time_limit_s=_PROCESS_SECONDS,
     )
     with tempfile.TemporaryDirectory() as folder:
-        source, sizes = corpus, _COMPILED_BATCHES if compiles else None
+        source, sizes = corpus, batch_sizes
         if job.times_nothing:
             few = texts_of(corpus)[:_REHEARSED_TEXTS]
             file = Path(folder) / "few.jsonl"
@@ -94,6 +103,7 @@ def embed_corpus(job: Job, corpus: str, *, rounds: int = 1, compiles: bool = Fal
                 source,
                 batch_sizes=sizes,
                 compiles=compiles,
+                has_baselines=has_baselines,
                 on_run=lambda series: _write_series(job, corpus, bench, series),
             )
         except InputError as error:

@@ -31,7 +31,7 @@ _LEAST_SECONDS = 0.3
 
 def measure(job: Job, model: str, variant: str, *, shapes: Iterable[tuple[int, int]] | None = None) -> None:
     """Check one way to run a model, then run it at every length and batch, or at `shapes`, (batch, tokens) each: once
-    as it is, then as a CUDA graph.
+    as it is, then as a CUDA graph. A rehearsal has a short text of its own.
 
     A row tells the latency with all that Python and PyTorch do to start the kernels; the row of the graph tells what
     the GPU alone takes. Running out of memory is a result. What cannot be captured ends the graphs, not the step.
@@ -47,7 +47,7 @@ def measure(job: Job, model: str, variant: str, *, shapes: Iterable[tuple[int, i
             raise StepFailedError(f"a wrong answer: cosine {found.min_cosine:.4f}; {found.tolerance}")
         prepared = prepare(model, variant, sizes=sizes, device=job.device)
         is_capturable = True
-        for batch, tokens in _shapes(job, variant) if shapes is None else shapes:
+        for batch, tokens in _shapes(job, variant) if shapes is None or job.rehearsal else shapes:
             shape = {"batch": batch, "tokens": tokens}
             call = functools.partial(prepared, _ids(batch, tokens, sizes.vocab_size, job.device))
             job.write(case="latency", **about, **shape, **_latency(call, job))

@@ -23,6 +23,7 @@ class Step:
             package that is missing.
         options: of the function, besides the job.
         is_timed: has the GPU for itself; others run side by side.
+        estimate_s: seconds that it takes; it does not start where less is left.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Step:
     does: str
     options: Mapping[str, Any] = field(default_factory=dict)
     is_timed: bool = True
+    estimate_s: float = 5.0
 
     def run(self, job: Job) -> None:
         """Do it, here."""
@@ -67,6 +69,16 @@ def _corpus(name: str, budget_s: float, corpus: str, **options: Any) -> Step:
     return Step(name, budget_s, proves, "corpus:embed_corpus", {"corpus": corpus, **options})
 
 
+BUNDLES = (
+    "bert-base",
+    "longformer-base",
+    "longformer-base-vectors",
+    "bert-base-windows-vectors",
+    "bigbird-base-vectors",
+)
+"""Names of the bundles that steps of ONNX Runtime run: the model, windows in place of its attention, and whether it
+answers with a vector per text."""
+
 _CHECKED_HEADS = ((64,), (128,), (32, 80, 96))
 """Sizes of a head, of one step each."""
 
@@ -86,14 +98,19 @@ STEPS = (
         for family in FAMILIES
         for heads in _CHECKED_HEADS
     ),
-    _check("bundles", "that models of base shape are built", "backends:build_models"),
-    _check("corpus-inputs", "that models that embed texts are built", "corpus:make_inputs"),
+    *(
+        _check(f"bundle-{name}", f"that {name} of base shape is built", "backends:build_model", bundle=name)
+        for name in BUNDLES
+    ),
+    _check("corpus-inputs", "that the model that embeds corpora is built", "corpus:build_model", model="bert-base"),
+    _check("job-inputs", "that the job's model and texts are made", "corpus:make_job"),
     Step("ceilings", 20, "what the GPU can do at most", "machine:measure_ceilings"),
     _corpus("corpus-mixed", 90, "mixed", rounds=2),
     Step("corpus-job", 110, "how fast 100,000 texts are by hdexport run and by ten lines of sentence-transformers",
          "corpus:run_job"),
     _corpus("corpus-short", 60, "short"),
     _corpus("corpus-long", 50, "long"),
+    _corpus("corpus-passages", 40, "passages", has_baselines=False),
     _kernels("kernels-d64", 90, "how fast windows are beside dense ones", "window", head_dims=(64,)),
     _kernels("kernels-d128", 70, "how fast windows are at 128", "window", head_dims=(128,)),
     _kernels("block-kernels-d64", 45, "how fast blocks are", "blocks", head_dims=(64,)),
@@ -121,22 +138,18 @@ STEPS = (
     _model("longformer-flex", 45, "longformer-base", "FlexAttention"),
     _model("bert-compile", 42, "bert-base", "torch.compile"),
     _model("longformer-compile", 30, "longformer-base", "torch.compile"),
-    _corpus("corpus-compiled", 75, "mixed", compiles=True),
+    _corpus("corpus-compiled", 75, "mixed", compiles=True, batch_sizes=(256,)),
     _kernels("window-tiles", 45, "which of the windows' tiles are faster at 64 and 128", "window",
              head_dims=(64, 128), is_tuned=True),
     _kernels("chunk-kernels", 45, "how fast chunks are", "chunks", head_dims=(64,)),
     _kernels("lsh-kernels", 20, "how fast LSH is", "lsh", head_dims=(64,)),
     _kernels("distance-kernels", 60, "how fast distances are", "distances", head_dims=(64,)),
     _kernels("relative-kernels", 20, "how fast relative attention is", "relative", head_dims=(64,)),
-    _engine("engine-tensorrt", 65, "tensorrt"),
-    _engine("engine-tensorrt-plugin", 65, "tensorrt", is_windowed=True),
-    _engine("engine-tensorrt-rtx", 60, "tensorrt_rtx"),
-    _engine("engine-tensorrt-rtx-plugin", 60, "tensorrt_rtx", is_windowed=True),
+    _engine("engine-tensorrt", 55, "tensorrt"),
+    _engine("engine-tensorrt-plugin", 55, "tensorrt", is_windowed=True),
+    _engine("engine-tensorrt-rtx", 50, "tensorrt_rtx"),
+    _engine("engine-tensorrt-rtx-plugin", 50, "tensorrt_rtx", is_windowed=True),
     _kernels("block-kernels-d128", 40, "how fast blocks are at 128, in bfloat16", "blocks", head_dims=(128,),
              dtype="bfloat16"),
 )  # fmt: skip
-"""In the order of what is learnt a minute. Budgets are the most; all together are the plan (`PLAN_MINUTES`), so that no
-step is left out."""
-
-PLAN_MINUTES = 30.0
-"""For all steps; `--minutes` gives what there is, and the last steps are left out."""
+"""In the order of what is learnt a minute. Budgets are the most, and all together fit the plan ``all``."""

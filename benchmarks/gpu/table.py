@@ -21,6 +21,14 @@ _FLEX_PEERS = {
 }
 """Case of ours -> the one that it should not be slower than."""
 
+_CANDIDATE_TARGETS = {64: 1.0, 128: 0.9}
+"""head_dim -> times as fast as FlashAttention 4 that the candidate in Gluon should be."""
+
+_CANDIDATE_PEERS = {
+    "our candidate in Gluon, window": "FlashAttention 4 window",
+    "our candidate in Gluon, dense": "FlashAttention 4 dense",
+}
+
 _CORPUS_TARGETS = (("mixed", "default", 2.0), ("mixed", "best", 1.3), ("short", "best", 1.5))
 """Corpus, batch size of sentence-transformers, and how many times as fast as it a bundle should be."""
 
@@ -40,8 +48,15 @@ _ANSWER_GOALS = {
 }
 """On that GPU, model, answers, texts and tokens -> milliseconds at most of its bundle in ONNX Runtime by kernels."""
 
-_PEER_TIMES = 1.1
-"""Times as long as a peer of the same step a bundle takes at most by kernels."""
+_MODEL_GOALS = {
+    ("bert-base", "our kernel, window", 1, 4096): 2.4,
+    ("bert-base", "our kernel, window", 8, 4096): 17.1,
+}
+"""Model, variant, texts and tokens -> milliseconds at most of its CUDA graph, as FlexAttention takes on an
+H100 (2026-11-26)."""
+
+_PEER_TIMES = {"torch.compile": 1.1}
+"""Times as long as a peer of the same step a bundle takes at most by kernels; others are compared alone."""
 
 _GROWTH = 2.5
 """Times that memory grows at most from 8192 tokens to 16384 as from 4096 to 8192: twice in proportion, and four times
@@ -50,14 +65,19 @@ where it is quadratic."""
 _VECTORS_MS = 0.3
 """Milliseconds at most that a vector of each text takes more than hidden states that stay on the GPU."""
 
-_BUSY_TARGET = 0.85
-"""The share of time in which the GPU should compute, of a corpus that has work for it."""
+_BUSY_TARGETS = {"mixed": 0.75, "long": 0.85}
+"""Corpus -> the share of time in which the GPU should compute."""
 
-_BUSY_CORPORA = ("mixed", "long")
+_PASSAGE_TOKENS = 68
+_PASSAGES_PER_SECOND = 2 * 17_319
+"""Of that many tokens each, on a Hopper: twice the published rate of a base model on an A100, for passages of MS
+MARCO."""
+
+_HOPPERS = ("H100", "H200")
 
 
-def lines_of(rows: Sequence[Row]) -> Iterator[str]:
-    """One line per finding; a rehearsal's times are left out, for they mean nothing."""
+def findings_of(rows: Sequence[Row]) -> Iterator[str]:
+    """One line per measurement; a rehearsal's times are left out, for they mean nothing."""
     if any(row["rehearsal"] for row in rows):
         count = sum(row.get("case") != "step" for row in rows)
         yield f"A rehearsal on the CPU: {count} rows, none of which is a result."
@@ -68,20 +88,37 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
                 f"{row['dtype']:<9} products {row['matmul_flops_per_s'] / 1e12:7.1f} TFLOP/s   "
                 f"copies {row['copy_bytes_per_s'] / 1e12:6.3f} TB/s"
             )
-    kernels = [row for row in rows if "roofline_ms" in row or row.get("case") == "compile"]
-    yield from map(kernel_line, kernels)
-    yield from verdicts(kernels, next((row["gpu"] for row in rows if "gpu" in row), ""))
-    series = {
-        (row["corpus"], row["title"]): row for row in rows if row.get("case") == "corpus" and not row.get("trial")
-    }
-    yield from map(_corpus_line, series.values())
-    yield from corpus_verdicts(list(series.values()))
-    yield from (_job_line(row) for row in rows if row.get("case") == "corpus job" and not row.get("trial"))
     for case in _CALLS:
         yield from (_call_line(row) for row in rows if row.get("case") == case)
-    yield from answer_verdicts(rows, next((row["gpu"] for row in rows if "gpu" in row), ""))
+    yield from map(_corpus_line, _corpus_series(rows))
+    yield from (_job_line(row) for row in rows if row.get("case") == "corpus job" and not row.get("trial"))
+    yield from map(kernel_line, _kernel_rows(rows))
+
+
+def verdicts_of(rows: Sequence[Row]) -> Iterator[str]:
+    """One line per goal, where what it speaks of was measured."""
+    if any(row["rehearsal"] for row in rows):
+        return
+    gpu = next((row["gpu"] for row in rows if "gpu" in row), "")
+    yield from verdicts(_kernel_rows(rows), gpu)
+    yield from corpus_verdicts(_corpus_series(rows), gpu)
+    yield from answer_verdicts(rows, gpu)
+    yield from model_verdicts(rows, gpu)
     yield from peer_verdicts(rows)
     yield from growth_verdicts(rows)
+
+
+def _kernel_rows(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if "roofline_ms" in row or row.get("case") == "compile"]
+
+
+def _corpus_series(rows: Sequence[Row]) -> list[Row]:
+    """The last row of each series."""
+    return list(
+        {
+            (row["corpus"], row["title"]): row for row in rows if row.get("case") == "corpus" and not row.get("trial")
+        }.values()
+    )
 
 
 def kernel_line(row: Row) -> str:
@@ -116,6 +153,18 @@ def verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
             verdict = _verdict(median >= 1)
             spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
             yield f"{ours} at d64: {median:.2f}x FlexAttention {spread}, target 1.0: {verdict}"
+    for ours, peer in _CANDIDATE_PEERS.items():
+        for head_dim, target in _CANDIDATE_TARGETS.items():
+            ratios = [
+                by_case[peer, head_dim, tokens]["median_ms"] / row["median_ms"]
+                for (case, d, tokens), row in by_case.items()
+                if (case, d) == (ours, head_dim) and (peer, head_dim, tokens) in by_case
+            ]
+            if ratios:
+                found = statistics.median(ratios)
+                spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
+                verdict = _verdict(found >= target)
+                yield f"{ours} at d{head_dim}: {found:.2f}x {peer} {spread}, target {target}: {verdict}"
     name, wanted_head_dim, wanted = _OPEN_TARGET
     rates = [row["tflops"] for (case, d, _), row in by_case.items() if (case, d) == ("open window", wanted_head_dim)]
     if rates and name in gpu:
@@ -144,6 +193,16 @@ def answer_verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
             yield f"{model}, {VECTORS}, {batch} x {tokens}: {more:+.2f} ms, target {_VECTORS_MS:g}: {verdict}"
 
 
+def model_verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
+    """Whether models in PyTorch by our kernels are as fast as by FlexAttention, on a GPU of the goals' generation."""
+    if not any(name in gpu for name in _HOPPERS):
+        return
+    for row in rows:
+        wanted = _MODEL_GOALS.get((row.get("model"), row.get("variant"), row.get("batch"), row.get("tokens")))
+        if wanted is not None and row["case"] == "graph" and row["status"] == "ok" and not row.get("trial"):
+            yield f"{_call_line(row)}, target {wanted:g}: {_verdict(row['p50_ms'] <= wanted)}"
+
+
 def peer_verdicts(rows: Sequence[Row]) -> Iterator[str]:
     """How long a bundle takes by kernels and by the bodies beside a peer, whose answers stay on the GPU as well, where
     one step timed all of them."""
@@ -159,8 +218,8 @@ def peer_verdicts(rows: Sequence[Row]) -> Iterator[str]:
                 times = row["p50_ms"] / peer["p50_ms"]
                 what = f"{row['model']} by {row['attention']}, {row['batch']} x {row['tokens']}"
                 found = f"{what}: {times:.2f} of the time of {peer['variant']}, {peer['p50_ms']:.2f} ms"
-                is_judged = row["attention"] == "kernels"
-                yield found + f", target {_PEER_TIMES:g}: {_verdict(times <= _PEER_TIMES)}" * is_judged
+                target = _PEER_TIMES.get(peer["variant"]) if row["attention"] == "kernels" else None
+                yield found + ("" if target is None else f", target {target:g}: {_verdict(times <= target)}")
 
 
 def _is_timed_answer(row: Row) -> bool:
@@ -182,7 +241,7 @@ def growth_verdicts(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{grown}, target {_GROWTH:g} times as much: {verdict}"
 
 
-def corpus_verdicts(rows: Sequence[Row]) -> Iterator[str]:
+def corpus_verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
     """Whether a bundle is as fast, and keeps the GPU as busy, as it should, where both sides were measured."""
     rates: dict[tuple[str, str], float] = {}
     for row in rows:
@@ -199,11 +258,19 @@ def corpus_verdicts(rows: Sequence[Row]) -> Iterator[str]:
                 f"{_verdict(ratio >= wanted)}"
             )
     for row in rows:
-        if row["corpus"] in _BUSY_CORPORA and not row["is_baseline"] and row["gpu_busy_share"]:
+        target = _BUSY_TARGETS.get(row["corpus"])
+        if target is not None and not row["is_baseline"] and row["gpu_busy_share"]:
             share = statistics.median(row["gpu_busy_share"])
             yield (
-                f"{row['corpus']} corpus: the GPU computes {share:.0%} of the time, target {_BUSY_TARGET:.0%}: "
-                f"{_verdict(share >= _BUSY_TARGET)}"
+                f"{row['corpus']} corpus: the GPU computes {share:.0%} of the time, target {target:.0%}: "
+                f"{_verdict(share >= target)}"
+            )
+        is_hopper = any(name in gpu for name in _HOPPERS)
+        if row["corpus"] == "passages" and is_hopper and not row["is_baseline"] and row["seconds"]:
+            rate = row["tokens"] / _PASSAGE_TOKENS / statistics.median(row["seconds"])
+            yield (
+                f"{rate:,.0f} passages/s of {_PASSAGE_TOKENS} tokens, target {_PASSAGES_PER_SECOND:,}: "
+                f"{_verdict(rate >= _PASSAGES_PER_SECOND)}"
             )
 
 

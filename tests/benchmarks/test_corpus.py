@@ -205,7 +205,8 @@ def test_wrong_vectors_differ(change: Any, difference: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "shortest", "longest"), [("short", 3000, 4, 20), ("mixed", 200, 8, 1200), ("long", 16, 530, 4200)]
+    ("name", "count", "shortest", "longest"),
+    [("short", 3000, 4, 20), ("passages", 1500, 25, 45), ("mixed", 200, 8, 1200), ("long", 16, 530, 4200)],
 )
 def test_a_sample_is_what_its_description_says_and_always_the_same(
     name: str, count: int, shortest: int, longest: int

@@ -21,9 +21,18 @@ from benchmarks.gpu import backends, end_to_end, models, operator_nodes, sanitiz
 from benchmarks.gpu.cases import FAMILIES
 from benchmarks.gpu.cases.window import WindowCase
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
+from benchmarks.gpu.plans.plan import Plan
 from benchmarks.gpu.repository_tests import gpu_tests
-from benchmarks.gpu.steps import Step
-from benchmarks.gpu.table import ALL_ON_CPU, ON_GPU, VECTORS, answer_verdicts, growth_verdicts, lines_of, peer_verdicts
+from benchmarks.gpu.steps import STEPS, Step
+from benchmarks.gpu.table import (
+    ALL_ON_CPU,
+    ON_GPU,
+    VECTORS,
+    answer_verdicts,
+    findings_of,
+    growth_verdicts,
+    peer_verdicts,
+)
 from fakes.simulated_cuda import write_simulated_kernels
 from fakes.stand_in_driver import StandInDriver, build_stand_in
 from hdplugins.attention.plugin_spec import plugin_spec_of
@@ -84,7 +93,7 @@ def test_without_a_gpu_every_step_of_the_block_index_is_skipped_for_that_reason_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for asked, lines in (("--minutes 28", len(suite.STEPS)), ("kernels blocks --tune", 1)):
+    for asked, lines in (("--minutes 28", len(STEPS)), ("kernels blocks --tune", 1)):
         monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *asked.split(), "--output", str(tmp_path / "rows.jsonl")])
         assert suite.main("A suite.") == 3
         printed = capsys.readouterr()
@@ -124,10 +133,17 @@ def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(
     output.write_text('{"step": "of an earlier run"}\n')
     # The one that hangs is not waited for; two of them run side by side.
     steps = [
-        Step(name, 1.0 if name == "shipped-kernels" else 60.0, "", "", is_timed=name not in ("machine", "long-answers"))
+        Step(
+            name,
+            1.0 if name == "shipped-kernels" else 60.0,
+            "which GPU it is",
+            "",
+            estimate_s=0.5,
+            is_timed=name not in ("machine", "long-answers"),
+        )
         for name in _FAKED
     ]
-    monkeypatch.setattr(suite, "STEPS", steps)
+    monkeypatch.setitem(suite.PLANS, "all", Plan(proves="", limit_s=600, steps=tuple(steps)))
     monkeypatch.setattr(suite, "why_no_gpu", lambda: None)
     monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--output", str(output)])
     assert suite.main("A suite.", [str(script)]) == 1
@@ -135,11 +151,11 @@ def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(
     ends = dict(line.split(maxsplit=1) for line in printed.out.splitlines())
     assert "SIGSEGV" in ends.pop("ceilings")
     assert ends.pop("shipped-kernels").startswith("timeout")
-    proved = "which GPU, driver and packages the rows are of"
+    proved = "which GPU it is"
     assert ends == {
-        "machine": f"ok       {proved}",
-        "onnxruntime": "skipped  no package",
-        "long-answers": "failed   wrong",
+        "machine": f"ok          {proved}",
+        "onnxruntime": "skipped     no package",
+        "long-answers": "failed      wrong",
     }
     assert "half a line was left" in printed.err
     kept = [json.loads(line) for line in output.read_text().splitlines() if line.endswith("}") and "half" not in line]
@@ -274,7 +290,7 @@ def test_a_refusal_of_tensorrt_is_recorded_word_by_word(given: Any, monkeypatch:
         backends.run_engine(given, "tensorrt", is_windowed=True)
     (row,) = rows_of(given.output)
     assert (row["variant"], row["status"], row["reason"]) == ("tensorrt", "refused", str(refusal))
-    (line,) = lines_of([row | {"rehearsal": False}])
+    (line,) = findings_of([row | {"rehearsal": False}])
     assert line.endswith(f", tensorrt with our plugin: refused: {refusal}")
 
 
@@ -287,7 +303,7 @@ def test_kernels_that_answer_otherwise_than_the_bodies_are_an_error(job: Any, mo
     assert ends == [
         ("answers", "bodies", "cpu"), ("onnxruntime", "bodies", None), *of_kernels, ("onnxruntime", "kernels", None),
     ]  # fmt: skip
-    line = list(lines_of([row | {"rehearsal": False} for row in rows_of(job.output)]))[-1]
+    line = list(findings_of([row | {"rehearsal": False} for row in rows_of(job.output)]))[-1]
     assert line.startswith("longformer-base, onnxruntime by kernels, hidden states to the CPU, 1 x 128: ")
     most, compare = 2 * compared.call_count, compared.side_effect
 
@@ -345,7 +361,7 @@ def test_goals_of_answers_are_judged_on_the_gpu_that_they_are_for() -> None:
         "longformer-base, vectors to the CPU, 8 x 4096: +0.29 ms, target 0.3: met",
     ]
     assert "MISSED" in list(answer_verdicts([rows[1], row(VECTORS, 8, 22.4)], "H200"))[-1]
-    (line,) = (line for line in lines_of([*rows[:1], {"gpu": "H100", "rehearsal": False}]) if "longformer" in line)
+    (line,) = (line for line in findings_of([*rows[:1], {"gpu": "H100", "rehearsal": False}]) if "longformer" in line)
     assert line == "longformer-base, None, hidden states on the GPU, 1 x 4096: 5.00 ms"
 
 
@@ -430,14 +446,14 @@ def _nodes_by_kernels(stand_in: Path, output: Path) -> list[str]:
 def test_the_block_index_for_half_an_hour_leaves_no_step_out_and_says_what_each_proves(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    longest = max(step.budget_s for step in suite.STEPS if not step.is_timed)
-    assert longest + sum(step.budget_s for step in suite.STEPS if step.is_timed) <= 60 * suite.PLAN_MINUTES <= 30 * 60
+    longest = max(step.budget_s for step in STEPS if not step.is_timed)
+    assert longest + sum(step.budget_s for step in STEPS if step.is_timed) <= suite.PLANS["all"].limit_s <= 30 * 60
     monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--list"])
     assert suite.main("A suite.") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[2] for line in lines] == [step.name for step in suite.STEPS]
+    assert [line.split()[2] for line in lines] == [step.name for step in STEPS]
     assert [line.split()[2] for line in lines[:2]] == ["machine", "gpu-tests"], "right answers come first"
-    assert all(line.endswith(step.proves) and step.proves for line, step in zip(lines, suite.STEPS, strict=True))
+    assert all(line.endswith(step.proves) and step.proves for line, step in zip(lines, STEPS, strict=True))
 
 
 @pytest.mark.parametrize(("most", "verdict"), [(1200, "met"), (1700, "MISSED")])
@@ -465,8 +481,11 @@ def test_the_time_for_all_steps_ends_them(
     monkeypatch.setattr(suite, "why_no_gpu", lambda: None)
     monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--output", str(output), "--minutes", "0.05"])
     assert suite.main("A suite.", ["there is no such script"]) == 0
-    assert {row["reason"] for row in rows_of(output)} == {"the 0.05 minutes are over"}
-    assert capsys.readouterr().out.count("skipped") == len(suite.STEPS)
+    rows = rows_of(output)
+    assert {row["status"] for row in rows} == {"not started"}
+    assert rows[0]["reason"].startswith("it takes 5 s, and ")
+    assert rows[0]["reason"].endswith(" s of 0.05 minutes were left")
+    assert capsys.readouterr().out.count("not started") == len(STEPS)
 
 
 def test_what_a_step_raises_is_in_its_last_line(
@@ -478,11 +497,10 @@ def test_what_a_step_raises_is_in_its_last_line(
         (ModuleNotFoundError(name="onnx"), {"skipped": True, "reason": "the package 'onnx' is not installed"}),
         (StepFailedError("wrong"), {"status": "failed", "reason": "wrong"}),
     ):
-        monkeypatch.setitem(suite._BY_NAME, "machine", SimpleNamespace(run=Mock(side_effect=error)))
+        raising = {"machine": SimpleNamespace(run=Mock(side_effect=error))}
+        monkeypatch.setattr(suite, "_steps_by_name", lambda plan, found=raising: found)
         assert suite.main("A suite.") == 0
         assert json.loads(capsys.readouterr().out) == said
-    monkeypatch.setitem(
-        suite._BY_NAME, "machine", SimpleNamespace(run=Mock(side_effect=ZeroDivisionError("a mistake")))
-    )
+    raising["machine"].run.side_effect = ZeroDivisionError("a mistake")
     with pytest.raises(ZeroDivisionError):
         suite.main("A suite.")
