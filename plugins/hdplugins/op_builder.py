@@ -125,7 +125,7 @@ class OpBuilder:
     def _constant(self, literal: float | Sequence[int] | Sequence[float]) -> onnx_ir.Value:
         """A constant with the shape of the number, [], or the list, [length].
 
-        ONNX Runtime before 1.26 takes the attribute value_ints for a scalar when a Pad reads it, and GraphSurgeon
+        ONNX Runtime before 1.25 takes the attribute value_ints for a scalar when a Pad reads it, and GraphSurgeon
         0.6.1, Polygraphy 0.53.6 and onnxslim 0.1.98 make a double of value_float: hence a tensor.
         """
         import onnx_ir as ir
