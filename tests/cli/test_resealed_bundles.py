@@ -175,7 +175,9 @@ def test_what_contradicts_the_format_is_named(
     path, manifest = bundle
     for where, value, message in wrongs:
         write_manifest_values(path, changed(manifest, where, value))
-        assert re.search(message, inspected(hdexport, path)), (where, message)
+        # inspect shows the manifest, and reads no graph.
+        is_of_graph = "but the manifest of" in message
+        assert is_of_graph or re.search(message, inspected(hdexport, path)), (where, message)
         with pytest.raises(BundleCorruptError, match=message):
             use(path)
 
@@ -224,13 +226,12 @@ def test_a_damaged_graph_is_refused_or_works(bundle: tuple[Path, dict[str, Any]]
     for graph in manifest["graphs"]:
         (path / graph["file"]).write_bytes(damaged((path / graph["file"]).read_bytes(), seed))
     resealed(path, manifest)
-    said = inspected(hdexport, path)
-    if seed < 2:
-        assert re.search(r"model\.onnx .*(cannot be read|but the manifest)", said)
+    assert not inspected(hdexport, path), "inspect reads no graph"
     try:
         use(path)
     except HdexportError:
         return
+    assert seed >= 2, "a graph that nothing can read works"
 
 
 def test_no_command_is_broken_by_a_damaged_graph(
@@ -244,7 +245,6 @@ def test_no_command_is_broken_by_a_damaged_graph(
     resealed(copied, manifest)
     (tmp_path / "in.txt").write_text("long documents")
     unread = r"model\.onnx .*cannot be read: |cannot load .*\.onnx: "
-    refused("inspect", copied, message=unread)
     refused("verify", copied, "--model", checkpoint, message=unread)
     refused("rebuild", copied, "--target", "tensorrt-rtx", message=unread)
     refused("run", copied, tmp_path / "in.txt", "-o", tmp_path / "out.jsonl", message=unread)

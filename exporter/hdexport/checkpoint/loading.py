@@ -18,7 +18,6 @@ from hdexport.checkpoint.agreement import Agreement, check_layers
 from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import StoredWeight, read_weights, stored_weights
 from hdexport.families import Family
-from hdexport.model.half_weights import MappedWeights, kept_in_half
 from hdexport.model.task import model_from_config, supports_sdpa
 from hdexport.support.json_files import listing, shown
 from hdexport.support.memory import says_out_of_memory
@@ -57,6 +56,8 @@ def load_model(
         report: takes a line that names the weights that the task does not need, if there are any.
     """
     import torch
+
+    from hdexport.model.half_weights import MappedWeights, kept_in_half
 
     free_of_reports()
     # The head's own weights are read with the head.

@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="minimum and maximum per dimension, by which int8 and uint8 embeddings are scaled: the output of a job "
         "with --output-dtype int8, or a .npy file of float32 [2, dimensions] (default: none, and requests for int8 and "
         "uint8 get 400)",
-        **_of_bundle(str),
+        **_of_bundle(path_or_url),
     )
     _add_server_options(parser)
     take_defaults(parser, os.environ, _OF_PLATFORMS)

@@ -290,8 +290,10 @@ def _compare(
 
         def run_cases(graphs: GraphSet, those: Sequence[Case]) -> None:
             with runner(bundle, graphs, changes) as run:
-                # Batches without padding first: a session may change its graph once.
-                for case in sorted(those, key=lambda case: case.padding != "none" or case.tokens == 1):
+                if len(graphs.graphs) > 1:
+                    # Batches without padding first: a session may change its graph once.
+                    those = sorted(those, key=lambda case: case.padding != "none" or case.tokens == 1)
+                for case in those:
                     count.step()
                     if run is None:
                         needed = arrays_bytes(case, manifest)

@@ -31,6 +31,9 @@ _HELD_BYTES_PER_CHARACTER = 4
 _FEWEST_CHARACTERS = 2**12
 """Characters of the smallest shard that more rows wait behind: about a batch of 1024 tokens."""
 
+_SIGNAL_SECONDS = 1.0
+"""A signal that comes just before the main thread waits for a row does not wake it: it looks again after so long."""
+
 _LEAST_SECONDS = 0.1
 """Time for which a shard may run however little its rows may wait, so that shards have some batches."""
 
@@ -230,9 +233,10 @@ class ArrivingShards(Iterator[Shard]):
         while True:
             wait = None if self._oldest is None else self._oldest + self._source.wait_seconds - time.monotonic()
             try:
-                item = self._queue.get(timeout=wait if wait is None else max(0.0, wait))
+                item = self._queue.get(timeout=_SIGNAL_SECONDS if wait is None else max(0.0, wait))
             except queue.Empty:
-                yield None
+                if wait is not None:
+                    yield None
                 continue
             if item is None:
                 return

@@ -78,6 +78,8 @@ class _DenseLowering(Lowering, OpenVinoLowering):
 
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
         op, causal = OpBuilder.before(node), is_causal(node)
+        # OpenVINO 2026.4.1 loads no groups but one of all heads.
+        repeat_key_heads(op, node)
         key_mask = token_mask_of(node)
         mask = parts.once((_Mask, key_mask, causal), lambda: _mask(op, key_mask, causal=causal, padded=parts.padded))
         states = [transpose_heads_and_tokens(op, state) for state in states_of(node)]
