@@ -64,7 +64,7 @@ def build_model(job: Job, model: str) -> None:
 
 
 def make_job(job: Job) -> None:
-    """What `run_job` takes, before anything is timed."""
+    """Build the model and write the texts of `run_job`, before anything is timed."""
     build_model(job, "minilm")
     _job_texts(job)
 

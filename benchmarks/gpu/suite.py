@@ -95,13 +95,13 @@ def _read_options(description: str) -> argparse.Namespace:
 
 
 def _steps_by_name(plan: Plan) -> dict[str, Step]:
-    """Every step that the plan can run: its own, and those that it repeats."""
+    """All steps of a plan, by name, including the steps that the plan repeats."""
     repeated = PLANS[plan.repeats].steps if plan.repeats else ()
     return {step.name: step for step in (*repeated, *plan.steps)}
 
 
 def _chosen_steps(plan: Plan, options: argparse.Namespace, earlier: Sequence[dict[str, Any]]) -> list[Step]:
-    """The plan's steps, then those that it repeats: of another plan, without a good end in the rows of earlier runs.
+    """The plan's steps, then the steps of the repeated plan that did not end well in the rows of earlier runs.
 
     Where no earlier rows are, that plan has not run, and nothing is repeated.
     """
@@ -206,7 +206,7 @@ def _rows_from(output: Path, begin: int) -> list[dict[str, Any]]:
 def summary_of(
     rows: Sequence[dict[str, Any]], ends: Sequence[_End], proved: Mapping[str, str], *, max_lines: int | None = None
 ) -> list[str]:
-    """What was measured, which goals were met, and how each step ended.
+    """Summarize measurements, goals and the outcome of each step.
 
     Args:
         rows: of this run.

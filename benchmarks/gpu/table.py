@@ -70,8 +70,7 @@ _BUSY_TARGETS = {"mixed": 0.75, "long": 0.85}
 
 _PASSAGE_TOKENS = 68
 _PASSAGES_PER_SECOND = 2 * 17_319
-"""Of that many tokens each, on a Hopper: twice the published rate of a base model on an A100, for passages of MS
-MARCO."""
+"""Passages per second on a Hopper GPU, for MS MARCO's tokens per passage: twice the published rate on an A100."""
 
 _HOPPERS = ("H100", "H200")
 

@@ -1,4 +1,4 @@
-"""What must travel to a machine without a network, and whether it fits.
+"""List the packages to copy to a machine without a network, and check their size.
 
 Usage: python -m pip list --format=freeze > there.txt                (on that machine)
        python -m benchmarks.gpu.transfer --plan first --installed there.txt --wheels DIR [--also PATH ...]

@@ -1,4 +1,4 @@
-"""What a plan is: which steps run, how long each takes, and when none may start any more."""
+"""Plans: the steps that run, the estimated seconds of each step, and the deadline after which no step starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REQUIRES = tuple(
     line for lines in (_PROJECT["dependencies"], *map(_PROJECT["optional-dependencies"].get, ("export", "gpu")))
     for line in lines
 )  # fmt: skip
-"""What the project needs to build bundles and to run them on a GPU."""
+"""Packages that hdexport needs to build bundles and to run them on a GPU."""
 
 _STEP_BY_NAME = {step.name: step for step in STEPS}
 

@@ -171,7 +171,7 @@ def _of_bundle(kind: Callable[[str], object]) -> dict[str, Any]:
 
 
 def _value(values: Mapping[str | None, Any], names: Sequence[str]) -> Any:
-    """The value of an option for a bundle with these names, or for all; None where there is none."""
+    """Value of an option for the bundle with these names, or for all bundles; None without a value."""
     return next((values[name] for name in (*names, None) if name in values), None)
 
 

@@ -382,7 +382,7 @@ class _Server:
 
     @staticmethod
     def _name(request: Request, bodies: Sequence[Mapping[str, Any]]) -> str | None:
-        """The name of a model in a path, or the one in all bodies; None where there is none."""
+        """Name of the requested model, from the path or the body; None for a request without a model."""
         if "model" in request.path_params:
             name: str = request.path_params["model"]
             return name
@@ -613,7 +613,7 @@ def _values(content: bytes | bytearray, options: ServeOptions, max_ids: int) -> 
 
 
 def _read_lines(content: bytearray, options: ServeOptions, max_ids: int) -> list[dict[str, Any]]:
-    """The objects of JSON lines; an empty line is none."""
+    """Parse JSON lines into objects; empty lines are ignored."""
     lines = content.rstrip()
     # Counted before they are made.
     if not lines or (count := lines.count(b"\n") + 1) > options.max_texts:
