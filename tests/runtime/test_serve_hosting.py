@@ -480,7 +480,7 @@ def test_probes_are_answered_at_once_while_a_text_of_one_token_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, real = threading.Event(), health.SessionHealth._run_text
-    monkeypatch.setattr("hdruntime.serve.asgi._READY_SECONDS", 0.01)
+    monkeypatch.setattr("hdruntime.serve.model_registry._READY_SECONDS", 0.01)
     monkeypatch.setattr(health.SessionHealth, "_run_text", lambda self, session: (go.wait(60), real(self, session)))
     bundle = open_bundle(make_bundle(tmp_path / "bundle"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import uvicorn
 
 from fakes.recording_runner import RecordingRunner
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.serve import ServeOptions, application
+from hdruntime.serve import ServeOptions, application, request_reader
 from hdruntime.session import Session
 from support.serving import PARSERS, Connection, answers_of, command
 
@@ -199,7 +198,7 @@ def _listens(client: httpx2.Client) -> bool:
 def test_a_body_that_comes_when_the_server_is_stopped_is_answered(
     new_bundle: Callable[..., Path], parser: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["hdruntime.serve.asgi"], "_BODY_SECONDS", 60.0)
+    monkeypatch.setattr(request_reader, "_BODY_SECONDS", 60.0)
     with command(new_bundle(), parser=parser) as (client, server), Connection(client) as connection:
         connection.send(POST + WHOLE[:-5])
         assert client.post("/v1/embeddings", content=BODY).status_code == 200

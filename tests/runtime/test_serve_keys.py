@@ -6,7 +6,6 @@ import base64
 import functools
 import json
 import re
-import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -21,9 +20,10 @@ import hdruntime
 from fakes.recording_runner import RecordingRunner, answer
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
-from hdruntime.serve import ServeOptions, application
+from hdruntime.serve import ServeOptions, application, request_reader
 from hdruntime.serve import request_body as requests
 from hdruntime.serve.interfaces import cohere, contextualized, multi_vector, openai, rerank, tei, vllm
+from hdruntime.serve.responses import number_ranges
 from hdruntime.session import Session
 from hdruntime.text.embeddings import EmbeddingPrecision, quantized
 from support.serving import answers_of, message_of
@@ -668,9 +668,8 @@ def test_an_unknown_default_for_long_texts_is_refused() -> None:
 
 
 def test_numbers_of_inputs_are_written_as_ranges_and_never_without_end() -> None:
-    ranges = sys.modules["hdruntime.serve.asgi"]._ranges
-    assert ranges({3, 0, 4, 5, 9}) == "0,3-5,9"
-    written = ranges(range(0, 4096, 2))
+    assert number_ranges({3, 0, 4, 5, 9}) == "0,3-5,9"
+    written = number_ranges(range(0, 4096, 2))
     *shown, left = written.split(",")
     assert len(written) < 1100
     assert len(shown) + int(left.removeprefix("+")) == 2048
@@ -754,7 +753,7 @@ def test_ids_of_a_large_body_are_read_and_checked_beside_the_event_loop(
 
         monkeypatch.setattr(module, name, call)
 
-    noted(sys.modules["hdruntime.serve.asgi"], "read_large_values")
+    noted(request_reader, "read_large_values")
     noted(openai, "_texts_or_ids")
     bundle, ids = open_bundle(make_bundle(tmp_path / "bundle")), [CLS, *[5] * 60_000, SEP]
     app = application(bundle, Session(bundle, RecordingRunner()), ServeOptions(truncate="end"))

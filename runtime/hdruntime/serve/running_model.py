@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -64,14 +63,6 @@ class LoadedModel:
     def all_names(self) -> Sequence[str]:
         """The names, and the one in the manifest, by which requests may choose the model unless several have it."""
         return list(dict.fromkeys([*self.names, self.bundle.manifest.name]))
-
-
-def check_names(models: Sequence[LoadedModel]) -> None:
-    """Refuse models of which two have the same name."""
-    named = Counter(name for model in models for name in model.names or [model.name])
-    for name, number in named.items():
-        if number > 1:
-            raise InputError(f"Two models have the name {name}.", hint="Give one of them another name.")
 
 
 class RunningModel:

@@ -21,8 +21,9 @@ from hdruntime.process_limits import chosen_threads
 from hdruntime.serve.asgi import application_of_models
 from hdruntime.serve.connections import ListeningSocket
 from hdruntime.serve.interfaces import served_task
+from hdruntime.serve.model_registry import check_names
 from hdruntime.serve.options import ServeOptions
-from hdruntime.serve.running_model import LoadedModel, check_names
+from hdruntime.serve.running_model import LoadedModel
 from hdruntime.serve.stores import is_in_store, opened_in_store
 from hdruntime.session import Session, load
 from hdruntime.text.lengths import MaxSeqLength
