@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +267,26 @@ def test_global_tokens_are_described(hdexport: Command, bundle: Path) -> None:
         marks = InputSpec(name="marks", dtype="int64", shape=shape, role=role, default=default, bound=bound)
         change(bundle, inputs=(*INPUTS[:2], marks), graphs=())
         assert line in lines_of(hdexport("inspect", bundle).stdout)
+
+
+def test_it_imports_no_library_of_arrays_or_graphs(hdexport: Command, bundle: Path) -> None:
+    """Their imports would take longer than all else; checked on a window, which describes itself."""
+    change(bundle, num_heads=2, attention=(DESCRIBED[-1][0],))
+    libraries = ("numpy", "onnx", "onnx_ir", "onnxruntime", "torch", "transformers")
+    script = f"import sys\nfor name in {libraries}: sys.modules[name] = None\n"
+    script += "from hdexport.cli import main\nsys.exit(main(sys.argv[1:]))"
+    alone = subprocess.run([sys.executable, "-c", script, "inspect", bundle], capture_output=True, text=True)
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert alone.stdout == hdexport("inspect", bundle).stdout
+
+
+def test_files_are_read_on_request_only(hdexport: Command, bundle: Path) -> None:
+    graph = bundle / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1] + b"\1")
+    assert "Files, sizes checked" in lines_of(hdexport("inspect", bundle).stdout)
+    done = hdexport("inspect", bundle, "--checksums")
+    assert done.returncode == 1
+    assert "The file model.onnx of the bundle" in done.stderr
+    assert "has changed: expected sha256" in done.stderr
+    graph.write_bytes(graph.read_bytes()[:-1])
+    assert re.search("has changed: expected .* bytes, found", hdexport("inspect", bundle).stderr)

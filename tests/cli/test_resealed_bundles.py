@@ -380,8 +380,7 @@ def test_a_changed_file_is_refused_by_every_command(refused: Refused, tmp_path: 
     (tmp_path / "texts.txt").write_text("long documents")
     before = sorted(path.name for path in tmp_path.rglob("*"))
     for command, *arguments in (
-        ("inspect",),
-        ("inspect", "--json"),
+        ("inspect", "--checksums"),
         ("verify",),
         ("run", tmp_path / "texts.txt", "-o", tmp_path / "out.jsonl"),
         ("bench", "-o", tmp_path / "bench"),

@@ -31,7 +31,7 @@ from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family
 from hdexport.model.family import UnsupportedReason
-from hdexport.model.positions import LONGEST
+from hdexport.model.limits import MAX_POSITIONS
 from hdexport.model.task import (
     ENCODER_TASKS,
     TASKS,
@@ -156,10 +156,10 @@ class Checkpoint:
 
     @property
     def base_positions(self) -> int:
-        """Positions that real tokens can use, before any extension; `LONGEST` where any number can."""
+        """Positions that real tokens can use, before any extension; `MAX_POSITIONS` where any number can."""
         file, key = self.path / "config.json", self.family.positions_key
         if self.family.relative_positions:
-            return LONGEST
+            return MAX_POSITIONS
         values = {"pad_token_id": 1, **self.config}
         padding, rows = values["pad_token_id"], self.config.get(key)
         no_token = SimpleNamespace(pad_token_id=-1)
@@ -173,9 +173,9 @@ class Checkpoint:
                 f"{file} has pad_token_id {shown(padding)}, which is not a token id.",
                 hint="Set it to the tokenizer's, e.g. 1.",
             )
-        if isinstance(rows, int) and rows > LONGEST:
+        if isinstance(rows, int) and rows > MAX_POSITIONS:
             raise ModelError(
-                f"{file} has {key} {shown(rows)}; at most {LONGEST} positions can be built.",
+                f"{file} has {key} {shown(rows)}; at most {MAX_POSITIONS} positions can be built.",
                 hint="Set it to the number of rows of the checkpoint's position table.",
             )
         first_row = self.family.first_row(SimpleNamespace(**values))

@@ -18,7 +18,7 @@ from hdexport.checkpoint.sentence_modules import (
     sentence_modules,
     token_modules,
 )
-from hdexport.model.positions import LONGEST
+from hdexport.model.limits import MAX_POSITIONS
 from hdexport.support.json_files import read_object, read_settings, shown
 from hdruntime.bundle.checked_json import Size
 from hdruntime.bundle.manifest import Task
@@ -312,7 +312,9 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
     options = config.tokenizer_args or config.processor_kwargs or _TokenizerOptions()
     named = options.model_max_length or config.max_seq_length
     positions = getattr(checkpoint.settings(), "max_position_embeddings", None)
-    own = named or min(checkpoint.tokenizer.model_max_length, positions if positions and positions > 0 else LONGEST)
+    own = named or min(
+        checkpoint.tokenizer.model_max_length, positions if positions and positions > 0 else MAX_POSITIONS
+    )
     return int(min(own, checkpoint.base_positions))
 
 

@@ -28,14 +28,12 @@ from typing import Any
 
 import numpy as np
 
+from hdexport.model.limits import MAX_POSITIONS
 from hdruntime.bundle.manifest import PositionForm, Scheme
 from hdruntime.errors import ExportError, InputError, ModelError, Setting
 
 DEFAULT_ALPHA = 0.4
 """The weight of the coarse position, as in bert4keras' ``hierarchical_position=True``."""
-
-LONGEST = 2**24
-"""Most positions in any scheme: PyTorch's embeddings keep an id per position, 128 MiB at this length."""
 
 FOLDED_LIMIT_BYTES = 64 * 2**20
 """The largest table, in its stored dtype, that is written out row by row.
@@ -180,7 +178,7 @@ def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> N
         InputError: its message says which number arrived, which fits and the option to type.
     """
     if max_len < 1:
-        raise InputError(parameter="max_len", value=max_len, accepted=f"1 to {LONGEST}")
+        raise InputError(parameter="max_len", value=max_len, accepted=f"1 to {MAX_POSITIONS}")
     if scheme == Scheme.HIERARCHICAL:
         _check_alpha(alpha)
         if max_len > base * base:
@@ -210,8 +208,8 @@ def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> N
                 " (or tile, interpolate, group).",
             ),
         )
-    if max_len > LONGEST:
-        raise InputError(parameter="max_len", value=max_len, accepted=f"1 to {LONGEST}")
+    if max_len > MAX_POSITIONS:
+        raise InputError(parameter="max_len", value=max_len, accepted=f"1 to {MAX_POSITIONS}")
 
 
 def _check_alpha(alpha: float) -> None:

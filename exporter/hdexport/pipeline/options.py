@@ -10,7 +10,7 @@ from typing import Any, get_args
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.engines.build import EngineOptions
-from hdexport.model.positions import LONGEST
+from hdexport.model.limits import MAX_POSITIONS
 from hdexport.quantize import Int8Options
 from hdexport.verify.grid import Grid
 from hdruntime.bundle.manifest import AttentionScale, Dtype, Scheme, Task, TokenizerSource
@@ -98,16 +98,16 @@ class BuildOptions:
                 f"tokenizer is {self.tokenizer!r}.",
                 hint=f"Choose from: {', '.join(get_args(TokenizerSource))}, or None.",
             )
-        if self.ffn_chunk is not None and not 1 <= self.ffn_chunk <= LONGEST:
+        if self.ffn_chunk is not None and not 1 <= self.ffn_chunk <= MAX_POSITIONS:
             raise InputError(
                 parameter="ffn_chunk",
                 value=self.ffn_chunk,
-                accepted=f"1 to {LONGEST} tokens",
+                accepted=f"1 to {MAX_POSITIONS} tokens",
                 hint="Leave it out to compute all tokens of a feed-forward network at once.",
             )
         require_utf8(self.output)
         if self.int8 is not None:
             self.int8.check()
         # A graph for one token could not be told from a graph for any number of them.
-        if self.recurrence is not None and not 2 <= self.recurrence <= LONGEST:
-            raise InputError(parameter="recurrence", value=self.recurrence, accepted=f"2 to {LONGEST} tokens")
+        if self.recurrence is not None and not 2 <= self.recurrence <= MAX_POSITIONS:
+            raise InputError(parameter="recurrence", value=self.recurrence, accepted=f"2 to {MAX_POSITIONS} tokens")

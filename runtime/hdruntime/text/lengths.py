@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Literal
-
-import numpy as np
 
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.errors import InputError, Setting
@@ -69,7 +68,7 @@ def checked_length(
         return min(model_length(manifest, role), max_tokens)
     if length == "bundle":
         return max_tokens
-    if not isinstance(length, (int, np.integer)) or isinstance(length, bool):
+    if not isinstance(length, (int, numbers.Integral)) or isinstance(length, bool):
         raise InputError(parameter=name, value=length, accepted="a number of tokens, 'model' or 'bundle'")
     if not min_tokens <= length <= max_tokens:
         longer = ("Build the bundle again with ", Setting("max_len", int(length), command="build"), ".")
