@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,24 +35,37 @@ def classifier(tiny_bundles: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def server(sample_bundle: Path, classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
-    """A client of a server of the models ``embedder`` and ``classifier``."""
+    """A client of a server of the models ``embedder``, ``classifier``, and ``earlier``, which lacks an output."""
     models = tmp_path_factory.mktemp("triton") / "models"
-    for name, bundle in (("embedder", sample_bundle), ("classifier", classifier)):
+    for name, bundle in (("embedder", sample_bundle), ("classifier", classifier), ("earlier", sample_bundle)):
         packaged(bundle, models / name)
+    config = models / "earlier" / "config.pbtxt"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if '"truncated"' not in line))
+    assert len(config.read_text().splitlines()) == len(lines) - 1
     with triton_server(models, tmp_path_factory.mktemp("server")) as client:
         yield client
 
 
-def ask(client: httpx2.Client, model: str, inputs: dict[str, list[str]], **parameters: str) -> httpx2.Response:
+def ask(
+    client: httpx2.Client, model: str, inputs: dict[str, list[str]], outputs: list[str] | None = None, **parameters: str
+) -> httpx2.Response:
     tensors = [
         {"name": name, "shape": [len(texts), 1], "datatype": "BYTES", "data": texts} for name, texts in inputs.items()
     ]
-    return client.post(f"/v2/models/{model}/infer", json={"inputs": tensors, "parameters": parameters})
+    body = {"inputs": tensors, "parameters": parameters}
+    wanted = {} if outputs is None else {"outputs": [{"name": name} for name in outputs]}
+    return client.post(f"/v2/models/{model}/infer", json=body | wanted)
 
 
-def rows(answer: httpx2.Response) -> Any:
+def rows(answer: httpx2.Response, truncated: Sequence[bool] | None = None) -> Any:
+    """The rows of an answer, whose other tensor says which texts were truncated; None: no text was."""
     assert answer.status_code == 200, answer.text
-    (output,) = answer.json()["outputs"]
+    outputs = {output["name"]: output for output in answer.json()["outputs"]}
+    flags = outputs.pop("truncated")
+    ((_, output),) = outputs.items()
+    assert (flags["datatype"], flags["shape"]) == ("BOOL", [output["shape"][0], 1])
+    assert flags["data"] == list(truncated or [False] * output["shape"][0])
     return np.array(output["data"], np.float32).reshape(output["shape"])
 
 
@@ -67,8 +80,8 @@ def test_texts_become_the_sessions_vectors_also_those_of_many_clients(
     np.testing.assert_allclose(rows(ask(server, "embedder", {"TEXT": TEXTS})), expected, atol=1e-6)
     assert np.abs(cut - split).max() > 1e-3
     for truncate, vector in (("end", cut), ("split", split)):
-        found = rows(ask(server, "embedder", {"TEXT": [long]}, truncate=truncate))
-        np.testing.assert_allclose(found, vector, atol=1e-6)
+        found = rows(ask(server, "embedder", {"TEXT": ["short", long]}, truncate=truncate), [False, truncate == "end"])
+        np.testing.assert_allclose(found[1:], vector, atol=1e-6)
     # Several share a batch; one that fails takes no other with it.
     asked = [[text] for text in TEXTS] * 8 + [[long]]
     with ThreadPoolExecutor(8) as clients:
@@ -76,6 +89,17 @@ def test_texts_become_the_sessions_vectors_also_those_of_many_clients(
     for number, answer in enumerate(answers[:-1]):
         np.testing.assert_allclose(rows(answer)[0], expected[number % len(TEXTS)], atol=1e-6)
     assert "TEXT[0]: The text has" in answers[-1].json()["error"]
+
+
+@needs_triton
+def test_truncation_is_not_answered_where_the_client_or_the_configuration_lacks_the_output(
+    server: httpx2.Client,
+) -> None:
+    for model, outputs in (("embedder", ["embedding"]), ("earlier", None)):
+        answer = ask(server, model, {"TEXT": ["long " * 1000]}, outputs, truncate="end")
+        assert [output["name"] for output in answer.json()["outputs"]] == ["embedding"]
+    answer = ask(server, "embedder", {"TEXT": ["long " * 1000]}, ["truncated"], truncate="end")
+    assert answer.json()["outputs"] == [{"name": "truncated", "datatype": "BOOL", "shape": [1, 1], "data": [True]}]
 
 
 @needs_triton

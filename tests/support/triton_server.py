@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx2
 
+import hdruntime
 from support.waiting import wait_until
 
 _WHEEL = Path(sys.prefix) / "triton-server"
@@ -42,7 +43,9 @@ def triton_server(repository: Path, folder: Path) -> Iterator[httpx2.Client]:
     venv.create(folder / "environment")
     (packages,) = (folder / "environment" / "lib").glob("python*/site-packages")
     own = next(path for path in sys.path if path.endswith("site-packages"))
-    (packages / "ours.pth").write_text(f"{_WHEEL}\nimport site; site.addsitedir({own!r})\n")
+    # The backend ignores PYTHONPATH.
+    runtime = Path(hdruntime.__file__).parents[1]
+    (packages / "ours.pth").write_text(f"{_WHEEL}\n{runtime}\nimport site; site.addsitedir({own!r})\n")
     shutil.copytree(_SERVER / "backends" / "python", folder / "backends" / "python")
     stub = shutil.copy(
         _SERVER / "python_backend_stubs" / _PYTHON / "triton_python_backend_stub", folder / "backends" / "python"

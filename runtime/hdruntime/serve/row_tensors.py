@@ -12,6 +12,9 @@ from hdruntime.text.logits import activated
 TEXT, TEXT_PAIR = "TEXT", "TEXT_PAIR"
 """The input tensors: a text, and the second text of a pair, [texts] or [texts, 1]."""
 
+TRUNCATED = "truncated"
+"""The output tensor that says whether each text or pair was truncated, bool [texts] or [texts, 1]."""
+
 
 class RowTensor(NamedTuple):
     """The output tensor, float32 [texts, size].

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from hdruntime.errors import HdexportError, InputError, write
 from hdruntime.serve.interfaces import served_task
 from hdruntime.serve.request_body import OVERFLOWS
 from hdruntime.serve.request_keys import request_key, request_message
-from hdruntime.serve.row_tensors import TEXT, TEXT_PAIR, RowTensor, row_of, row_tensor
+from hdruntime.serve.row_tensors import TEXT, TEXT_PAIR, TRUNCATED, RowTensor, row_of, row_tensor
 from hdruntime.session import load
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Text
@@ -42,10 +42,11 @@ def tensors_of(bundle: Bundle) -> RowTensor:
 
 
 class _Request(NamedTuple):
-    """The texts of a request, each with its answer or its error, and what runs them."""
+    """The texts of a request, each with its answer or its error, what runs them, and the outputs that the client wants."""
 
     inference: TextInference
     items: list[TextItem]
+    outputs: Collection[str]
 
     @property
     def error(self) -> str | None:
@@ -77,8 +78,8 @@ class TritonPythonModel:
         self._inferences: dict[tuple[Overflow, str], TextInference] = {}
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """The response to each request, in order: of the tensor of `tensors_of`, by the parameters ``truncate``
-        (``error``, ``end`` or ``split``) and ``prompt_name``."""
+        """The response to each request, in order, by the parameters ``truncate`` (``error``, ``end`` or ``split``) and
+        ``prompt_name``: the tensor of `tensors_of`, and `TRUNCATED` if the model's configuration has that output."""
         triton = importlib.import_module("triton_python_backend_utils")
         read = [self._read(triton, request) for request in requests]
         items: dict[TextInference, list[TextItem]] = {}
@@ -117,7 +118,7 @@ class TritonPythonModel:
             seconds: Sequence[str | None] = pairs or [None] * len(texts)
             items = [Text(text=text, text_pair=pair) for text, pair in zip(texts, seconds, strict=True)]
             inference = self._inference(overflow, prompt)
-            return _Request(inference, inference.encode(items))
+            return _Request(inference, inference.encode(items), request.requested_output_names())
         except HdexportError as error:
             return request_message(error)
         except UnicodeDecodeError as error:
@@ -141,4 +142,9 @@ class TritonPythonModel:
             return triton.InferenceResponse(output_tensors=[], error=triton.TritonError(error))
         answers = [row_of(self._task, item.answer) for item in request.items]
         rows = np.array(answers, np.float32).reshape(len(answers), self._tensor.size)
-        return triton.InferenceResponse([triton.Tensor(self._tensor.name, rows)])
+        tensors = [triton.Tensor(self._tensor.name, rows)]
+        # A configuration that was written before the output existed lacks it.
+        if TRUNCATED in request.outputs:
+            flags = [item.encoding is not None and item.encoding.whole.is_truncated for item in request.items]
+            tensors.append(triton.Tensor(TRUNCATED, np.array(flags, bool).reshape(len(flags), 1)))
+        return triton.InferenceResponse(tensors)

@@ -6,11 +6,13 @@ from hdexport.package.files import write_bundle
 from hdexport.package.target import Package, PackageTarget
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle
+from hdruntime.serve.row_tensors import TRUNCATED
 from hdruntime.serve.triton_model import BUNDLE_FOLDER, tensors_of
 from hdruntime.tasks.task import Pairs
 
 _MODEL = '''"""hdexport's model for the Python backend."""
 
+from hdruntime.serve.row_tensors import TRUNCATED
 from hdruntime.serve.triton_model import TritonPythonModel  # noqa: F401
 '''
 
@@ -19,6 +21,7 @@ max_batch_size: 1024
 dynamic_batching {{ max_queue_delay_microseconds: 2000 }}
 {inputs}
 output [ {{ name: "{output}" data_type: TYPE_FP32 dims: [ {size} ] }} ]
+output [ {{ name: "{truncated}" data_type: TYPE_BOOL dims: [ 1 ] }} ]
 instance_group [ {{ kind: KIND_AUTO count: 1 }} ]
 parameters [ {{ key: "backend" value: {{ string_value: "{backend}" }} }} ]
 """
@@ -42,6 +45,7 @@ def _write(package: Package) -> None:
     config = _CONFIG.format(
         inputs="\n".join(_INPUT.format(name=each, optional=optional) for each, optional in inputs.items()),
         output=tensors.name,
+        truncated=TRUNCATED,
         size=tensors.size,
         backend=package.options.backend,
     )
