@@ -42,7 +42,7 @@ def tensors_of(bundle: Bundle) -> RowTensor:
 
 
 class _Request(NamedTuple):
-    """The texts of a request, each with its answer or its error, what runs them, and the outputs that the client wants."""
+    """Texts of a request, each with its answer or its error, what runs them, and the outputs that the client wants."""
 
     inference: TextInference
     items: list[TextItem]
