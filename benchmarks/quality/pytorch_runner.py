@@ -25,12 +25,15 @@ class PyTorchRunner:
 
     backend = Backend.ONNXRUNTIME
     precision = Precision.BFLOAT16
-    prefers_equal_lengths = True
     batch_tokens = 4096
     max_in_flight = 1
 
     def __init__(self, reference: Reference, *, max_len: int) -> None:
         self._reference, self.max_len = reference, max_len
+
+    def max_padding(self, tokens: int) -> int:
+        """None: rows of a batch have equal lengths."""
+        return 0
 
     def max_rows(self, tokens: int) -> int:
         """No limit."""

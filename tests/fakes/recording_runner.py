@@ -51,7 +51,7 @@ class RecordingRunner:
     max_in_flight: int = 1
     batch_tokens: int = 64
     max_len: int = 16
-    prefers_equal_lengths: bool = False
+    max_padding: Callable[[int], int] = lambda tokens: sys.maxsize
     max_rows: Callable[[int], int] = lambda tokens: sys.maxsize
     shapes: list[tuple[int, int]] = field(default_factory=list)
     failures: int = 0

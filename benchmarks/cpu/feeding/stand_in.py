@@ -106,7 +106,6 @@ class StandInRunner:
         batches: that were run, in the order of their starts.
     """
 
-    prefers_equal_lengths = False
     batch_tokens = _BATCH_TOKENS
     backend = STAND_IN
     precision = hdruntime.Precision.AUTO
@@ -119,6 +118,10 @@ class StandInRunner:
         self._is_closed = False
         self._values: dict[str, np.ndarray] = {}
         self._lock = threading.Lock()
+
+    def max_padding(self, tokens: int) -> int:
+        """Any number."""
+        return sys.maxsize
 
     def max_rows(self, tokens: int) -> int:
         """Any number."""

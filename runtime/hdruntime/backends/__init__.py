@@ -42,7 +42,6 @@ class Runner(Protocol):
     Attributes:
         backend: the backend of this runner.
         precision: precision of the computation; ``auto`` on a GPU, where the graph or the engine decides.
-        prefers_equal_lengths: whether batches without padding run faster than padded batches of equal size.
         batch_tokens: tokens of a batch, including padding, beyond which throughput no longer grows.
         max_in_flight: number of batches that one caller keeps in flight, so that a batch is copied while another is
             computed. Several callers together may start more: the runner then finishes the oldest batch to make room,
@@ -52,10 +51,13 @@ class Runner(Protocol):
 
     backend: Backend
     precision: Precision
-    prefers_equal_lengths: bool
     batch_tokens: int
     max_in_flight: int
     max_len: int
+
+    def max_padding(self, tokens: int) -> int:
+        """Maximum tokens of padding in a batch padded to this many tokens; ``sys.maxsize`` without a limit. Rows that
+        need more run faster in another batch."""
 
     def max_rows(self, tokens: int) -> int:
         """Maximum number of rows of a batch padded to this many tokens; ``sys.maxsize`` without a limit."""

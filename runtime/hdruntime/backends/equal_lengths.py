@@ -1,4 +1,4 @@
-"""Batches on a CPU, where rows without padding run faster: rows with padding on the right run without it."""
+"""Batches on a CPU, where padding costs time: rows with padding on the right run without it, or with little."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import abc
 import ctypes
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,18 @@ _Group = tuple[npt.NDArray[np.intp], int | None]
 
 
 class EqualLengthRunner(BundleRunner):
-    """Runs rows with padding on the right without it, grouped by length, and only rows with other masks with their
-    mask. Where padding changes outputs, batches run as given."""
+    """Runs rows with padding on the right in groups of similar lengths, with at most `max_padding` tokens of padding,
+    and rows with other masks with their mask. Where padding changes outputs, batches run as given."""
 
-    prefers_equal_lengths = True
+    def max_padding(self, tokens: int) -> int:
+        """None; see :class:`hdruntime.backends.Runner`."""
+        return 0
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
-        """Only the real tokens of rows that run without padding; see :class:`hdruntime.backends.Runner`."""
-        if self.manifest.padding is not None or attention_mask.all():
+        """Without the padding that is removed; see :class:`hdruntime.backends.Runner`."""
+        if attention_mask.all():
             return attention_mask.size
-        whole = ~right_padded_rows(attention_mask)
-        return int(attention_mask[~whole].sum()) + attention_mask[whole].size
+        return sum(len(rows) * (length or attention_mask.shape[1]) for rows, length in self._groups(attention_mask))
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         """Run a batch; see :class:`hdruntime.backends.Runner`."""
@@ -48,8 +49,7 @@ class EqualLengthRunner(BundleRunner):
                     shape = (batch, *values.shape[1:])
                     whole.setdefault(name, np.empty(shape, values.dtype))[rows] = values
                     continue
-                if length is None:
-                    values[attention_mask[rows] == 0] = 0
+                values[attention_mask[rows, : values.shape[1]] == 0] = 0
                 shape = (batch, tokens, *values.shape[2:])
                 whole.setdefault(name, np.zeros(shape, values.dtype))[rows, :length] = values
         return whole
@@ -74,23 +74,34 @@ class EqualLengthRunner(BundleRunner):
         """Rows that run together, and how many of their tokens do; None for all."""
         if self.manifest.padding is not None:
             return [(np.arange(len(attention_mask)), None)]
-        return equal_length_groups(attention_mask)
+        return similar_length_groups(attention_mask, self.max_padding)
 
     @abc.abstractmethod
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         """Run a batch with its mask."""
 
 
-def equal_length_groups(attention_mask: IntArray) -> Iterator[_Group]:
+def similar_length_groups(attention_mask: IntArray, max_padding: Callable[[int], int]) -> Iterator[_Group]:
     """Group the rows of a batch with padding only on the right by their length.
 
-    Yields the indices of a group's rows, ascending, and their length; finally, if there are any, the rows with another
-    mask (padding on the left, holes, only padding) and None.
+    Yields the indices of a group's rows and the length of its longest row; finally, if there are any, the rows with
+    another mask (padding on the left, holes, only padding) and None. `max_padding` maps the length of a group's longest
+    row to the maximum tokens of padding in the group.
     """
-    lengths = attention_mask.sum(axis=1)
     right_padded = right_padded_rows(attention_mask)
-    for length in np.unique(lengths[right_padded]):
-        yield np.flatnonzero(right_padded & (lengths == length)), int(length)
+    lengths = attention_mask.sum(axis=1)
+    by_length = np.flatnonzero(right_padded)[np.argsort(-lengths[right_padded], kind="stable")]
+    group: list[int] = []
+    longest = padding = 0
+    for row, length in zip(by_length.tolist(), lengths[by_length].tolist(), strict=True):
+        if group and padding + longest - length > max_padding(longest):
+            yield np.sort(group), longest
+            group, padding = [], 0
+        longest = length if not group else longest
+        padding += longest - length
+        group.append(row)
+    if group:
+        yield np.sort(group), longest
     if not right_padded.all():
         yield np.flatnonzero(~right_padded), None
 

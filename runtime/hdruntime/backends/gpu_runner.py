@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -38,7 +39,6 @@ class GpuRunner(Generic[Model]):
 
     backend: Backend
     precision = Precision.AUTO
-    prefers_equal_lengths = False
     batch_tokens = 16384
     """The value of text-embeddings-inference; not measured on a GPU yet."""
     max_in_flight = 2
@@ -65,6 +65,10 @@ class GpuRunner(Generic[Model]):
     def engine_bytes(self) -> int | None:
         """Not reported; see :class:`hdruntime.backends.DeviceRunner`."""
         return None
+
+    def max_padding(self, tokens: int) -> int:
+        """No limit; see :class:`hdruntime.backends.Runner`."""
+        return sys.maxsize
 
     def computed_tokens(self, attention_mask: IntArray) -> int:
         """Tokens of the shape that the batch is padded to; see :class:`hdruntime.backends.Runner`."""

@@ -31,6 +31,7 @@ def pack_by_tokens(
     *,
     batch_tokens: int,
     padding_key: Callable[[int], int] | None = None,
+    max_padding: Callable[[int], int] | None = None,
     max_rows: Callable[[int], int] | None = None,
     full_tokens: int | None = None,
 ) -> list[list[int]]:
@@ -43,6 +44,7 @@ def pack_by_tokens(
         batch_tokens: maximum of a batch's rows times its longest row. A longer row is a batch of its own.
         padding_key: tokens of a row -> key that all rows of a batch share, monotonic in the tokens; None if rows of any
             length may share a batch.
+        max_padding: tokens of a batch's longest row -> maximum tokens of padding in the batch; None for any number.
         max_rows: tokens of a batch's longest row -> maximum rows of the batch; None for any number.
         full_tokens: number of tokens from which a batch is full for rows that are a sixteenth shorter than its longest
             row; None for no such limit.
@@ -53,13 +55,14 @@ def pack_by_tokens(
     if batch_tokens < 1:
         raise InputError(parameter="batch_tokens", value=batch_tokens, accepted="1 or more, for example 16384")
     batches: list[list[int]] = []
-    longest, row_limit, batch_key = 0, 0, None
+    longest, row_limit, padding_left, batch_key = 0, 0, 0, None
     for row in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         key = None if padding_key is None else padding_key(lengths[row])
         if (
             not batches
             or len(batches[-1]) == row_limit
             or key != batch_key
+            or longest - lengths[row] > padding_left
             or (
                 full_tokens is not None
                 and len(batches[-1]) * longest >= full_tokens
@@ -71,6 +74,8 @@ def pack_by_tokens(
             row_limit = max(1, batch_tokens // longest)
             if max_rows is not None:
                 row_limit = min(row_limit, max_rows(longest))
+            padding_left = sys.maxsize if max_padding is None else max_padding(longest)
+        padding_left -= longest - lengths[row]
         batches[-1].append(row)
     return batches
 

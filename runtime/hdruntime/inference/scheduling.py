@@ -77,8 +77,7 @@ class Scheduler:
     ) -> None:
         self.memory = MemoryLimits(room)
         self._mask = mask
-        # Rows of one length can share an unpadded batch, rows of one limit any batch.
-        self.padding_key = (lambda tokens: tokens) if runner.prefers_equal_lengths else padding_limit
+        self.padding_limit = padding_limit
         self._runner: Runner | None = runner
         self._non_finite_error = non_finite_error
         self._lock = threading.Lock()
@@ -321,7 +320,8 @@ class _Run:
         batches = pack_by_tokens(
             [self._lengths[row] for row in rows],
             batch_tokens=self._batch_tokens,
-            padding_key=self._scheduler.padding_key,
+            padding_key=self._scheduler.padding_limit,
+            max_padding=self._scheduler.runner.max_padding,
             max_rows=lambda tokens: min(self._scheduler.max_rows(tokens), self._batch_size or sys.maxsize),
             # More tokens make a batch no faster, so that padding is a loss.
             full_tokens=self._scheduler.runner.batch_tokens,

@@ -45,7 +45,7 @@ def test_answers_equal_the_cpus_backend(bundle_path: Path) -> None:
         expected = session(input_ids=IDS, attention_mask=MASK)
     runner = OnnxRuntimeCudaRunner(bundle)
     assert runner.computed_tokens(MASK) == MASK.size
-    assert not runner.prefers_equal_lengths
+    assert runner.max_padding(9) == sys.maxsize
     names = list(expected)
     got = runner.start({"input_ids": IDS, "attention_mask": MASK}, names)()
     assert list(got) == names

@@ -82,7 +82,7 @@ def session(new_bundle: BundleMaker) -> Iterator[Session]:
 @pytest.fixture
 def padding_session(new_bundle: BundleMaker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """A session whose backend likes batches of all lengths, as engines do."""
-    monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
+    monkeypatch.setattr(OnnxRuntimeRunner, "max_padding", lambda runner, tokens: sys.maxsize)
     with hdruntime.load(new_bundle(padding=BIGBIRD)) as session:
         yield session
 
@@ -147,7 +147,7 @@ def test_texts_of_one_limit_share_a_batch_and_its_padding_is_counted(padding_ses
 def test_texts_that_share_any_batch_would_be_noticed(
     new_bundle: BundleMaker, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
+    monkeypatch.setattr(OnnxRuntimeRunner, "max_padding", lambda runner, tokens: sys.maxsize)
     monkeypatch.setattr(Manifest, "padding_limit", lambda manifest, tokens: sys.maxsize)
     given = encodings([16, 9, 12, 5])
     with hdruntime.load(new_bundle(padding=BIGBIRD)) as session, pytest.raises(AssertionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdruntime.backends.equal_lengths import equal_length_groups, right_padded_rows
+from hdruntime.backends.equal_lengths import right_padded_rows, similar_length_groups
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import grouped, pack_by_tokens
 
@@ -28,6 +29,7 @@ def tens(tokens: int) -> int:
     padding_key=st.sampled_from([None, int, tens]),
     rows_of_70=st.one_of(st.none(), st.integers(1, 4)),
     enough=st.one_of(st.none(), BUDGETS),
+    padding=st.one_of(st.none(), st.integers(0, 30)),
 )
 def test_batches_are_full_within_every_limit_and_the_longest_rows_come_first(
     lengths: list[int],
@@ -35,32 +37,46 @@ def test_batches_are_full_within_every_limit_and_the_longest_rows_come_first(
     padding_key: Callable[[int], int] | None,
     rows_of_70: int | None,
     enough: int | None,
+    padding: int | None,
 ) -> None:
     def limit(tokens: int) -> int:
         most = max(1, batch_tokens // tokens)
         return most if rows_of_70 is None else min(most, rows_of_70 * 70 // tokens)
 
     max_rows = None if rows_of_70 is None else lambda tokens: rows_of_70 * 70 // tokens
+
+    def padding_of(longest: int, rows: list[int]) -> int:
+        return sum(longest - lengths[row] for row in rows)
+
     batches = pack_by_tokens(
-        lengths, batch_tokens=batch_tokens, padding_key=padding_key, max_rows=max_rows, full_tokens=enough
+        lengths,
+        batch_tokens=batch_tokens,
+        padding_key=padding_key,
+        # Less padding for long rows.
+        max_padding=None if padding is None else lambda tokens: padding if tokens < 50 else padding // 2,
+        max_rows=max_rows,
+        full_tokens=enough,
     )
+    most = [sys.maxsize if padding is None else padding if lengths[rows[0]] < 50 else padding // 2 for rows in batches]
     kind = padding_key or (lambda tokens: 0)
     # Each row is in one batch; rows of one length keep their order.
     order = list(itertools.chain.from_iterable(batches))
     assert order == sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    for rows in batches:
+    for rows, allowed in zip(batches, most, strict=True):
         assert 1 <= len(rows) <= limit(lengths[rows[0]])
         assert len({kind(lengths[row]) for row in rows}) == 1
         # No row after enough tokens is much shorter than the first.
         for place, row in enumerate(rows):
             longest = lengths[rows[0]]
             assert enough is None or place * longest < enough or lengths[row] > longest * 15 / 16
+        assert padding_of(lengths[rows[0]], rows) <= allowed
     # No two neighbours would fit into one batch.
-    for batch, following in itertools.pairwise(batches):
+    for (batch, following), allowed in zip(itertools.pairwise(batches), most, strict=False):
         longest = lengths[batch[0]]
         is_enough = enough is not None and len(batch) * longest >= enough
         is_shorter = lengths[following[0]] <= longest * 15 / 16
         is_full = len(batch) == limit(longest) or (is_enough and is_shorter)
+        is_full |= padding_of(longest, [*batch, following[0]]) > allowed
         assert kind(longest) != kind(lengths[following[0]]) or is_full, (batch, following)
 
 
@@ -72,19 +88,28 @@ def test_an_impossible_budget_is_refused() -> None:
 @given(
     mask=st.integers(1, 5).flatmap(
         lambda tokens: st.lists(st.lists(st.integers(0, 1), min_size=tokens, max_size=tokens), min_size=1, max_size=6)
-    )
+    ),
+    padding=st.integers(0, 6),
 )
-def test_groups_hold_each_row_once_and_only_right_padded_ones_have_a_length(mask: list[list[int]]) -> None:
-    groups = [(rows.tolist(), length) for rows, length in equal_length_groups(np.array(mask))]
+def test_groups_hold_each_row_once_and_right_padded_ones_with_little_padding(
+    mask: list[list[int]], padding: int
+) -> None:
+    groups = [(rows.tolist(), length) for rows, length in similar_length_groups(np.array(mask), lambda _: padding)]
     assert sorted(row for rows, _ in groups for row in rows) == list(range(len(mask)))
-    lengths = [length for _, length in groups]
-    assert len(set(lengths)) == len(lengths)
+    by_length = [length for _, length in groups if length is not None]
+    assert by_length == sorted(by_length, reverse=True)
     for rows, length in groups:
-        for row in rows:
-            real = sum(mask[row])
-            right_padded = real > 0 and mask[row] == [1] * real + [0] * (len(mask[row]) - real)
-            assert length == (real if right_padded else None)
+        assert rows == sorted(rows)
+        real = [sum(mask[row]) for row in rows]
+        for row, tokens in zip(rows, real, strict=True):
+            right_padded = tokens > 0 and mask[row] == [1] * tokens + [0] * (len(mask[row]) - tokens)
+            assert right_padded == (length is not None)
             assert right_padded_rows(np.array(mask))[row] == right_padded
+        if length is not None:
+            assert max(real) == length
+            assert sum(length - tokens for tokens in real) <= padding
+    if not padding:
+        assert len(set(by_length)) == len(by_length)
 
 
 def test_groups_of_neighbours_keep_both_limits() -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import hdruntime
 from fakes.recording_runner import BROKEN_ID, NAN_ID, RecordingRunner, answer
 from hdexport.support.bundle_writer import seal
+from hdruntime.backends.onnxruntime import cpu
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference import scheduling
@@ -27,7 +28,7 @@ from hdruntime.inference.batching import MemoryLimits
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.session import Session
 from hdruntime.text.encoding import Encoding
-from support.comparators import named_case
+from support.comparators import assert_close, named_case
 
 OUTPUT = "last_hidden_state"
 Ids = Sequence[Sequence[int]]
@@ -393,6 +394,42 @@ def test_padding_that_a_cpu_never_computes_is_not_counted(bundle_path: Path) -> 
         assert session.padding == PaddingCount(tokens=11, padded_tokens=0)
         session(input_ids=[[4] * 4] * 3, attention_mask=[[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]])
         assert session.padding == PaddingCount(tokens=20, padded_tokens=1)
+
+
+def test_a_cpu_that_reads_weights_from_memory_shares_a_run_among_short_texts(
+    bundle_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [[4] * tokens for tokens in (9, 7, 6, 1)]
+    # The weights of a test's bundle stay in any cache.
+    monkeypatch.setattr(cpu, "_CACHED_BYTES", -sys.maxsize)
+    with hdruntime.load(bundle_path) as session:
+        alone = [session.infer([encoding(*ids)])[0] for ids in texts]
+        before = session.padding.tokens
+        batches = list(session.run_batches([encoding(*ids) for ids in texts]))
+        assert [batch.rows for batch in batches] == [[0, 1, 2, 3]]
+        assert session.padding == PaddingCount(tokens=before + 23, padded_tokens=2 + 3 + 8)
+        for row, expected in enumerate(alone):
+            for name, values in batches[0].outputs.items():
+                has_tokens = values.shape[1:] != expected[name].shape
+                assert_close(values[row, : len(texts[row])] if has_tokens else values[row], expected[name], atol=1e-6)
+        # More padding takes longer than another run, and so does an attention that keeps the scores of long rows.
+        limit = cpu._READING_TOKENS
+        assert [session._scheduler.runner.max_padding(tokens) for tokens in (limit, 128, 129)] == [limit, limit, 0]
+        monkeypatch.setattr(cpu, "_READING_TOKENS", 4)
+    with hdruntime.load(bundle_path) as session:
+        assert [batch.rows for batch in session.run_batches([encoding(*ids) for ids in texts])] == [[0, 1], [2], [3]]
+
+
+def test_rows_of_an_answer_with_little_padding_hold_zeros_there(
+    new_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "_CACHED_BYTES", -sys.maxsize)
+    with hdruntime.load(new_bundle()) as session:
+        mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
+        for name, values in session(input_ids=[[4] * 4] * 2, attention_mask=mask).items():
+            if values.shape[:2] == mask.shape:
+                assert not values[1, 2:].any(), name
+                assert values[1, :2].any(), name
 
 
 def encoding(*ids: int) -> Encoding:

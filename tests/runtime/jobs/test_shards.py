@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,7 +177,7 @@ def test_padding_is_counted_where_a_backend_computes_it(
     done = run(bundle_path, rows, tmp_path / "cpu.jsonl")
     assert (done.computed_tokens, done.padded_tokens, done.padding_waste) == (3 + 5 + 3, 0, 0)
     # As a GPU's backend has it.
-    monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
+    monkeypatch.setattr(OnnxRuntimeRunner, "max_padding", lambda runner, tokens: sys.maxsize)
     monkeypatch.setattr(OnnxRuntimeRunner, "computed_tokens", lambda runner, mask: mask.size)
     done = run(bundle_path, rows, tmp_path / "padded.jsonl")
     assert (done.computed_tokens, done.padded_tokens) == (3 + 5 + 3, 4)

@@ -49,7 +49,7 @@ def test_a_batch_runs_in_the_smallest_shape_of_a_profile(new_machine: MachineMak
 def test_limits_are_reported_and_larger_batches_refused(machine: Machine, new_machine: MachineMaker) -> None:
     assert new_machine(max_len=150).runner().max_len == 150, "a bundle may serve fewer tokens than its engine"
     runner = machine.runner()
-    assert (runner.max_len, runner.max_in_flight, runner.prefers_equal_lengths) == (200, 2, False)
+    assert (runner.max_len, runner.max_in_flight, runner.max_padding(9)) == (200, 2, sys.maxsize)
     assert [runner.max_rows(tokens) for tokens in (1, 32, 33, 200, 201)] == [8, 8, 4, 4, 0]
     with pytest.raises(InputError, match="9 rows of 20 tokens; this engine accepts up to 8"):
         runner.start(new_batch(9, 20), [HIDDEN])
