@@ -31,7 +31,7 @@ found = client.embed(model="any", texts=["The first text."], input_type="search_
 |---|---|
 {addresses}
 LangChain's `HuggingFaceEndpointEmbeddings` takes no address (langchain-huggingface 1.2.3 refuses a URL as `model`): use
-`OpenAIEmbeddings`. `infinity_client` has `classify`, for which there is no route.
+`OpenAIEmbeddings`.
 
 ## What each received
 

@@ -158,6 +158,25 @@ def test_classes_have_a_label_and_the_probabilities(classifier: Served) -> None:
     assert "no such route" in classifier.response("/score", {}).text, "four classes are no score"
 
 
+def test_classes_are_infinitys_where_the_request_has_its_key(classifier: Served) -> None:
+    texts = ["long documents", "read"]
+    logits = np.array([each["logits"] for each in classifier.session.infer(classifier.session.tokenize(texts))])
+    softmax = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    for raw_scores, expected in ((False, softmax), (True, logits)):
+        body = {"input": texts, "model": "default/not-specified", "raw_scores": raw_scores}
+        found = classifier.response("/v1/classify", body).json()
+        assert (found["object"], found["id"][:9]) == ("classify", "infinity-")
+        for classes, scores in zip(found["data"], expected, strict=True):
+            order = np.argsort(-scores)
+            assert [each["label"] for each in classes] == [f"LABEL_{index}" for index in order]
+            np.testing.assert_allclose([each["score"] for each in classes], scores[order], rtol=1e-5)
+        assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    long = classifier.response("/classify", {"input": [LONG], "raw_scores": False, "truncate": "end"})
+    assert (long.headers["x-truncated-inputs"], long.json()["usage"]["truncated_inputs"]) == ("0", 1)
+    both = {"input": texts, "raw_scores": False, "use_activation": True}
+    assert "Give raw_scores for infinity's answer" in classifier.refusal("/classify", both)
+
+
 def test_what_an_embedder_pools_are_embeddings_or_vectors_of_tokens(embedder: Served) -> None:
     texts = ["long documents", "read"]
     vectors, of_tokens = embedder.session.embed(texts), embedder.token_vectors(texts)

@@ -26,7 +26,7 @@ from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
 from hdruntime.text.embeddings import normalized
 from hdruntime.text.encoding import Overflow
-from hdruntime.text.logits import activated, labels_of, shortest
+from hdruntime.text.logits import Activation, activated, labels_of, shortest
 from hdruntime.text.pooling import PoolingMode
 from hdruntime.text.similarity import similarities
 
@@ -188,11 +188,8 @@ class TeiInterface(Interface):
         if parameters.top_k is not None and parameters.top_k < 1:
             raise InputError(parameter="top_k", value=parameters.top_k, accepted="1 or more")
         activation = served_activation(task, raw_scores=body.raw_scores, function=parameters.function_to_apply)
-        classes = []
-        for logits in (await request.answers(body, texts)).answers:
-            scores = map(shortest, activated(logits, activation))
-            labels = sorted(zip(task.labels, scores, strict=True), key=lambda pair: -pair[1])[: parameters.top_k]
-            classes.append([{"label": label, "score": score} for label, score in labels])
+        answers = await request.answers(body, texts)
+        classes = [best_classes(task, logits, activation)[: parameters.top_k] for logits in answers.answers]
         return classes[0] if isinstance(body.inputs, str) and body.parameters is None else classes
 
     async def _info(self, request: ServeRequest, body: None) -> object:
@@ -250,6 +247,13 @@ _ERROR_TYPES = {429: "Overloaded", 422: "Backend", 500: "Backend", 503: "Unhealt
 def tei_error(status: int, message: str) -> object:
     """The body of an error, as text-embeddings-inference writes it."""
     return {"error": message, "error_type": _ERROR_TYPES.get(status, "Validation")}
+
+
+def best_classes(task: TextClassification, logits: Any, activation: Activation) -> list[dict[str, object]]:
+    """The classes of a text's logits, [labels], the one with the highest score first."""
+    scores = map(shortest, activated(logits, activation))
+    ordered = sorted(zip(task.labels, scores, strict=True), key=lambda pair: -pair[1])
+    return [{"label": label, "score": score} for label, score in ordered]
 
 
 def _texts_or_pairs(value: object) -> list[Text]:

@@ -1,6 +1,7 @@
 """vLLM's API of models without generation: ``POST /score``, ``/classify`` and ``/pooling``.
 
-`openai`, `rerank` and `tokens` have its other routes.
+`openai`, `rerank` and `tokens` have its other routes. infinity has a route ``/classify``, too: its client always sends
+the key ``raw_scores``, which vLLM does not have.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from hdruntime.errors import InputError
 from hdruntime.serve.embedding_types import base64_of
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.interfaces.openai import texts_of_input
-from hdruntime.serve.interfaces.rerank import RerankInterface, scores_of
-from hdruntime.serve.interfaces.tei import StatesOfTokens
+from hdruntime.serve.interfaces.rerank import RerankInterface, scores_of, served_activation
+from hdruntime.serve.interfaces.tei import StatesOfTokens, best_classes
 from hdruntime.serve.request_body import RequestBody
 from hdruntime.tasks.embedding import Embedding
 from hdruntime.tasks.task import Pairs, Text
@@ -59,10 +60,11 @@ class ScoreBody(RequestBody, kw_only=True):
 
 
 class ClassifyBody(RequestBody, kw_only=True):
-    """``POST /classify``."""
+    """``POST /classify``: of infinity with `raw_scores`, of vLLM without it."""
 
     input: Any
     use_activation: bool | None = None
+    raw_scores: bool | None = None
 
 
 class PoolingBody(RequestBody, kw_only=True):
@@ -87,7 +89,8 @@ class VllmInterface(Interface):
             return []
         routes = [Route("/pooling", PoolingBody, self._pooling)]
         if isinstance(task, TextClassification):
-            routes.append(Route("/classify", ClassifyBody, self._classify))
+            # infinity's client sends embeddings to /v1/embeddings and classes to /v1/classify, if its address has /v1.
+            routes.extend(Route(path, ClassifyBody, self._classify) for path in ("/classify", "/v1/classify"))
         if isinstance(task, Embedding) or RerankInterface.answers_task(task):
             routes.extend(Route(path, ScoreBody, self._score) for path in ("/score", "/v1/score"))
         return routes
@@ -118,7 +121,16 @@ class VllmInterface(Interface):
     async def _classify(self, request: ServeRequest, body: ClassifyBody) -> object:
         task, texts = self.model.task, await texts_of_input(request, body.input)
         assert isinstance(task, TextClassification), "the route is there for classes alone"
+        if body.raw_scores is not None and body.use_activation is not None:
+            raise InputError(
+                "raw_scores and use_activation are both there.",
+                hint="Give raw_scores for infinity's answer, or use_activation for vLLM's.",
+            )
         answers = await self._classes(request, body, texts)
+        if body.raw_scores is not None:
+            activation = served_activation(task, raw_scores=body.raw_scores)
+            best = [best_classes(task, logits, activation) for logits in answers.answers]
+            return self._response("infinity", best, answers) | {"object": "classify"}
         data = [
             {
                 "index": index,
@@ -160,7 +172,7 @@ class VllmInterface(Interface):
             raise InputError("The model compares two texts.", hint="Send them to /score.")
         return await request.answers(body, texts)
 
-    def _response(self, kind: str, data: Sequence[object], answers: Answers) -> object:
+    def _response(self, kind: str, data: Sequence[object], answers: Answers) -> dict[str, object]:
         return {
             "id": f"{kind}-{uuid.uuid4().hex}",
             "object": "list",
