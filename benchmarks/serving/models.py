@@ -29,10 +29,12 @@ class Model(NamedTuple):
     Attributes:
         checkpoint: what sentence-transformers of any version loads, with ``model.onnx`` if it was exported.
         bundle: the bundle of the checkpoint.
+        openvino_bundle: the bundle with graphs for OpenVINO.
     """
 
     checkpoint: Path
     bundle: Path
+    openvino_bundle: Path
 
 
 class Request(NamedTuple):
@@ -54,14 +56,15 @@ def make_model(folder: Path, name: str, optimum: Path | None) -> Model:
     from hdexport.checkpoint import default_model
     from hdexport.extend import ExtendOptions, extend
 
-    model = Model(folder / f"{name}-checkpoint", folder / f"{name}-bundle")
+    model = Model(folder / f"{name}-checkpoint", folder / f"{name}-bundle", folder / f"{name}-openvino-bundle")
     if not model.checkpoint.exists():
         short = folder / f"{name}-of-{MODELS[name]}-layers"
         shutil.rmtree(short, ignore_errors=True)
         _save_first_layers(Path(default_model()[0]), short, MODELS[name])
         extend(ExtendOptions(model=short, output=model.checkpoint, max_len=MAX_LEN))
-    if not model.bundle.exists():
-        build(BuildOptions(model=model.checkpoint, output=model.bundle, max_len=MAX_LEN, verify=None))
+    for bundle, targets in ((model.bundle, ()), (model.openvino_bundle, ("openvino",))):
+        if not bundle.exists():
+            build(BuildOptions(model=model.checkpoint, output=bundle, targets=targets, max_len=MAX_LEN, verify=None))
     # Beside the configuration: infinity 0.0.78 with optimum 2.1 finds it nowhere else.
     onnx = model.checkpoint / "model.onnx"
     if optimum is not None and not onnx.exists():

@@ -20,7 +20,9 @@ import psutil
 
 from benchmarks.serving.models import MAX_LEN, Model
 
-OURS, SENTENCE_TRANSFORMERS = "hdexport serve", "sentence-transformers"
+OURS, OURS_IN_BFLOAT16, SENTENCE_TRANSFORMERS = (
+    "hdexport serve", "hdexport serve, OpenVINO in bfloat16", "sentence-transformers",
+)  # fmt: skip
 INFINITY: Mapping[str, str] = {"infinity, PyTorch": "torch", "infinity, ONNX Runtime": "optimum"}
 """Name -> its ``--engine``."""
 
@@ -98,9 +100,9 @@ def command_of(name: str, model: Model, port: int, infinity: Path | None) -> lis
     Args:
         infinity: the environment that has infinity-emb.
     """
-    if name == OURS:
-        serve: list[str | Path] = [sys.executable, "-m", "hdexport", "serve", model.bundle, "--port", str(port)]
-        return [*serve, "--truncate", "end"]
+    if name in (OURS, OURS_IN_BFLOAT16):
+        bundle = [model.bundle] if name == OURS else [model.openvino_bundle, "--precision", "bfloat16"]
+        return [sys.executable, "-m", "hdexport", "serve", *bundle, "--port", str(port), "--truncate", "end"]
     if name == SENTENCE_TRANSFORMERS:
         return [sys.executable, "-c", _TWENTY_LINES, model.checkpoint, str(port), str(MAX_LEN)]
     assert infinity is not None, "infinity is measured where it is installed"

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.serving import __main__ as serving
 from benchmarks.serving.load import Found, closed_loop, open_loop, run
 from benchmarks.serving.models import Request
-from benchmarks.serving.servers import INFINITY, OURS, SENTENCE_TRANSFORMERS, largest_difference
+from benchmarks.serving.servers import INFINITY, OURS, OURS_IN_BFLOAT16, SENTENCE_TRANSFORMERS, largest_difference
 
 PYTORCH, ONNX = INFINITY
 
@@ -93,7 +93,7 @@ def test_servers_are_measured_side_by_side(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "argv", ["serving", *options])
     assert serving.main() == 0
     rows = json.loads(output.read_text())["rows"]
-    assert [each["server"] for each in rows] == [OURS, SENTENCE_TRANSFORMERS]
+    assert [each["server"] for each in rows] == [OURS, OURS_IN_BFLOAT16, SENTENCE_TRANSFORMERS]
     for each in rows:
         assert min(each[key] for key in ("requests_per_second", "cpu_us_per_request", "peak_mb")) > 0
         assert not each["closed_failed"]
