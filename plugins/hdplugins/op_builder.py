@@ -202,7 +202,8 @@ def scan(
             the outputs of the step, which are float32. The parameters' names start the names of the loop's inputs.
         sequences: values of one length, which the loop splits along the first axis; None for an omitted sequence, for
             which the body gets None.
-        states: states before the first step. TensorRT's parser rejects a loop without a state.
+        states: states before the first step. TensorRT's parser rejects a loop without a state
+            (findings/tensorrt_rtx_keeps_results_of_loops.sh).
         shapes: names of the axes of each output of a step.
 
     Returns:

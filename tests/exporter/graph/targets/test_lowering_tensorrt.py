@@ -34,12 +34,15 @@ from support.operators.window import Window
 _BUILT = {
     *((64, False, dtype) for dtype in ("float16", "bfloat16", "float32")),
     *((64, True, dtype) for dtype in ("bfloat16", "float32")),
-    *((8, False, "float16"), (12, True, "float16"), (256, False, "float16"), (264, True, "float16")),
+    *((8, False, "float16"), (9, True, "float16"), (256, False, "float16"), (257, True, "float16")),
 }
 """(head_dim, whether there are numbers by distance, dtype) that every run builds.
 
 What is fused is decided by the head's size and by the dtype; numbers by distance make a mask.
 """
+
+_BUILT_FORMS = {(0, "float16"), (1, "bfloat16"), (2, "float16"), (2, "float32"), (3, "bfloat16"), (4, "float16")}
+"""(number of kind of heads, dtype) that every run builds."""
 
 _DENSE = Dense(dtype="float16")
 _GROUPED = Dense(heads=4, kv_heads=2, dtype="float16")
@@ -140,7 +143,7 @@ def test_float32_keeps_the_body_because_tensorrt_fuses_none() -> None:
     assert ("hdexport", "DenseAttention", "") in lowered.functions
 
 
-@pytest.mark.parametrize("head_dim", [8, 264])
+@pytest.mark.parametrize("head_dim", [8, 257])
 def test_heads_without_a_kernel_keep_the_body_with_a_warning(head_dim: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         lowered = tensorrt_graph(attention_model(Dense(dtype="float16", head_dim=head_dim)), dtype="float16")
@@ -170,32 +173,37 @@ def test_an_operator_that_changed_its_meaning_stops_the_lowering() -> None:
             dtype,
             marks=() if (head_dim, by_distance, dtype) in _BUILT else pytest.mark.nightly,
         )
-        for head_dim in (8, 12, 32, 64, 256, 264)
+        for head_dim in (8, 9, 32, 64, 256, 257)
         for by_distance in (False, True)
         for dtype in ("float16", "bfloat16", "float32")
     ],
 )
 def test_lowered_attention_builds(head_dim: int, by_distance: bool, dtype: str, tmp_path: Path) -> None:
     layer = (Shared if by_distance else Dense)(dtype=dtype, head_dim=head_dim)
-    fused = dtype != "float32" and head_dim not in (8, 264)
+    fused = dtype != "float32" and head_dim not in (8, 257)
     assert _builds_fused(layer, tmp_path) == fused
 
 
 @pytest.mark.parametrize(
     ("form", "dtype"),
     [
-        nightly_unless(
-            (number, dtype) in ((0, "float16"), (1, "bfloat16"), (2, "float16"), (2, "float32")), form, dtype
-        )
+        nightly_unless((number, dtype) in _BUILT_FORMS, form, dtype)
         for number, form in enumerate(
-            ({"causal": 1}, {"heads": 4, "kv_heads": 1}, {"heads": 4, "kv_heads": 2, "causal": 1})
+            (
+                {"causal": 1},
+                {"heads": 4, "kv_heads": 1},
+                {"heads": 4, "kv_heads": 2, "causal": 1},
+                {"heads": 1},
+                {"heads": 1, "causal": 1},
+            )
         )
         for dtype in ("float16", "bfloat16", "float32")
     ],
     ids=str,
 )
-def test_causal_and_grouped_attention_builds(form: dict[str, int], dtype: str, tmp_path: Path) -> None:
-    assert _builds_fused(Dense(dtype=dtype, head_dim=64, **form), tmp_path) == (dtype != "float32")
+def test_attention_of_all_kinds_of_heads_builds(form: dict[str, int], dtype: str, tmp_path: Path) -> None:
+    fused = dtype != "float32" and form != {"heads": 1}
+    assert _builds_fused(Dense(dtype=dtype, head_dim=64, **form), tmp_path) == fused
 
 
 def _builds_fused(layer: Layer, tmp_path: Path) -> bool:

@@ -15,7 +15,7 @@ additive, [batch, 1, tokens, tokens]  306 MB       4446 MB
 
 The additive form with one row per sequence is taken: as cheap as no mask, right for any key mask (lengths alone
 would not express padding on the left), and finite, so that nothing meets ``inf - inf``. The builder itself
-checks that a mask is broadcastable to [batch, heads, tokens, tokens].
+checks that a mask is broadcastable to [batch, heads, tokens, tokens] (findings/tensorrt_rtx_holds_expanded_masks.sh).
 
 A causal attention layer takes no mask: texts with padding are packed for it.
 
@@ -26,8 +26,8 @@ fourth of these masks in engines for short texts.
 Two passes of other targets are not for engines. TensorRT-RTX 1.7.1 ends with an internal error where it plans a loop of
 `PoolInBlocks`. It fuses the activation of a feed-forward network with the first product, and plans memory mostly for
 attention: 201 MB for two layers of BERT-base at 16384 tokens in float16, and as much if their networks are cut out.
-Loops of `ChunkFeedForward` add to that, because their results are kept to the end: 12 networks alone take 159 MB, in
-loops 383 MB.
+Loops of `ChunkFeedForward` add to that, because their results are kept to the end
+(findings/tensorrt_rtx_keeps_results_of_loops.sh): 12 networks alone take 159 MB, in loops 383 MB.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ _MASKED_SCORE = -32768.0
 """Added to the scores of masked keys. Their weights underflow to 0, and half of float16's range is left for
 the score itself, so that the sum stays finite; exact in float16 and bfloat16."""
 
-_FUSED_HEAD_DIMS = range(12, 257)
-"""Sizes of a head that the attention layer has a kernel for (TensorRT-RTX 1.7.1: 8 and 264 fail to build)."""
+_FUSED_HEAD_DIMS = range(9, 257)
+"""Sizes of a head that the attention layer has a kernel for (TensorRT-RTX 1.7.1: 8 and 257 fail to build)."""
 
 _MAX_TOP_VALUES = 3840
-"""Values that TensorRT's TopK layer takes; one more fails in its parser, and a computed number is miscounted."""
+"""Values that TensorRT's TopK layer takes; a build with one more fails."""
 
 
 class AttentionImpl(StrEnum):
@@ -124,7 +124,8 @@ def tensorrt_graph(
 
     lowered: ir.Model = model.clone()
     plugins = [] if attention_impl is AttentionImpl.NATIVE else [UsePlugins(dtype=dtype)]
-    # TensorRT's parser prefers functions to everything else: unused functions are removed.
+    # TensorRT's parser knows no domains. A node is the standard operator of its name, else the model's function of that
+    # name, else a plugin (findings/tensorrt_rtx_parser_ignores_domains.sh): unused functions are removed.
     passes = [
         *plugins,
         CheckSelections(),
@@ -199,8 +200,8 @@ def _unfused_reason(node: ir.Node) -> str | None:
     heads, size = _axis(node, 2), _axis(node, 3)
     if size is not None and size not in _FUSED_HEAD_DIMS:
         return f"heads of {size}"
-    # TensorRT-RTX 1.7.1 builds it for 2 heads of 32 and of 64, and fails for 1.
-    return "a single head" if heads == 1 else None
+    # TensorRT-RTX 1.7.1 fails for one head with a mask (findings/tensorrt_rtx_attention_of_one_head_takes_no_mask.sh).
+    return "a single head" if heads == 1 and not is_causal(node) else None
 
 
 def _axis(node: ir.Node, axis: int) -> int | None:
