@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from hdruntime import MultiVectorEncoder
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.serve import ServeOptions, application
+from hdruntime.serve import ServeOptions, application, embedding_types
 from hdruntime.session import Session
 from hdruntime.session import load as load_session
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
@@ -143,11 +144,59 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_responses_have_a_limit(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hdruntime.serve.interface._MAX_VALUES", WIDTH * 10)
-    assert ask(input=["a" * 5] * 2)[0] == 200
-    status, said = ask(input=["a" * 5, "a" * 6])
-    assert (status, f"up to 11 tokens with {WIDTH} values each" in said["error"]["message"]) == (400, True)
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The bytes of a response that servers allow."""
+    monkeypatch.setattr(ServeOptions, "max_response_bytes", lambda _: 2**14)
+    return 2**14
+
+
+@pytest.mark.parametrize(
+    ("more", "value_bytes"),
+    [({}, 22), ({"embedding_type": "base64"}, 16 / 3), ({"embedding_type": ["float", "base64"]}, 22 + 16 / 3)]
+    + [({"embedding_type": kind}, size) for kind, size in (("int8", 5), ("ubinary", 4), ("base64_binary", 4))],
+)
+def test_the_limit_of_a_response_is_its_bytes(ask: Ask, limit: int, more: dict[str, Any], value_bytes: float) -> None:
+    most, split = int(limit / WIDTH / value_bytes), more | {"truncate": "split"}
+    status, said = ask(input=["a" * (most - 1), "a"], **split)
+    assert status == 200, said
+    assert len(json.dumps(embeddings((status, said)))) < limit
+    status, said = ask(input=["a" * most, "a"], **split)
+    message = said["error"]["message"]
+    assert (status, f"The texts have up to {most + 1} tokens with {WIDTH} values each" in message) == (400, True)
+    assert "it may have 0.0 MiB.\nSend fewer texts in a request" in message
+    assert ('ask for "encoding_format": "base64"' in message) == (value_bytes >= 22)
+    assert message.endswith("or start the server with a larger --max-response-mb.")
+
+
+def test_the_largest_response_follows_the_option_and_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ServeOptions(max_response_mb=3).max_response_bytes() == 3 * 2**20
+    for free, most in ((None, 2**28), (2**40, 2**28), (12 * 2**20, 2**20)):
+        monkeypatch.setattr("hdruntime.serve.options.free_bytes", lambda free=free: free)
+        assert ServeOptions().max_response_bytes() == most
+
+
+def test_parts_of_a_request_have_one_limit(ask: Ask, limit: int) -> None:
+    text = "a" * (limit // 2 // WIDTH // 22)
+    for parts, wanted in (([text] * 2, 200), ([text] * 2 + ["a" * 9], 400)):
+        status, said = ask("/vertex", instances=parts, parameters={"truncate": "split"})
+        assert (status, "it may have 0.0 MiB" in str(said)) == (wanted, wanted == 400)
+
+
+def test_rows_in_another_thread_are_those_of_this_one(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"input": TEXTS, "embedding_type": ["float", "base64"]}
+    expected, threads = ask(**body), set[int]()
+    lists = embedding_types.EmbeddingTypes.lists
+
+    def noted(*given: Any) -> Any:
+        threads.add(threading.get_ident())
+        return lists(*given)
+
+    monkeypatch.setattr(embedding_types, "_MANY_VALUES", 0)
+    monkeypatch.setattr(embedding_types.EmbeddingTypes, "lists", noted)
+    assert ask(**body) == expected
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("case", REFUSED)

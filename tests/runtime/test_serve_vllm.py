@@ -201,12 +201,13 @@ def test_what_an_embedder_pools_are_embeddings_or_vectors_of_tokens(embedder: Se
 
 
 def test_vectors_of_tokens_are_not_given_without_end(embedder: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hdruntime.serve.interface._MAX_VALUES", 4 * 16 * 2)
+    monkeypatch.setattr(ServeOptions, "max_response_bytes", lambda self: 4 * 16 * 2 * 22)
     body = {"input": [LONG] * 2, "task": "token_embed", "truncate": "end"}
     assert embedder.response("/pooling", body).status_code == 200
     ids = {"input": [[2, *[4] * 14, 3]] * 3}
     for more in ({"input": [LONG] * 2 + ["read"]}, {"truncate": "split"}, ids):
-        assert "at most 128 values are answered at once" in embedder.refusal("/pooling", body | more)
+        assert "it may have 0.0 MiB" in embedder.refusal("/pooling", body | more)
+    assert embedder.response("/pooling", body | ids | {"encoding_format": "base64"}).status_code == 200
 
 
 def test_tokens_are_answered_in_the_form_of_the_keys(embedder: Served) -> None:

@@ -131,6 +131,10 @@ def application_of_models(
     return under_prefixes
 
 
+_RESPONSE_BYTES = "hdexport.response_bytes"
+"""The key of the size of the response, in a request's scope, as far as it is known before texts run."""
+
+
 class _Endpoint:
     """A handler as an ASGI application, so that Starlette does not handle exceptions: the handler does."""
 
@@ -348,6 +352,12 @@ class _ServeRequest:
 
     async def check_ready(self) -> None:
         await self._models.check_ready(self._models.of_request(self._request))
+
+    def add_response_bytes(self, size: int) -> int:
+        # In the scope, which the parts of a request share.
+        total: int = self._request.scope.get(_RESPONSE_BYTES, 0) + size
+        self._request.scope[_RESPONSE_BYTES] = total
+        return total
 
     async def answers(self, body: RequestBody, texts: Sequence[Text], **options: Any) -> Answers:
         self.check_number(len(texts))

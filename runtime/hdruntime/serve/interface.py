@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, Setting
+from hdruntime.serve.embedding_types import BASE64_VALUE_BYTES
 from hdruntime.serve.options import ServeOptions
 from hdruntime.serve.request_body import Content, RequestBody
 from hdruntime.session import Session
@@ -16,9 +18,6 @@ from hdruntime.tasks.task import Text, TextTask
 from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.ranges import Ranges
 from hdruntime.text.tokenization import TextTokenizer
-
-_MAX_VALUES = 2**26
-"""Values of the vectors of all tokens in a response, if each character were a token; a value takes about 40 bytes."""
 
 
 class ModelNotFoundError(InputError):
@@ -75,6 +74,9 @@ class ServeRequest(Protocol):
 
     def check_number(self, texts: int) -> None:
         """Refuse no texts, and more texts than a request may have."""
+
+    def add_response_bytes(self, size: int) -> int:
+        """Count bytes of a part of the response, and return the bytes of all parts that were counted."""
 
     async def check_ready(self) -> None:
         """Refuse with 503 and the reason, within a second, if a text cannot be answered now."""
@@ -153,6 +155,7 @@ class ServedModel:
         session: a session of the bundle. Texts run in any of the model's, by `ServeRequest.answers`.
         options: the server's options.
         max_queue_tokens: tokens that the server's queue holds.
+        max_response_bytes: size of a response with embeddings of tokens.
         tokenizer: the bundle's tokenizer, with the server's limits.
         ranges: float32 [2, dimensions], the calibration ranges of int8 and uint8 embeddings; None without any.
     """
@@ -162,6 +165,7 @@ class ServedModel:
     session: Session
     options: ServeOptions
     max_queue_tokens: int
+    max_response_bytes: int
     tokenizer: TextTokenizer
     ranges: Ranges | None = None
 
@@ -182,17 +186,33 @@ class ServedModel:
                 f"There is no model {name!r}.", hint=f"Use {self.name!r}, the model that is served."
             )
 
-    def check_values_of_tokens(self, body: RequestBody, texts: Sequence[Text], size: int) -> None:
-        """Refuse texts that may have too many tokens, with an embedding of so many values each, for one response."""
+    def check_size_of_tokens(
+        self, request: ServeRequest, body: RequestBody, texts: Sequence[Text], dimensions: int, value_bytes: float
+    ) -> None:
+        """Refuse texts whose response might be too large, before they run.
+
+        Args:
+            request: the request, whose parts have one response.
+            body: its keys say how many tokens of a text run.
+            texts: the texts; each character counts as a token.
+            dimensions: values of the embedding of a token.
+            value_bytes: bytes of a value in memory and in the response, whichever is more.
+
+        Raises:
+            InputError: the response might exceed `max_response_bytes`.
+        """
         # A character is at most a token, but for the few that a tokenizer without such characters spells in bytes.
         is_whole, max_len = body.overflow is Overflow.SPLIT, self.tokenizer.max_len
         lengths = [len(text.text if text.input_ids is None else text.input_ids) for text in texts]
         tokens = sum(length if is_whole else min(length, max_len) for length in lengths)
-        if tokens * size > _MAX_VALUES:
+        size = request.add_response_bytes(math.ceil(tokens * dimensions * value_bytes))
+        if size > self.max_response_bytes:
+            larger, can_encode = Setting("max_response_mb", command="serve"), hasattr(body, "encoding_format")
+            smaller = ', ask for "encoding_format": "base64"' if can_encode and value_bytes > BASE64_VALUE_BYTES else ""
             raise InputError(
-                f"The texts have up to {tokens} tokens with {size} values each; at most {_MAX_VALUES} values are "
-                "answered at once.",
-                hint="Send fewer texts in a request.",
+                f"The texts have up to {tokens} tokens with {dimensions} values each, and the response up to "
+                f"{size / 2**20:.1f} MiB; it may have {self.max_response_bytes / 2**20:.1f} MiB.",
+                hint=(f"Send fewer texts in a request{smaller}, or start the server with a larger ", larger, "."),
             )
 
 

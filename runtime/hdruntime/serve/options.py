@@ -12,6 +12,8 @@ from hdruntime.process_limits import free_bytes
 
 _MAX_QUEUE_TOKENS = 1_000_000
 
+_MAX_RESPONSE_MB = 256
+
 _BYTES_OF_WAITING_TOKEN = 256
 """Texts of 5, 50 and 500 words took 234, 141 and 179 bytes for each token, as lists of ids and offsets, and 3 to 4
 characters."""
@@ -115,6 +117,15 @@ class ServeOptions:
     )
     max_texts: int = field(default=2048, metadata=_described("maximum texts per request", minimum=1))
     max_body_mb: int = field(default=32, metadata=_described("maximum size of a request body in MiB", minimum=1))
+    max_response_mb: int | None = field(
+        default=None,
+        metadata=_described(
+            "maximum size in MiB of a response with embeddings of tokens, which takes up to three times its size in "
+            "memory; larger ones get 400",
+            default="256, fewer if less than 3 GB of memory is free",
+            minimum=1,
+        ),
+    )
     max_text_characters: int = field(
         default=2**20,
         metadata=_described(
@@ -177,6 +188,14 @@ class ServeOptions:
     def max_body_bytes(self) -> int:
         """Maximum bytes of a request's body."""
         return self.max_body_mb * 2**20
+
+    def max_response_bytes(self) -> int:
+        """`max_response_mb` in bytes, or its default with the memory that is free now."""
+        if self.max_response_mb is not None:
+            return self.max_response_mb * 2**20
+        free = free_bytes()
+        # A response takes a quarter of the free memory at most, as the queue does.
+        return _MAX_RESPONSE_MB * 2**20 if free is None else min(_MAX_RESPONSE_MB * 2**20, free // 4 // 3)
 
     def queue_tokens(self) -> int:
         """`max_queue_tokens`, or its default with the memory that is free now."""

@@ -109,6 +109,7 @@ class RunningModel:
             session=first,
             options=options,
             max_queue_tokens=max_queue_tokens,
+            max_response_bytes=options.max_response_bytes(),
             tokenizer=self._tokenizer,
             ranges=ranges_of_server(model.ranges, self._manifest),
         )

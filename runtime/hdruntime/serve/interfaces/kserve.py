@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 
 from hdruntime.errors import InputError
+from hdruntime.serve.embedding_types import FLOAT_VALUE_BYTES
 from hdruntime.serve.interface import Interface, Route, ServedModel, ServeRequest
-from hdruntime.serve.interfaces.pipelines import shown_answer
+from hdruntime.serve.interfaces.pipelines import shown_answers
 from hdruntime.serve.request_body import PromptedBody
 from hdruntime.serve.row_tensors import TEXT, TEXT_PAIR, row_of, row_tensor
 from hdruntime.tasks.embedding import Embedding
@@ -178,9 +179,9 @@ class KServeInterface(Interface):
         if self._sides:
             prompt_name = checked_choice(Side, prompt_name or Side.DOCUMENT, option="prompt_name")
             of_side = self._sides[prompt_name]
-            self.model.check_values_of_tokens(parameters, texts, of_side.dimensions)
+            self.model.check_size_of_tokens(request, parameters, texts, of_side.dimensions, FLOAT_VALUE_BYTES)
         answers = await request.answers(parameters, texts, task=of_side, prompt_name=prompt_name)
-        output = self._output_of(texts, answers.answers, parameters)
+        output = await self._output_of(texts, answers.answers, parameters)
         response: dict[str, object] = {"model_name": name, "outputs": [output]}
         if body.id is not None:
             response["id"] = body.id
@@ -209,12 +210,12 @@ class KServeInterface(Interface):
             raise InputError(f"{TEXT} has {len(texts)} values and {TEXT_PAIR} has {len(seconds)}.", hint="Send pairs.")
         return [Text(text=text, text_pair=second) for text, second in zip(texts, seconds, strict=True)]
 
-    def _output_of(
+    async def _output_of(
         self, texts: Sequence[Text], answers: Sequence[Any], parameters: TextParameters
     ) -> dict[str, object]:
         task, tensor = self.model.task, self._tensor
         if tensor is None:
-            shown = [shown_answer(task, text, answer) for text, answer in zip(texts, answers, strict=True)]
+            shown = await shown_answers(task, texts, answers)
             return self._described([len(texts)]) | {"data": [msgspec.json.encode(each).decode() for each in shown]}
         is_raw = isinstance(parameters, ScoreParameters) and parameters.raw_scores
         rows = np.array([answer if is_raw else row_of(task, answer) for answer in answers], np.float32)

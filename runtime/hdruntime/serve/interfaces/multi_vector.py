@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat
+from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, made_beside_the_loop
 from hdruntime.serve.interface import Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.request_body import RequestBody
 from hdruntime.tasks.hybrid_similarity import HybridDense, HybridTokens
@@ -60,7 +60,7 @@ class MultiVectorInterface(Interface):
 
     async def _embed(self, request: ServeRequest, body: MultiVectorBody) -> object:
         task, texts, types = self._tasks[body.input_type], body.texts(), EmbeddingTypes(body.encoding_format)
-        self.model.check_values_of_tokens(body, texts, task.dimensions)
+        self.model.check_size_of_tokens(request, body, texts, task.dimensions, types.value_bytes)
         # A query is one text for MaxSim, whose chunks would count as queries of their own.
         is_whole = body.overflow is Overflow.SPLIT and not task.splits
         answers = await request.answers(
@@ -71,9 +71,10 @@ class MultiVectorInterface(Interface):
             prompt_name=body.input_type,
         )
         vectors = [task.truncated(each, body.dimensions) for each in answers.answers]
+        lists = await made_beside_the_loop(lambda: types.lists(vectors, self.model.ranges), vectors)
         data = [
             {"object": "embeddings", "index": index, "embeddings": rows} | answers.truncation(index)
-            for index, rows in enumerate(types.lists(vectors, self.model.ranges))
+            for index, rows in enumerate(lists)
         ]
         return {"object": "list", "data": data, "model": self.model.name, "usage": answers.usage}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hdruntime.errors import InputError, joined
-from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, OutputDtype
+from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, OutputDtype, made_beside_the_loop
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.request_body import PromptedBody
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
@@ -129,7 +129,7 @@ class OpenAIInterface(Interface):
         task = self._hybrids.get(kinds) or self._hybrids.setdefault(kinds, HybridEmbeddings(dense.manifest, kinds))
         if EmbeddingKind.COLBERT in kinds:
             types.check_ranges_are_not_needed("return_colbert_vecs")
-            self.model.check_values_of_tokens(body, texts, task.token_dimensions)
+            self.model.check_size_of_tokens(request, body, texts, task.token_dimensions, types.value_bytes)
         answers = await request.answers(body, texts, task=task, prompt_name=body.chosen_prompt_name(dense.manifest))
         found: list[HybridEmbedding] = answers.answers
         data: list[dict[str, Any]] = [{"object": "embedding", "index": index} for index in range(len(found))]
@@ -140,7 +140,8 @@ class OpenAIInterface(Interface):
             for each, row in zip(data, types.rows(vectors, self.model.ranges, is_rescaled=is_rescaled), strict=True):
                 each["embedding"] = row
         if EmbeddingKind.COLBERT in kinds:
-            tokens = types.lists([each.colbert for each in found if each.colbert is not None], None)
+            vectors_of_tokens = [each.colbert for each in found if each.colbert is not None]
+            tokens = await made_beside_the_loop(lambda: types.lists(vectors_of_tokens, None), vectors_of_tokens)
             for each, rows in zip(data, tokens, strict=True):
                 each["colbert_vecs"] = rows
         for index, (each, embedding) in enumerate(zip(data, found, strict=True)):

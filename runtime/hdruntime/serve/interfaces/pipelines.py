@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from hdruntime.errors import InputError
+from hdruntime.serve.embedding_types import FLOAT_VALUE_BYTES, json_rows, made_beside_the_loop
 from hdruntime.serve.interface import Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.request_body import RequestBody
 from hdruntime.tasks.fill_mask import CHOICES, MaskFillings
@@ -136,11 +137,9 @@ class PipelinesInterface(Interface):
         task, texts = self._task_of(body), body.texts()
         prompt_name = body.prompt_name if isinstance(body, TokenVectorsBody) else None
         if isinstance(task, TokenVectors):
-            self.model.check_values_of_tokens(body, texts, task.dimensions)
+            self.model.check_size_of_tokens(request, body, texts, task.dimensions, FLOAT_VALUE_BYTES)
         answers = (await request.answers(body, texts, task=task, prompt_name=prompt_name)).answers
-        shown = [
-            shown_answer(task or self.model.task, text, answer) for text, answer in zip(texts, answers, strict=True)
-        ]
+        shown = await shown_answers(task or self.model.task, texts, answers)
         if isinstance(body.parameters, EntitiesParameters):
             shown = [_without(each, body.parameters.ignore_labels) for each in shown]
         if isinstance(body.parameters, FillMaskParameters):
@@ -178,6 +177,15 @@ class PipelinesInterface(Interface):
 INTERFACE = PipelinesInterface
 
 
+async def shown_answers(task: TextTask, texts: Sequence[Text], answers: Sequence[Any]) -> list[Any]:
+    """`shown_answer` of each text."""
+
+    def shown() -> list[Any]:
+        return [shown_answer(task, text, answer) for text, answer in zip(texts, answers, strict=True)]
+
+    return await made_beside_the_loop(shown, answers if isinstance(task, TokenVectors) else ())
+
+
 def shown_answer(task: TextTask, text: Text, answer: Any) -> Any:
     """A task's answer to a text, as a pipeline of transformers gives it where there is one; not of embeddings and
     classes."""
@@ -207,7 +215,7 @@ def shown_answer(task: TextTask, text: Text, answer: Any) -> Any:
     if isinstance(task, SparseVectors):
         return shown_sparse(answer)
     if isinstance(task, TokenVectors):
-        return answer.tolist()
+        return json_rows(answer)
     return task.values(answer)
 
 

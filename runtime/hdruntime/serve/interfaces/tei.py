@@ -13,6 +13,7 @@ import numpy as np
 
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
+from hdruntime.serve.embedding_types import FLOAT_VALUE_BYTES, json_rows, made_beside_the_loop
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.interfaces.openai import texts_of_input
 from hdruntime.serve.interfaces.pipelines import shown_sparse
@@ -96,14 +97,21 @@ class StatesOfTokens:
         self._task: TokenStates | None = None
 
     async def answers(
-        self, request: ServeRequest, body: RequestBody, texts: Sequence[Text], *, prompt_name: str | None = None
+        self,
+        request: ServeRequest,
+        body: RequestBody,
+        texts: Sequence[Text],
+        *,
+        prompt_name: str | None = None,
+        value_bytes: float = FLOAT_VALUE_BYTES,
     ) -> Answers:
         """The vectors of each text's tokens, special tokens and prompt included: float32 [tokens, hidden_size].
 
-        Texts that may have too many tokens for one response are rejected before they run.
+        Texts that may have too many tokens for one response, in which a value has `value_bytes`, are rejected before
+        they run.
         """
         manifest = self._model.session.manifest
-        self._model.check_values_of_tokens(body, texts, manifest.hidden_size)
+        self._model.check_size_of_tokens(request, body, texts, manifest.hidden_size, value_bytes)
         self._task = self._task or TokenStates(manifest)
         return await request.answers(body, texts, task=self._task, prompt_name=prompt_name)
 
@@ -171,7 +179,8 @@ class TeiInterface(Interface):
     async def _embed_all(self, request: ServeRequest, body: EmbedAllBody) -> object:
         prompt_name = body.chosen_prompt_name(self.model.session.manifest)
         answers = await self._states.answers(request, body, await body.texts(request), prompt_name=prompt_name)
-        return [(normalized(each) if body.normalize else each).tolist() for each in answers.answers]
+        vectors = [normalized(each) if body.normalize else each for each in answers.answers]
+        return await made_beside_the_loop(lambda: [json_rows(each) for each in vectors], vectors)
 
     async def _embed_sparse(self, request: ServeRequest, body: TextsBody) -> object:
         prompt_name = body.chosen_prompt_name(self.model.session.manifest)

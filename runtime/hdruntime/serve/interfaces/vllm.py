@@ -15,7 +15,13 @@ import numpy as np
 
 from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
-from hdruntime.serve.embedding_types import base64_of
+from hdruntime.serve.embedding_types import (
+    BASE64_VALUE_BYTES,
+    FLOAT_VALUE_BYTES,
+    base64_of,
+    json_rows,
+    made_beside_the_loop,
+)
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.interfaces.openai import texts_of_input
 from hdruntime.serve.interfaces.rerank import RerankInterface, scores_of, served_activation
@@ -150,20 +156,22 @@ class VllmInterface(Interface):
         if (body.task or own) not in accepted:
             raise InputError(parameter="task", value=body.task, accepted=f"one of {', '.join(map(repr, accepted))}")
         rows: Sequence[AnyArray]
+        is_base64 = body.encoding_format == "base64"
         if isinstance(task, TextClassification):
             answers = await self._classes(request, body, texts)
             rows = list(scores_of(task, answers, use_activation=body.use_activation))
         else:
             if body.task == "token_embed":
-                answers = await self._states.answers(request, body, texts)
+                value_bytes = BASE64_VALUE_BYTES if is_base64 else FLOAT_VALUE_BYTES
+                answers = await self._states.answers(request, body, texts, value_bytes=value_bytes)
             else:
                 answers = await request.answers(body, texts)
             rows = [normalized(each) if body.use_activation else each for each in answers.answers]
-        is_base64 = body.encoding_format == "base64"
+        encode = base64_of if is_base64 else _json_of
+        encoded = await made_beside_the_loop(lambda: list(map(encode, rows)), rows)
         data = [
-            {"index": index, "object": "pooling", "data": base64_of(row) if is_base64 else row.tolist()}
-            | answers.truncation(index)
-            for index, row in enumerate(rows)
+            {"index": index, "object": "pooling", "data": each} | answers.truncation(index)
+            for index, each in enumerate(encoded)
         ]
         return self._response("pool", data, answers)
 
@@ -184,3 +192,8 @@ class VllmInterface(Interface):
 
 
 INTERFACE = VllmInterface
+
+
+def _json_of(row: AnyArray) -> Any:
+    """The values of a text, or of each of its tokens, for a response."""
+    return json_rows(row) if row.ndim > 1 else row.tolist()
