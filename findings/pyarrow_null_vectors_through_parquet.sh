@@ -4,7 +4,7 @@
 # Happens: 22 does not write it, nor the column that a cast to lists makes of it, as the cast leaves entries in the null list
 #   ("Lists with non-zero length null components are not supported"). 25 writes the file and cannot read it back ("Expected all
 #   lists to be of size=2"), and takes the cast column. 26 does all of it.
-# Minded: runtime/hdruntime/jobs/writers.py
+# Minded: runtime/hdruntime/jobs/arrow_columns.py
 # Seen: 2026-11-29
 set -euo pipefail
 folder=$(mktemp -d)

@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from hdruntime.errors import InputError, Setting, joined
 from hdruntime.jobs.arriving import ArrivingInput
+from hdruntime.jobs.arrow_columns import INFERRED_TYPE
 from hdruntime.jobs.input_files import InputFile, RowFormat, arrow_batches, format_of, opened_parquet
 from hdruntime.jobs.row_reader import csv_records, is_encodable, read_values
 from hdruntime.jobs.rows import ID, Columns, Position
 from hdruntime.jobs.saved_datasets import without_notes
 from hdruntime.jobs.sources import LocalFile, Source, find_sources, read_errors_explained
-from hdruntime.jobs.writers import OPEN_TYPE
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _id_column(columns: Columns, files: Sequence[InputFile]) -> str | None:
 def fields_of_columns(names: Sequence[str], files: Sequence[InputFile]) -> list[pa.Field]:
     """Columns of the inputs as columns of the output.
 
-    A field whose type the inputs do not define has the metadata `OPEN_TYPE`.
+    A field whose type the inputs do not define has the metadata `INFERRED_TYPE`.
     """
     return [_field(name, [file.types.get(name) for file in files if name in file.columns]) for name in names]
 
@@ -121,7 +121,7 @@ def _field(name: str, kinds: Sequence[pa.DataType | None]) -> pa.Field:
             # Record batches are kept one by one, without dictionaries.
             if "dictionary" not in str(field.type):
                 return field
-    return pa.field(name, pa.string(), metadata=OPEN_TYPE)
+    return pa.field(name, pa.string(), metadata=INFERRED_TYPE)
 
 
 def _with_partitions(files: Sequence[InputFile]) -> list[InputFile]:

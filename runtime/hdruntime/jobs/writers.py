@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
 import itertools
@@ -20,24 +19,27 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from hdruntime.arrays import AnyArray
-from hdruntime.errors import InputError
-from hdruntime.inference.batching import grouped
+from hdruntime.jobs.arrow_columns import (
+    INFERRED_TYPE,
+    array_from_json,
+    array_of_parts,
+    cells_of_part,
+    columns_with_dictionary,
+    inferred_type,
+    list_array,
+    parquet_field,
+    texts_of_column,
+    types_in_json,
+)
 from hdruntime.jobs.checksums import Checksum, checksum_at
-from hdruntime.jobs.input_files import Cell, cells_of_column
+from hdruntime.jobs.json_cells import json_from_cells
 from hdruntime.jobs.kept_columns import columns_in_parts
 from hdruntime.jobs.shards import split_by_bytes
 from hdruntime.jobs.state_folder import OUTPUT_FILE, RESULTS_FILE, damaged, remove, sync, synced
-from hdruntime.jobs.vectors import COLUMN
-
-OPEN_TYPE = {b"hdexport": b"open type"}
-"""Metadata of a string field whose values are JSON; its type is known when all rows are done."""
 
 _BLOCK_BYTES = 2**20
 """Results of about this size are encoded together. The memory of small blocks is used again; that of blocks of 64 MB
 comes from the system each time, which for token vectors took half as long as writing Parquet."""
-
-_NUMBERS = 2**18
-"""Numbers of vectors that become JSON together, also of a text with more: a few MB of text."""
 
 _GROUP_ROWS = 4096
 """Rows of a Parquet row group. Readers prefer large groups; a writer holds one in memory."""
@@ -45,23 +47,13 @@ _GROUP_ROWS = 4096
 _GROUP_BYTES = 64 * 2**20
 """A row group with this many bytes is written, however few rows it has."""
 
-_TYPES = {
-    frozenset({bool}): pa.bool_(),
-    frozenset({int}): pa.int64(),
-    frozenset({np.int64}): pa.int64(),
-    frozenset({int, np.int64}): pa.int64(),
-    frozenset({int, float}): pa.float64(),
-    frozenset({float}): pa.float64(),
-}
-"""`_kind` of all values -> type of the column. Other columns are strings, with JSON for values that are not."""
-
 ResultRows = Sequence[Mapping[str, object]]
 Batches = Callable[[], Iterator[pa.RecordBatch]]
 """Reads all record batches; can be called several times."""
 
 
 class ResultFormat(StrEnum):
-    """How an output holds results; the value is the ending of its name."""
+    """How an output holds results; the value is the suffix of its name."""
 
     PARTS = ""
     """A directory of Parquet files, which readers take for one data set."""
@@ -102,7 +94,7 @@ def encoding_of(kind: ResultFormat, fields: Sequence[pa.Field]) -> ResultEncodin
 class ResultEncoding(ABC):
     """How results are kept while the job runs: bytes to which more can be appended after any block of `encode`.
 
-    Fields of the schema with the metadata `OPEN_TYPE` get their type at the end.
+    Fields of the schema with the metadata `INFERRED_TYPE` get their type when all rows are written.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -138,7 +130,10 @@ class _JsonLines(ResultEncoding):
         parts: list[Iterable[str]] = []
         for name, column in zip(self._schema.names, columns_in_parts(rows, self._schema.names), strict=True):
             key = f"{', ' if parts else '{'}{json.dumps(name)}: "
-            parts += (itertools.repeat(key), _json_from_cells([*itertools.chain.from_iterable(map(_cells, column))]))
+            parts += (
+                itertools.repeat(key),
+                json_from_cells([*itertools.chain.from_iterable(map(cells_of_part, column))]),
+            )
         lines = zip(*parts, itertools.repeat("}\n"))
         return "".join(itertools.chain.from_iterable(lines)).encode()
 
@@ -165,7 +160,7 @@ class _ArrowResults(ResultEncoding):
 
     def _encoded_rows(self, rows: ResultRows) -> memoryview:
         in_parts = columns_in_parts(rows, self._schema.names)
-        columns = [_array(parts, field) for field, parts in zip(self._schema, in_parts, strict=True)]
+        columns = [array_of_parts(parts, field) for field, parts in zip(self._schema, in_parts, strict=True)]
         return memoryview(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
     def finish(self, folder: Path, *, written: Checksum, metadata: Mapping[str, str]) -> Path:
@@ -202,44 +197,34 @@ class _ArrowResults(ResultEncoding):
         """Write an output that is a file."""
         raise NotImplementedError
 
-    def _closed_schema(self, batches: Iterator[pa.RecordBatch]) -> pa.Schema:
-        """The schema with types for the open fields."""
-        kinds: dict[str, set[type]] = {field.name: set() for field in self._schema if field.metadata == OPEN_TYPE}
+    def _inferred_schema(self, batches: Iterator[pa.RecordBatch]) -> pa.Schema:
+        """The schema with the types of inferred fields."""
+        kinds: dict[str, set[type]] = {field.name: set() for field in self._schema if field.metadata == INFERRED_TYPE}
         for batch in batches if kinds else ():
-            for name, found in kinds.items():
-                found.update(_kind(value) for value in _values(batch.column(name)) if value is not None)
-        types = {name: _TYPES.get(frozenset(found), pa.string()) for name, found in kinds.items()}
+            for name in kinds:
+                kinds[name] |= types_in_json(batch.column(name))
+        types = {name: inferred_type(of_values) for name, of_values in kinds.items()}
         return pa.schema([(field.name, types.get(field.name, field.type)) for field in self._schema])
 
-    def _closed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        """The batch with values of those types."""
+    def _cast(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """The batch with columns of the schema's types."""
         columns = []
-        for column, own, field in zip(batch.columns, self._schema, schema, strict=True):
-            if own.metadata == OPEN_TYPE:
-                column = _closed_array(column, field.type)
+        for column, kept, field in zip(batch.columns, self._schema, schema, strict=True):
+            if kept.metadata == INFERRED_TYPE:
+                column = array_from_json(column, field.type)
             elif column.type != field.type:
-                column = _list_array(column, field.type)
+                column = list_array(column, field.type)
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def parquet_field(field: pa.Field) -> pa.Field:
-    """A column of results as Parquet has it: vectors are lists without a fixed size.
-
-    Of lists of a fixed size, pyarrow before 26 reads none that is null, as a failed row's is.
-    """
-    if field.name != COLUMN or not pa.types.is_fixed_size_list(field.type):
-        return field
-    return field.with_type(pa.list_(field.type.value_type))
-
-
 class _ParquetResults(_ArrowResults):
-    def _closed_schema(self, batches: Iterator[pa.RecordBatch]) -> pa.Schema:
-        return pa.schema([parquet_field(field) for field in super()._closed_schema(batches)])
+    def _inferred_schema(self, batches: Iterator[pa.RecordBatch]) -> pa.Schema:
+        return pa.schema([parquet_field(field) for field in super()._inferred_schema(batches)])
 
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
-        schema = self._closed_schema(batches()).with_metadata(dict(metadata))
-        with pa.parquet.ParquetWriter(file, schema, use_dictionary=_columns_of_a_dictionary(schema)) as writer:
+        schema = self._inferred_schema(batches()).with_metadata(dict(metadata))
+        with pa.parquet.ParquetWriter(file, schema, use_dictionary=columns_with_dictionary(schema)) as writer:
             for group in self._groups(batches(), schema):
                 writer.write_table(group)
 
@@ -248,7 +233,7 @@ class _ParquetResults(_ArrowResults):
         held: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:
-            held.append(self._closed(batch, schema))
+            held.append(self._cast(batch, schema))
             rows, size = rows + len(batch), size + held[-1].nbytes
             if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
                 yield pa.Table.from_batches(held)
@@ -262,8 +247,8 @@ class _PartsResults(_ParquetResults):
 
     def _make(self, output: Path, batches: Batches, metadata: Mapping[str, str]) -> None:
         output.mkdir()
-        schema = self._closed_schema(batches()).with_metadata(dict(metadata))
-        dictionaries = _columns_of_a_dictionary(schema)
+        schema = self._inferred_schema(batches()).with_metadata(dict(metadata))
+        dictionaries = columns_with_dictionary(schema)
         groups = self._groups(batches(), schema)
         group = next(groups, schema.empty_table())
         for number in itertools.count():
@@ -313,22 +298,26 @@ class _NpzResults(_NpyResults):
     """
 
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
-        schema = self._closed_schema(batches())
+        schema = self._inferred_schema(batches())
 
         def column_of_ids(batch: pa.RecordBatch) -> pa.AnyArray:
-            return self._closed(batch, schema).column("id")
+            return self._cast(batch, schema).column("id")
 
         rows = missing = 0
         for batch in batches():
             rows, missing = rows + len(batch), missing + column_of_ids(batch).null_count
         kind = schema.field("id").type
         whole = pa.types.is_integer(kind) and not missing
-        longest = 1 if whole else max([1, *(len(text) for batch in batches() for text in _texts(column_of_ids(batch)))])
+        longest = (
+            1
+            if whole
+            else max([1, *(len(text) for batch in batches() for text in texts_of_column(column_of_ids(batch)))])
+        )
         dtype = np.dtype(kind.to_pandas_dtype() if whole else f"U{longest}")
 
         def ids_of(batch: pa.RecordBatch) -> AnyArray:
             ids = column_of_ids(batch)
-            return np.array(ids.to_pylist() if whole else _texts(ids), dtype)
+            return np.array(ids.to_pylist() if whole else texts_of_column(ids), dtype)
 
         def numbers(name: str) -> Callable[[pa.RecordBatch], AnyArray]:
             return lambda batch: batch.column(name).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int32)
@@ -373,180 +362,3 @@ def _write_array(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any], parts:
     np.lib.format.write_array_header_1_0(file, header)
     for part in parts:
         file.write(np.ascontiguousarray(part).data)
-
-
-def _columns_of_a_dictionary(schema: pa.Schema) -> list[str]:
-    """Parquet's columns that a dictionary makes smaller: all but vectors of float32, where few values repeat."""
-    file = pa.BufferOutputStream()
-    pa.parquet.ParquetWriter(file, schema).close()
-    found = pa.parquet.ParquetFile(pa.BufferReader(file.getvalue())).schema
-    columns = map(found.column, range(len(found)))
-    return [each.path for each in columns if (each.path.partition(".")[0], each.physical_type) != (COLUMN, "FLOAT")]
-
-
-def _array(parts: Sequence[Any], field: pa.Field) -> pa.AnyArray:
-    try:
-        arrays = [_array_of_part(part, field) for part in parts]
-    except (pa.ArrowInvalid, OverflowError) as error:
-        raise InputError(
-            f"The column {field.name!r} is {field.type} for all inputs together, and a value does not fit: {error}.",
-            hint="Give the inputs one type, or write .jsonl.",
-        ) from error
-    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
-
-
-def _array_of_part(part: Any, field: pa.Field) -> pa.AnyArray:
-    if isinstance(part, pa.Array) and part.type == field.type and field.metadata != OPEN_TYPE:
-        return part
-    return array_of_cells(_cells(part), field)
-
-
-def _cells(part: Any) -> list[Any]:
-    return cells_of_column(part) if isinstance(part, pa.Array) else part
-
-
-def array_of_cells(cells: list[Any], field: pa.Field) -> pa.AnyArray:
-    """A column of a field's type; a NumPy array is a list, or with two axes a list of lists."""
-    if field.metadata == OPEN_TYPE:
-        cells = [None if cell is None else _json_from_value(cell) for cell in cells]
-    elif np.ndarray in (types := set(map(type, cells))):
-        if types <= {np.ndarray, type(None)} and _is_of_vectors(field.type):
-            return _array_of_arrays(cells, field.type)
-        # Arrow takes arrays of one dimension.
-        cells = [None if cell is None else [*cell] for cell in cells]
-    elif any(isinstance(cell, Cell) for cell in cells):
-        return pa.concat_arrays([_array_of_one(cell, field.type) for cell in cells])
-    return pa.array(cells, type=field.type)
-
-
-def _is_of_vectors(kind: pa.DataType) -> bool:
-    """Whether it is lists of numbers, or of lists of a fixed size of numbers, as built-in tasks have them."""
-    if pa.types.is_list(kind) and pa.types.is_fixed_size_list(kind.value_type):
-        kind = kind.value_type
-    return (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)) and pa.types.is_primitive(kind.value_type)
-
-
-def _array_of_arrays(cells: Sequence[AnyArray | None], kind: pa.DataType) -> pa.AnyArray:
-    """A column of one array per cell: numbers, [values], or vectors of a fixed size, [vectors, dimensions]."""
-    mask = pa.array([cell is None for cell in cells])
-    if not pa.types.is_fixed_size_list(kind):
-        ends = np.cumsum([0, *(0 if cell is None else len(cell) for cell in cells)])
-        entries = _joined([cell for cell in cells if cell is not None], kind.value_type)
-        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), entries, type=kind, mask=mask)
-    # A null of a fixed size has a place among the values.
-    nothing = np.zeros(kind.list_size, kind.value_type.to_pandas_dtype())
-    return _fixed_lists([nothing if cell is None else cell for cell in cells], kind, mask=mask)
-
-
-def _joined(cells: Sequence[AnyArray], kind: pa.DataType) -> pa.AnyArray:
-    """The entries of all cells, of that type."""
-    return _fixed_lists(cells, kind) if pa.types.is_fixed_size_list(kind) else pa.array(np.concatenate(cells), kind)
-
-
-def _fixed_lists(cells: Sequence[AnyArray], kind: pa.DataType, *, mask: pa.AnyArray | None = None) -> pa.AnyArray:
-    """The vectors of all cells; where the mask is true, null."""
-    if wrong := {cell.shape[-1] for cell in cells} - {kind.list_size}:
-        raise pa.ArrowInvalid(f"its length is {min(wrong)}")
-    values = pa.array(np.concatenate(cells, axis=None), kind.value_type)
-    return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)
-
-
-def _array_of_one(cell: Any, kind: pa.DataType) -> pa.AnyArray:
-    """An array of one cell; Arrow makes none of several scalars where a list holds an extension, such as a UUID."""
-    if not isinstance(cell, Cell):
-        return pa.array([cell], kind)
-    return pa.repeat(cell.scalar if cell.scalar.type == kind else cell.scalar.cast(kind), 1)
-
-
-def _list_array(column: pa.AnyArray, kind: pa.DataType) -> pa.AnyArray:
-    """A column of lists of a fixed size as one of lists.
-
-    A cast leaves entries in lists that are null, which pyarrow 22 does not write to Parquet.
-    """
-    is_there = column.is_valid().to_numpy(zero_copy_only=False)
-    ends = np.cumsum([0, *(is_there * column.type.list_size)])
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), column.flatten(), type=kind, mask=pa.array(~is_there))
-
-
-def _closed_array(column: pa.AnyArray, kind: pa.DataType) -> pa.AnyArray:
-    values = _values(column)
-    if pa.types.is_string(kind):
-        values = [None if value is None else _text(value) for value in values]
-    return pa.array(values, type=kind)
-
-
-def _texts(column: pa.AnyArray) -> list[str]:
-    return [_text(Cell(scalar)) if scalar.is_valid else "" for scalar in column]
-
-
-def _text(value: object) -> str:
-    """A value as text: a JSON string without its quotation marks, anything else as JSON."""
-    encoded = _json_from_value(value)
-    return str(json.loads(encoded)) if encoded.startswith('"') else encoded
-
-
-def _values(column: pa.AnyArray) -> list[Any]:
-    texts = ["null" if text is None else text for text in column.to_pylist()]
-    values: list[Any] = json.loads(f"[{', '.join(texts)}]")
-    return values
-
-
-def _kind(value: object) -> type:
-    """A value's type in Python; int64 for an integer that a float may not hold, str for one beyond 64 bits."""
-    if not isinstance(value, int) or abs(value) <= 2**53:
-        return type(value)
-    return np.int64 if -(2**63) <= value < 2**63 else str
-
-
-def _json_default(value: object) -> str:
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
-
-
-_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_json_default).encode
-"""As `json.dumps`, which makes an encoder for every value."""
-
-
-def _json_from_value(value: object) -> str:
-    """A value as JSON, on one line; null for NaN and infinity, which JSON lacks."""
-    if value is None:
-        return "null"
-    if type(value) is int:
-        return str(value)
-    if isinstance(value, Cell):
-        value = value.in_python()
-    try:
-        return _ENCODE(value)
-    except ValueError:
-        finite = json.loads(json.dumps(value, default=_json_default), parse_constant=lambda name: None)
-        return json.dumps(finite, ensure_ascii=False)
-
-
-def _json_from_cells(cells: list[Any]) -> Iterable[str]:
-    """The values of a column as JSON; of NumPy arrays all numbers together, which is faster than one by one."""
-    if np.ndarray not in set(map(type, cells)):
-        return map(_json_from_value, cells)
-    arrays = [cell for cell in cells if cell is not None]
-    vectors = _json_from_vectors([vector for cell in arrays for vector in (cell if cell.ndim > 1 else (cell,))])
-    return [
-        "null"
-        if cell is None
-        else f"[{', '.join(itertools.islice(vectors, len(cell)))}]"
-        if cell.ndim > 1
-        else next(vectors)
-        for cell in cells
-    ]
-
-
-def _json_from_vectors(vectors: Sequence[AnyArray]) -> Iterator[str]:
-    """Vectors as JSON: numbers with the fewest digits that identify a float32, and null for NaN and infinity."""
-    from pyarrow import compute  # which takes long to load, and which other outputs go without
-
-    for some in grouped([len(vector) for vector in vectors], max_items=len(vectors), max_total=_NUMBERS):
-        values = np.concatenate(vectors[some])
-        if values.dtype == np.float16:
-            # Of these Arrow writes all digits.
-            values = values.astype(np.float32)
-        texts = pa.array(values, mask=~np.isfinite(values)).cast(pa.string()).fill_null("null")
-        ends = np.cumsum([0, *map(len, vectors[some])])
-        joined = compute.binary_join(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), texts), ", ")
-        yield from map("[{}]".format, joined.to_pylist())

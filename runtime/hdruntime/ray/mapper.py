@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
+from hdruntime.jobs.arrow_columns import array_of_cells, parquet_field
 from hdruntime.jobs.options import RowOptions
 from hdruntime.jobs.row_inference import LocalPool, fields_of_rows
 from hdruntime.jobs.row_reader import row_maker
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.shards import split_into_shards
-from hdruntime.jobs.writers import array_of_cells, parquet_field
 from hdruntime.ray.worker import session_in_worker
 from hdruntime.tasks.of_bundle import check_pairs, task_of_bundle
 from hdruntime.text.encoding import Overflow

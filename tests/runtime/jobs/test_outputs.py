@@ -23,7 +23,8 @@ from hdruntime.bundle.identity import identity_of_bundle
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.sentence_settings import SentenceSettings
 from hdruntime.errors import InputError, OutputExistsError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, writers
+from hdruntime.jobs import JobOptions, VectorOptions, json_cells, plan_job, run_job, writers
+from hdruntime.jobs.arrow_columns import array_of_cells
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.shards import Shard, ShardResult
@@ -415,7 +416,7 @@ ARRAYS = {
 def test_an_array_of_any_type_is_a_list() -> None:
     for name, (cells, kind) in ARRAYS.items():
         with named_case(name):
-            column = writers.array_of_cells(list(cells), pa.field("x", kind))
+            column = array_of_cells(list(cells), pa.field("x", kind))
             column.validate(full=True)
             assert column.type == kind
             assert column.to_pylist() == [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
@@ -437,7 +438,7 @@ def lines_of(field: pa.Field, cells: list[np.ndarray | None]) -> list[Any]:
 def test_a_float_of_json_lines_reads_back_as_it_was(
     dtype: type[np.floating[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writers, "_NUMBERS", 1000)
+    monkeypatch.setattr(json_cells, "_NUMBERS", 1000)
     if dtype is np.float16:
         numbers = np.arange(2**16, dtype=np.uint16).view(np.float16)
         numbers = numbers[np.isfinite(numbers)]
