@@ -49,10 +49,10 @@ def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 def attention_calls(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The module of each call of transformers' attention interface, in order."""
-    found: list[torch.nn.Module] = []
+    modules: list[torch.nn.Module] = []
 
     def attend(module: torch.nn.Module, query: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
-        found.append(module)
+        modules.append(module)
         return query.transpose(1, 2).contiguous(), None
 
     before = model.config._attn_implementation
@@ -61,7 +61,7 @@ def attention_calls(model: PreTrainedModel) -> list[torch.nn.Module]:
         run_text(model, torch.zeros(1, 2, dtype=torch.int64))
     finally:
         model.config._attn_implementation = before
-    return found
+    return modules
 
 
 def layer_stack(model: PreTrainedModel) -> torch.nn.Module:

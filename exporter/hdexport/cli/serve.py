@@ -116,20 +116,20 @@ def run(options: argparse.Namespace) -> int:
     of_bundles: dict[str, dict[str | None, Any]] = {}
     named = {name for names, _ in options.bundles for name in names}
     for option in ("backend", "precision", "device", "sessions", "threads", "max_seq_length", "ranges"):
-        given = dict(getattr(options, option))
-        if unknown := [name for name in given if name is not None and name not in named]:
+        by_name = dict(getattr(options, option))
+        if unknown := [name for name in by_name if name is not None and name not in named]:
             raise InputError(
                 f"{flag(Setting(option))} is for the bundle {unknown[0]}, and no bundle has this name.",
                 hint=f"Name one of {', '.join(sorted(named))}." if named else "Give the bundle the name: NAME=BUNDLE.",
             )
-        of_bundles[option] = given
+        of_bundles[option] = by_name
 
     def bundle_of(names: tuple[str, ...], bundle: str) -> BundleToServe:
-        given = {option: _value(values, names) for option, values in of_bundles.items()}
-        if (device := given.pop("device")) is not None:
-            given["devices"] = device.split(",")
+        settings = {option: _value(values, names) for option, values in of_bundles.items()}
+        if (device := settings.pop("device")) is not None:
+            settings["devices"] = device.split(",")
         return BundleToServe(
-            bundle=bundle, names=names, **{option: value for option, value in given.items() if value is not None}
+            bundle=bundle, names=names, **{option: value for option, value in settings.items() if value is not None}
         )
 
     values = {each.name: getattr(options, each.name) for each in fields(ServeOptions) if each.metadata}

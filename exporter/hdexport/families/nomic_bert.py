@@ -48,10 +48,10 @@ def _config_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
     if "n_embd" not in config:
         return {}
     for key, value in _COMPUTED.items():
-        said = config.get(key, value)
-        if said != value and not (value in (0, False, None) and said in (0, False, None)):
+        configured = config.get(key, value)
+        if configured != value and not (value in (0, False, None) and configured in (0, False, None)):
             raise ModelError(
-                f"config.json has {key} {shown(said)}; a nomic_bert of transformers has {shown(value)}.",
+                f"config.json has {key} {shown(configured)}; a nomic_bert of transformers has {shown(value)}.",
                 hint="Choose a checkpoint such as nomic-ai/nomic-embed-text-v1.5.",
             )
     keys = {new: config[old] for old, new in _KEYS.items() if old in config}

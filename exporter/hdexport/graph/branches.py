@@ -54,12 +54,12 @@ def lengths_of_branches(program: ExportedProgram, ids: int, *, max_len: int) -> 
 def _conditions(program: ExportedProgram, environment: Any, symbols: Iterable[Any]) -> set[Any]:
     """Conditions on sizes that held in the trace, as SymPy expressions."""
     asserted = itertools.chain.from_iterable(environment.deferred_runtime_asserts.values())
-    found = {assumed.expr.xreplace(environment.replacements) for assumed in asserted}
+    conditions = {assumed.expr.xreplace(environment.replacements) for assumed in asserted}
     for symbol in symbols:
         bounds = program.range_constraints.get(symbol)
         if bounds is not None:
-            found |= {symbol >= bounds.lower, symbol <= bounds.upper}
-    return found
+            conditions |= {symbol >= bounds.lower, symbol <= bounds.upper}
+    return conditions
 
 
 def _holds(condition: Any, sizes: dict[Any, int]) -> bool:

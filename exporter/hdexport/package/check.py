@@ -89,14 +89,14 @@ def compare(target: PackageTarget, package: Package) -> list[Compared]:
         query = (_QUERY,) if is_reranker(package.bundle.manifest) else ()
         inputs = [(words, (*query, text)) for words, text in sample_texts()]
         expected = [_expected(session, package, texts) for _, texts in inputs]
-        found = [
+        comparisons = [
             _compared(dtype, words, target.run(package.of(dtype), *texts), wanted)
             for dtype in package.dtypes
             for (words, texts), wanted in zip(inputs, expected, strict=True)
         ]
     for dtype in package.dtypes:
-        _check(target, dtype, [each for each in found if each.dtype == dtype])
-    return found
+        _check(target, dtype, [each for each in comparisons if each.dtype == dtype])
+    return comparisons
 
 
 def _check(target: PackageTarget, dtype: Dtype, found: list[Compared]) -> None:

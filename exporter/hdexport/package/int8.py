@@ -52,14 +52,14 @@ def quantized(model: onnx_ir.Model, directory: Path) -> onnx_ir.Model:
     proto = onnx.load(path, load_external_data=False)
     # For tract, as in the float32 graph; the marks of onnxruntime's quantization are of no use to readers.
     del proto.graph.value_info[:], proto.metadata_props[:]
-    found = ir.from_proto(proto)
-    ir.external_data.set_base_dir(found.graph, directory)
-    if not any(node.op_type == "MatMulInteger" for node in found.graph.all_nodes()):
+    int8_model = ir.from_proto(proto)
+    ir.external_data.set_base_dir(int8_model.graph, directory)
+    if not any(node.op_type == "MatMulInteger" for node in int8_model.graph.all_nodes()):
         raise ExportError(
             "The graph has no matmul with a weight, so nothing can be int8.",
             hint=("Leave out ", Setting("dtype", "int8"), "."),
         )
-    return found
+    return int8_model
 
 
 def _widen_weights(model: onnx_ir.Model) -> None:

@@ -43,19 +43,19 @@ def check_prompts(bundle: Bundle, target: PackageTarget, options: PackageOptions
     settings = manifest.sentence
     if not options.prompts or settings is None:
         return ()
-    given = {name: prompt for name, prompt in settings.prompts.items() if prompt}
+    named = {name: prompt for name, prompt in settings.prompts.items() if prompt}
     leave_out = Setting("prompts", False)
-    if given and not settings.include_prompt:
+    if named and not settings.include_prompt:
         raise InputError(
-            f"The model leaves its prompts out of the pooling ({', '.join(given)}); {target.system} pools all tokens.",
+            f"The model leaves its prompts out of the pooling ({', '.join(named)}); {target.system} pools all tokens.",
             hint=("Package it for texts without prompts (", leave_out, f"), {_SERVE}"),
         )
-    if target.prompts or not given:
+    if target.prompts or not named:
         return ()
     default = settings.default_prompt_name
-    if default in given:
+    if default in named:
         raise InputError(
-            f"Every text has the prompt {given[default]!r:.60} ({default}) by default; {target.system} has no place "
+            f"Every text has the prompt {named[default]!r:.60} ({default}) by default; {target.system} has no place "
             "for it.",
             hint=(
                 "Write the prompt before your texts, and package for that (",
@@ -63,7 +63,7 @@ def check_prompts(bundle: Bundle, target: PackageTarget, options: PackageOptions
                 f"); or choose a target with a place for prompts, vespa or opensearch; {_SERVE}",
             ),
         )
-    shown = "; ".join(f"{name}: {prompt!r:.60}" for name, prompt in given.items())
+    shown = "; ".join(f"{name}: {prompt!r:.60}" for name, prompt in named.items())
     return (f"{target.system} adds no prompts. Write those of the model before your texts: {shown}",)
 
 

@@ -62,8 +62,8 @@ def djl_tokenizer(path: Path, *, model_max_length: int | None = None) -> Tokeniz
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))
-    asked = (tokenizer.truncation or {}).get("max_length") or DJL_LONGEST
-    tokenizer.enable_truncation(min(asked, model_max_length or DJL_LONGEST))
+    longest = (tokenizer.truncation or {}).get("max_length") or DJL_LONGEST
+    tokenizer.enable_truncation(min(longest, model_max_length or DJL_LONGEST))
     if tokenizer.padding is not None:
         tokenizer.enable_padding(**{**tokenizer.padding, "length": None})
     return tokenizer

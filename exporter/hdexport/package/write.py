@@ -169,16 +169,16 @@ def _checked_name(bundle: Bundle, target: PackageTarget, options: PackageOptions
 
 
 def _graph_options(graph: GraphOptions, options: PackageOptions) -> GraphOptions:
-    given = {
+    values = {
         name: value
         for name in ("opset", "ir_version", "dtype", "token_type_ids", "single_file")
         if (value := getattr(options, name)) is not None
     }
     if options.pooled is not None:
-        given["outputs"] = Outputs.POOLED_TOKENS if options.pooled else Outputs.BUNDLE
-    found = dataclasses.replace(graph, **given)
-    found.check()
-    return found
+        values["outputs"] = Outputs.POOLED_TOKENS if options.pooled else Outputs.BUNDLE
+    replaced = dataclasses.replace(graph, **values)
+    replaced.check()
+    return replaced
 
 
 def _is_package(directory: Path) -> bool:
@@ -190,9 +190,9 @@ def _is_package(directory: Path) -> bool:
 
 def _other_files(directory: Path) -> list[str]:
     ours = {_MARKER, *json.loads((directory / _MARKER).read_text(encoding="utf-8")).get("files", [])}
-    found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
+    paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
     # Python compiles scripts beside them, as Triton does its model.
-    return sorted(path for path in found if path not in ours and "__pycache__" not in path.split("/"))
+    return sorted(path for path in paths if path not in ours and "__pycache__" not in path.split("/"))
 
 
 _KIND = DirectoryKind(name="package of hdexport", marker=_MARKER, is_one=_is_package, other_files=_other_files)

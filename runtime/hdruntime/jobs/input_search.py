@@ -77,10 +77,10 @@ def find_inputs(
         if str(name) == "-" and wait_seconds is not None:
             sources.append(ArrivingInput(wait_seconds=wait_seconds))
             continue
-        found = find_sources(name, known=lambda path: bool(input_format or format_of(path)), spool=spool)
-        if not found:
+        of_name = find_sources(name, known=lambda path: bool(input_format or format_of(path)), spool=spool)
+        if not of_name:
             raise InputError(f"{name} holds no file that ends in {_SUFFIXES}.")
-        sources += found
+        sources += of_name
     sources = without_notes(sources)
     files = _with_partitions([_found_file(source, columns, input_format) for source in sources])
     _require_rows(files, inputs=names)
@@ -94,8 +94,8 @@ def find_inputs(
 def resolved_columns(columns: Columns, files: Sequence[InputFile]) -> Columns:
     """The columns with names of the id, if an input has one, and of kept columns; an `id` that is None numbers rows."""
     row_id = _id_column(columns, files)
-    found = dict.fromkeys(name for file in files for name in file.columns)
-    keep = tuple(name for name in dict.fromkeys(found if columns.keep is None else columns.keep) if name != row_id)
+    of_files = dict.fromkeys(name for file in files for name in file.columns)
+    keep = tuple(name for name in dict.fromkeys(of_files if columns.keep is None else columns.keep) if name != row_id)
     return replace(columns, id=row_id, keep=keep, keeps_all=columns.keep is None)
 
 
@@ -126,8 +126,8 @@ def _field(name: str, kinds: Sequence[pa.DataType | None]) -> pa.Field:
 
 def _with_partitions(files: Sequence[InputFile]) -> list[InputFile]:
     """The files with the columns of their directories; files without rows do not count."""
-    found = iter(_partitions([file.source.path for file in files if file.rows != 0]))
-    return [_with_partition(file, *next(found)) if file.rows != 0 else file for file in files]
+    partitions = iter(_partitions([file.source.path for file in files if file.rows != 0]))
+    return [_with_partition(file, *next(partitions)) if file.rows != 0 else file for file in files]
 
 
 def _with_partition(file: InputFile, partitions: Mapping[str, object], types: Mapping[str, pa.DataType]) -> InputFile:
@@ -157,11 +157,11 @@ def _partitions(paths: Sequence[str]) -> list[tuple[dict[str, object], dict[str,
     factory = ds.FileSystemDatasetFactory(pa.fs.LocalFileSystem(), list(paths), ds.ParquetFileFormat(), options)
     schema = factory.inspect(fragments=0)
     partitioning = ds.partitioning(schema, flavor="hive")
-    found = []
+    partitions = []
     for path in paths:
         values = ds.get_partition_keys(partitioning.parse(path))
-        found.append((values, {name: schema.field(name).type for name in values}))
-    return found
+        partitions.append((values, {name: schema.field(name).type for name in values}))
+    return partitions
 
 
 def _found_file(source: Source, columns: Columns, input_format: RowFormat | None) -> InputFile:

@@ -196,9 +196,9 @@ def find_sources(name: str | Path, *, known: Known, spool: Path | None) -> Seque
     if text == "-":
         return [StandardInput(spool)]
     with read_errors_explained(text):
-        found, is_one = (_remote_files if "://" in text else _local_files)(text, known)
+        sources, is_one = (_remote_files if "://" in text else _local_files)(text, known)
     # A pattern may match a file as well as its directory.
-    return found if is_one else [source for source in dict.fromkeys(found) if _is_of_rows(source, known)]
+    return sources if is_one else [source for source in dict.fromkeys(sources) if _is_of_rows(source, known)]
 
 
 def _is_of_rows(source: LocalFile | RemoteFile, known: Known) -> bool:
@@ -389,10 +389,10 @@ def _walked(filesystem: Any, folder: str) -> Iterator[str]:
 def _listed(filesystem: Any, folder: str) -> list[tuple[str, bool]]:
     """The entries of a directory, and whether each is a directory; an InputError that names it if it cannot be read."""
     with read_errors_explained(filesystem.unstrip_protocol(folder)):
-        found = [
+        listed = [
             (str(info["name"]).rstrip("/"), info["type"] == "directory") for info in filesystem.ls(folder, detail=True)
         ]
-    return [entry for entry in found if entry[0] != folder.rstrip("/")]
+    return [entry for entry in listed if entry[0] != folder.rstrip("/")]
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:

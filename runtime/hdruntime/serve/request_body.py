@@ -93,14 +93,14 @@ class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def side(self) -> Side | None:
         """The side of a text whose tokens are removed; None for the side of the model's tokenizer."""
-        asked: list[Side] = []
+        sides: list[Side] = []
         if self.truncate in ("START", "END"):
-            asked.append("left" if self.truncate == "START" else "right")
+            sides.append("left" if self.truncate == "START" else "right")
         if self.truncation_side is not None:
-            asked.append("left" if self.truncation_side.lower() == "left" else "right")
-        if len(set(asked)) > 1:
+            sides.append("left" if self.truncation_side.lower() == "left" else "right")
+        if len(set(sides)) > 1:
             raise InputError("truncate and truncation_side contradict each other.", hint="Give one of them.")
-        return asked[0] if asked else None
+        return sides[0] if sides else None
 
     def token_limit(self, tokenizer: TextTokenizer, *, is_pair: bool) -> int:
         """Maximum tokens of a text or a pair; vLLM's -1 stands for the tokenizer's number."""

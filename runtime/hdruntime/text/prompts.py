@@ -70,5 +70,5 @@ def prompt_name_of(prompts: Mapping[str, str], input_type: str) -> str | None:
         accepted = ", ".join(map(repr, dict.fromkeys([*INPUT_TYPES, *prompts])))
         raise InputError(parameter="input_type", value=input_type, accepted=f"one of {accepted}")
     names = {name.lower(): name for name, prompt in sorted(prompts.items(), key=lambda item: bool(item[1]))}
-    found = [names[name] for name in INPUT_TYPES[input_type] if name in names]
-    return next((name for name in found if prompts[name]), next(iter(found), None))
+    matching = [names[name] for name in INPUT_TYPES[input_type] if name in names]
+    return next((name for name in matching if prompts[name]), next(iter(matching), None))

@@ -287,7 +287,7 @@ class TextTokenizer:
         encoded = self._encoded(tokenizer, batch, choice, offsets=offsets)
         in_prompt = _tokens_of_prompt(tokenizer, prompt)
         rests = [item.overflowing for item in encoded]
-        given = [
+        counts = [
             self._given_tokens(item, rest, text) if rest else None
             for item, rest, text in zip(encoded, rests, batch, strict=True)
         ]
@@ -302,7 +302,7 @@ class TextTokenizer:
                     is_truncated=bool(rest),
                     given_tokens=tokens,
                 )
-                for item, rest, tokens in zip(encoded, rests, given, strict=True)
+                for item, rest, tokens in zip(encoded, rests, counts, strict=True)
             ]
         ends = list(itertools.accumulate(map(len, encoded)))
         if len(encoded) == 1:
@@ -321,7 +321,7 @@ class TextTokenizer:
                 is_truncated=bool(rest),
                 given_tokens=tokens,
             )
-            for rest, tokens, start, end in zip(rests, given, [0, *ends], ends, strict=False)
+            for rest, tokens, start, end in zip(rests, counts, [0, *ends], ends, strict=False)
         ]
 
     def _given_tokens(self, item: Any, rest: Sequence[Any], texts: str | tuple[str, str]) -> int:

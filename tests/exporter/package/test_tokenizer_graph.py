@@ -101,7 +101,7 @@ def test_texts_of_every_kind_are_compared(monkeypatch: pytest.MonkeyPatch) -> No
     (found,) = differences(whole, cut, tokenizer, max_tokens=16)
     assert found.kind == "decomposed"
     assert 0 < found.texts < found.compared
-    assert found.found != found.expected
+    assert found.actual != found.expected
 
 
 def test_wrong_ids_are_found_in_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:

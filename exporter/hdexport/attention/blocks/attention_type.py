@@ -95,14 +95,14 @@ class BlocksAttentionType(AttentionType):
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> BlockRequest | None:
         """A pattern and its numbers, and the options."""
-        asked = BlockRequest() if spec is None else _request(spec)
+        requested = BlockRequest() if spec is None else _request(spec)
         policy, file = options.get("bigbird_last_block"), options.get("global_embeddings")
-        asked = dataclasses.replace(
-            asked,
+        requested = dataclasses.replace(
+            requested,
             last_block=None if policy is None else LastBlock(policy),
             global_embeddings=None if file is None else Path(file),
         )
-        return None if asked == BlockRequest() else asked
+        return None if requested == BlockRequest() else requested
 
     def conversion(self, request: BlockRequest | None, context: ConversionContext) -> BlockConversion | None:
         """A BigBird's own, or blocks in place of dense attention, with their tables and embeddings."""

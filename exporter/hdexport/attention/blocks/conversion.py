@@ -204,8 +204,8 @@ def read_conversion(spec: BlockSparse, bundle: Bundle) -> BlockConversion:
     if spec.pattern is Pattern.ETC:
         embeddings = _array_of_bundle(bundle, GLOBAL_EMBEDDINGS_FILE, "float32", axes=2)
         if len(embeddings) != spec.global_tokens or not np.isfinite(embeddings).all():
-            found = f"{len(embeddings)} rows" if np.isfinite(embeddings).all() else "NaN or infinity"
-            raise _contradicts(bundle, GLOBAL_EMBEDDINGS_FILE, found, f"{spec.global_tokens} finite rows")
+            held = f"{len(embeddings)} rows" if np.isfinite(embeddings).all() else "NaN or infinity"
+            raise _contradicts(bundle, GLOBAL_EMBEDDINGS_FILE, held, f"{spec.global_tokens} finite rows")
     return _conversion(spec, tables, embeddings)
 
 

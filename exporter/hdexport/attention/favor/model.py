@@ -138,10 +138,10 @@ class FeatureAttention:
             run_text(model, input_ids)
         finally:
             self.errors = None
-        found = torch.stack(errors)
+        by_layer = torch.stack(errors)
         yield (
-            f"FAVOR+ with {self.record.features} features is off softmax attention by {found.mean():.0%} of its "
-            f"length; by layer {found.min():.0%} to {found.max():.0%}"
+            f"FAVOR+ with {self.record.features} features is off softmax attention by {by_layer.mean():.0%} of its "
+            f"length; by layer {by_layer.min():.0%} to {by_layer.max():.0%}"
         )
 
 

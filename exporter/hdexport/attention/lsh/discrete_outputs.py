@@ -101,17 +101,17 @@ class LshDiscreteOutputs:
         original: Callable[..., torch.Tensor] = attention._hash_vectors
 
         def hash_vectors(vectors: torch.Tensor, rounds: int, mask: torch.Tensor, **others: Any) -> torch.Tensor:
-            found = original(vectors.float(), rounds, mask, **others)
-            return self._decided(vectors.float(), found, mask) if self._followed else found
+            buckets = original(vectors.float(), rounds, mask, **others)
+            return self._decided(vectors.float(), buckets, mask) if self._followed else buckets
 
         attention._hash_vectors = hash_vectors
 
-    def _decided(self, vectors: torch.Tensor, found: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _decided(self, vectors: torch.Tensor, hashed: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """[1, heads, rounds * tokens], the buckets of the graph in place of transformers'.
 
         Args:
             vectors: [1, heads, tokens, head_dim], also of the padding after the text.
-            found: [1, heads, rounds * tokens], buckets, one round's after the other's.
+            hashed: [1, heads, rounds * tokens], buckets, one round's after the other's.
             mask: [1, tokens], 0 for padding, which has a bucket of its own.
         """
         followed = self._followed[self._layer]
@@ -120,7 +120,7 @@ class LshDiscreteOutputs:
         tokens, all_buckets = followed.shape[-1], math.prod(self._hashes.buckets)
         in_round = all_buckets + (not bool(mask.all()))
         rounds = torch.arange(self._hashes.rounds)[:, None] * in_round
-        decided = found.unflatten(2, (self._hashes.rounds, -1)) - rounds  # [1, heads, rounds, tokens]
+        decided = hashed.unflatten(2, (self._hashes.rounds, -1)) - rounds  # [1, heads, rounds, tokens]
         real = mask[0, :tokens].bool()
         own = decided[..., :tokens].clone()
         decided[..., :tokens] = torch.where(real, followed, own)

@@ -194,8 +194,8 @@ def _attend(
             padding = -tokens % multiple if tokens > multiple else 0
             padded = torch.nn.functional.pad(text, (0, 0, 0, padding))[None]
             mask = (torch.arange(tokens + padding) < tokens).long()[None]
-            found = attention_mask.attention(hidden_states=padded, attention_mask=mask).hidden_states
-            attended[row, real] = found[0, :tokens].to(attended.dtype)
+            outputs = attention_mask.attention(hidden_states=padded, attention_mask=mask).hidden_states
+            attended[row, real] = outputs[0, :tokens].to(attended.dtype)
     return attended.unflatten(2, (-1, head_dim)), None
 
 
@@ -240,7 +240,7 @@ def recall(
     The attention of the model is transformers' Reformer's; `rotations` are [heads, head_dim, rounds, directions],
     float32, and `input_ids` [1, tokens].
     """
-    found: list[torch.Tensor] = []
+    shares_of_layers: list[torch.Tensor] = []
     top = min(_TOP, input_ids.shape[1] - 1)
     if top < 1:
         return
@@ -248,7 +248,7 @@ def recall(
     attend = ALL_ATTENTION_FUNCTIONS[name]
 
     def watch(module: torch.nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        found.append(_share(query, rotations, record, top))
+        shares_of_layers.append(_share(query, rotations, record, top))
         return attend(module, query, *args, **kwargs)
 
     ALL_ATTENTION_FUNCTIONS.register(name, watch)
@@ -256,7 +256,7 @@ def recall(
         run_text(model, input_ids)
     finally:
         ALL_ATTENTION_FUNCTIONS.register(name, attend)
-    shares = torch.stack(found)
+    shares = torch.stack(shares_of_layers)
     yield (
         f"LSH attention sees {shares.mean():.0%} of the {top} keys with the largest scores of each query; by layer "
         f"{shares.min():.0%} to {shares.max():.0%}"

@@ -97,8 +97,8 @@ def _of_call(attention_mask: torch.Tensor) -> Iterator[None]:
 
 def _configs(model: torch.nn.Module) -> list[Any]:
     """The configurations that a model's modules read, each once."""
-    found = (vars(module).get("config") for module in model.modules())
-    return list({id(config): config for config in found if hasattr(config, "_attn_implementation")}.values())
+    configs = (vars(module).get("config") for module in model.modules())
+    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
 
 
 def _set_attention(model: torch.nn.Module, name: str) -> None:
@@ -137,7 +137,7 @@ def _attend(
 
 def _dense_modules(model: PreTrainedModel, max_len: int | None) -> dict[torch.nn.Module, bool]:
     """The modules whose attention is our dense operator's: whether each is causal."""
-    found: dict[torch.nn.Module, bool | None] = {}
+    causal_of: dict[torch.nn.Module, bool | None] = {}
 
     def attend(
         module: torch.nn.Module,
@@ -153,7 +153,7 @@ def _dense_modules(model: PreTrainedModel, max_len: int | None) -> dict[torch.nn
         if own is not None and attention_mask is not None and causal is not None:
             plain = functools.partial(own, module)
             causal = causal if _is_dense(plain, query, key, value, attention_mask, named, causal) else None
-        found[module] = causal if found.get(module, causal) == causal else None
+        causal_of[module] = causal if causal_of.get(module, causal) == causal else None
         return (own or sdpa_attention_forward)(module, query, key, value, attention_mask, *args, **named)
 
     before = {id(config): config._attn_implementation for config in _configs(model)}
@@ -165,7 +165,7 @@ def _dense_modules(model: PreTrainedModel, max_len: int | None) -> dict[torch.nn
         model(input_ids=(tokens + 4).expand(2, -1) % model.config.vocab_size, attention_mask=mask)
     for config in _configs(model):
         config._attn_implementation = before[id(config)]
-    return {module: causal for module, causal in found.items() if causal is not None and "config" in vars(module)}
+    return {module: causal for module, causal in causal_of.items() if causal is not None and "config" in vars(module)}
 
 
 def _tagged_mask(
@@ -207,9 +207,9 @@ def _causal_of_all_pairs(mask_function: Callable[..., Any], tokens: int) -> bool
 def _own_function(module: torch.nn.Module) -> Callable[..., Any] | None:
     """The function by which a module's file computes attention where transformers' interface is told "eager"."""
     for kind in type(module).__mro__:
-        found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if callable(found):
-            return found
+        attend = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if callable(attend):
+            return attend
     return None
 
 

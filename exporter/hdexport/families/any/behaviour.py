@@ -56,8 +56,8 @@ def check_behaviour(model: PreTrainedModel, *, most_positions: int = 0) -> None:
     same = _run(model, texts[0].expand(3, -1).clone(), torch.ones(3, len(texts[0]), dtype=torch.int64))
     others = torch.stack([texts[0], texts[0].flip(0), texts[0].roll(5)])
     mixed = _run(model, others, torch.ones_like(others))
-    for found, what in ((same[0], "three copies"), (mixed[0], "two other texts")):
-        if not (error := _difference(found, alone[0])) <= _TOLERANCE:
+    for output, what in ((same[0], "three copies"), (mixed[0], "two other texts")):
+        if not (error := _difference(output, alone[0])) <= _TOLERANCE:
             raise _refusal(
                 model_type,
                 f"a text of {len(texts[0])} tokens alone and in a batch of {what} differ by {error:.2g} of their size",
@@ -80,18 +80,18 @@ def _check_padding(model: PreTrainedModel, texts: list[torch.Tensor], alone: lis
     # Some models find padding by its id, which a graph has there, whatever it is given.
     filler = fillers[0] if padding is None else torch.full_like(fillers[0], padding)
     right = _padded(model, texts, filler, "right", is_of_tokens)
-    pairs = [("right", "and the text alone", found, wanted) for found, wanted in zip(right, alone, strict=True)]
+    pairs = [("right", "and the text alone", outputs, wanted) for outputs, wanted in zip(right, alone, strict=True)]
     if is_of_tokens:
         # Classifiers may read the first token, padding or not.
         left, other = (_padded(model, texts, filler, "left", is_of_tokens) for filler in fillers)
         pairs += [("left", "and with other padding there", *both) for both in zip(left, other, strict=True)]
-    for (side, beside, found, wanted), text in zip(pairs, [*texts, *texts], strict=False):
-        given = f"a text of {len(text)} tokens with {len(filler) - len(text)} of padding on the {side}"
-        _check_numbers(model.config.model_type, found, given)
-        if not (error := _difference(found, wanted)) <= _TOLERANCE:
+    for (side, beside, outputs, wanted), text in zip(pairs, [*texts, *texts], strict=False):
+        padded_text = f"a text of {len(text)} tokens with {len(filler) - len(text)} of padding on the {side}"
+        _check_numbers(model.config.model_type, outputs, padded_text)
+        if not (error := _difference(outputs, wanted)) <= _TOLERANCE:
             raise _refusal(
                 model.config.model_type,
-                f"{given} {beside} differ by {error:.2g} of their size",
+                f"{padded_text} {beside} differ by {error:.2g} of their size",
             )
 
 
@@ -112,8 +112,8 @@ def _padded(
     places = [slice(0, len(text)) if side == "right" else slice(tokens - len(text), None) for text in texts]
     for row, (text, place) in enumerate(zip(texts, places, strict=True)):
         ids[row, place], mask[row, place] = text, 1
-    found = _run(model, ids, mask)
-    return [row[place] if is_of_tokens else row for row, place in zip(found, places, strict=True)]
+    outputs = _run(model, ids, mask)
+    return [row[place] if is_of_tokens else row for row, place in zip(outputs, places, strict=True)]
 
 
 def _texts(model: PreTrainedModel, lengths: Sequence[int]) -> list[torch.Tensor]:
@@ -127,7 +127,7 @@ def _run(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The first output of a model's own code, which may fail in any way; a ModelError says how."""
     try:
         with torch.inference_mode():
-            found: torch.Tensor = model(input_ids=ids, attention_mask=mask, return_dict=True)[0]
+            states: torch.Tensor = model(input_ids=ids, attention_mask=mask, return_dict=True)[0]
     except MemoryError:
         raise
     except Exception as error:
@@ -138,7 +138,7 @@ def _run(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             f"{tokens}: {shown(error)}",
             hint="A bundle has no other inputs, and takes texts of any length; choose a model whose code runs so.",
         ) from error
-    return found.float()
+    return states.float()
 
 
 def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -137,9 +137,9 @@ def _tables_of_positions(model: torch.nn.Module) -> list[Any]:
 def _values(settings: Any, part: Any) -> dict[str, Any]:
     """The values of `_READ_OF_ALL` that a configuration lacks, from its part for texts."""
     missing = {name: other for name, other in _READ_OF_ALL.items() if getattr(settings, name, None) is None}
-    found = {name: getattr(part, name, None) for name in missing}
+    of_part = {name: getattr(part, name, None) for name in missing}
     return {
-        str(settings.attribute_map.get(name, name)): other if found[name] is None else found[name]
+        str(settings.attribute_map.get(name, name)): other if of_part[name] is None else of_part[name]
         for name, other in missing.items()
     }
 
@@ -184,9 +184,9 @@ def _check_inputs_and_outputs(model: torch.nn.Module, model_type: str) -> None:
 def _check_position_kind(kind: type, config: Mapping[str, Any]) -> None:
     """Refuse positions of a kind that the class's file does not know, which it would silently leave out."""
     key = "position_embedding_type"
-    asked = config.get(key)
-    if asked not in (None, "absolute") and key not in inspect.getsource(sys.modules[kind.__module__]):
+    value = config.get(key)
+    if value not in (None, "absolute") and key not in inspect.getsource(sys.modules[kind.__module__]):
         raise ModelError(
-            f"config.json asks for {shown(asked)} positions, and {kind.__name__} has no code for them.",
+            f"config.json asks for {shown(value)} positions, and {kind.__name__} has no code for them.",
             hint=f"Choose a model whose {key} its code reads.",
         )

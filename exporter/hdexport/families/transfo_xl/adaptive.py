@@ -66,15 +66,15 @@ class AdaptiveSoftmax(torch.nn.Module):
     def forward(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """The log-probability, [batch, tokens], float32, of one token per state, [batch, tokens, d_model]."""
         head = self._projected(states, 0)
-        normaliser, found = [self._log_sum(head, 0)], self._logit(head, tokens, 0)
+        normaliser, logits = [self._log_sum(head, 0)], self._logit(head, tokens, 0)
         if len(self.bounds) > 1:
             clusters = torch.nn.functional.linear(head, self.cluster_weight, self.cluster_bias).float()
             normaliser.append(clusters.logsumexp(-1))
         for index, (first, _) in enumerate(self.bounds[1:], start=1):
             tail = self._projected(states, index)
             within = self._logit(tail, tokens, index) - self._log_sum(tail, index)
-            found = torch.where(tokens >= first, clusters[..., index - 1] + within, found)
-        return found - torch.stack(normaliser).logsumexp(0)
+            logits = torch.where(tokens >= first, clusters[..., index - 1] + within, logits)
+        return logits - torch.stack(normaliser).logsumexp(0)
 
     def _projected(self, states: torch.Tensor, index: int) -> torch.Tensor:
         return states @ self.out_projs[index] if len(self.out_projs) else states

@@ -139,8 +139,8 @@ def _network_before(last: ir.Node) -> FeedForward:
         if node in inside:
             continue
         if node is None or not (_is_linear(node) or _is_elementwise(node)):
-            found = f"the input {value.name}" if node is None else _described(node)
-            raise _NoNetworkError(last, len(inside), f"{found} is before it")
+            producer = f"the input {value.name}" if node is None else _described(node)
+            raise _NoNetworkError(last, len(inside), f"{producer} is before it")
         inside.add(node)
         if _is_linear(node):
             sources |= {*_variables(node)}

@@ -38,9 +38,9 @@ class FoldDefaultInputs(ir.passes.InPlacePass):
         op = OpBuilder.before(graph[0])
         for spec in folded:
             value = values[spec.name]
-            found = _FOLDS[spec.role](op, spec, values[manifest.ids], values[manifest.mask], manifest)
-            found.type, found.shape = value.type, value.shape
-            ir.convenience.replace_all_uses_with(value, found)
+            replacement = _FOLDS[spec.role](op, spec, values[manifest.ids], values[manifest.mask], manifest)
+            replacement.type, replacement.shape = value.type, value.shape
+            ir.convenience.replace_all_uses_with(value, replacement)
             graph.inputs.remove(value)
         carried = {spec.fed_from for spec in folded}
         graph.outputs[:] = [value for value in graph.outputs if value.name not in carried]  # 4

@@ -168,15 +168,15 @@ class _Watcher:
 
     def watch(self, graph: ir.Graph) -> list[tuple[Value, ir.Node]]:
         """Magnitudes, in the order of the main graph's nodes, each with the watched node."""
-        found = []
+        magnitudes = []
         for node in list(graph):
             if node.domain == ONNX_DOMAIN:
-                found.append((self._scores(node), node))
+                magnitudes.append((self._scores(node), node))
             elif node.metadata_props[_OPERATOR] != node.op_type:
-                found += [(magnitude, node) for magnitude in self._in_body(node)]
+                magnitudes += [(magnitude, node) for magnitude in self._in_body(node)]
             elif node.op_type not in _NO_LARGER:
-                found += [(self._magnitude(value), node) for value in node.outputs if value in self._half]
-        return found
+                magnitudes += [(self._magnitude(value), node) for value in node.outputs if value in self._half]
+        return magnitudes
 
     def sum_of_magnitudes(self, graph: ir.Graph, value: Value) -> Value:
         """The sum of a value's magnitudes, at the end of the graph."""

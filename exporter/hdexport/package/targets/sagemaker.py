@@ -40,8 +40,8 @@ def deploy(client, image, role, uri):
 
 def invoke(client, body):
     """The endpoint's answer to a body of POST /, such as {"inputs": ["a text"]}."""
-    given = json.dumps(body)
-    answer = client.invoke_endpoint(EndpointName=NAME, ContentType="application/json", Body=given)
+    content = json.dumps(body)
+    answer = client.invoke_endpoint(EndpointName=NAME, ContentType="application/json", Body=content)
     return json.load(answer["Body"])
 
 

@@ -119,8 +119,8 @@ def _compare_ids(
     whole = _ids_of(tokenizer_model(graph, opset=opset, max_tokens=2**31, **plain))
     cut = _ids_of(tokenizer_model(graph, opset=opset, max_tokens=limit, **plain))
     tokenizer.enable_truncation(limit, direction=options["truncation_side"])
-    found = differences(whole, cut, tokenizer, max_tokens=limit)
-    refused = [each for each in found if each.kind not in accepted]
+    differing = differences(whole, cut, tokenizer, max_tokens=limit)
+    refused = [each for each in differing if each.kind not in accepted]
     if refused:
         raise InputError(
             "The ids of onnxruntime-extensions differ from the bundle's tokenizer: "
@@ -132,14 +132,14 @@ def _compare_ids(
                 Setting("target", "onnx"),
             ),
         )
-    return tuple(f"Ids differ, as accepted, for texts of the kind {_described(each)}" for each in found)
+    return tuple(f"Ids differ, as accepted, for texts of the kind {_described(each)}" for each in differing)
 
 
 def _described(difference: Difference) -> str:
-    found, expected = (" ".join(tokens[:12]) for tokens in (difference.found, difference.expected))
+    actual, expected = (" ".join(tokens[:12]) for tokens in (difference.actual, difference.expected))
     return (
         f"{difference.kind} ({difference.texts} of {difference.compared} texts, such as {difference.text[:40]!a}: "
-        f"{found} instead of {expected})"
+        f"{actual} instead of {expected})"
     )
 
 
@@ -149,8 +149,8 @@ def _ids_of(model: onnx_ir.Model) -> Any:
     session = _session(ir.to_proto(model).SerializeToString())
 
     def ids(texts: Sequence[str]) -> list[list[int]]:
-        found, mask = session.run(None, {INPUT: np.array(texts, dtype=object)})
-        return [row[kept == 1].tolist() for row, kept in zip(found, mask, strict=True)]
+        rows, mask = session.run(None, {INPUT: np.array(texts, dtype=object)})
+        return [row[kept == 1].tolist() for row, kept in zip(rows, mask, strict=True)]
 
     return ids
 

@@ -64,18 +64,18 @@ class CharacterRules:
 
     def rewrites(self) -> tuple[tuple[str, str], ...]:
         """(pattern, replacement) of what is no change of a single character."""
-        found = ((self.removed, ""), (self.spaces, " "), (self.apart, r" \1 "))
-        return tuple((f"({character_class(characters)})", form) for characters, form in found if characters)
+        forms = ((self.removed, ""), (self.spaces, " "), (self.apart, r" \1 "))
+        return tuple((f"({character_class(characters)})", form) for characters, form in forms if characters)
 
 
 def character_class(characters: Iterable[str]) -> str:
     """A class of RE2 of these characters."""
     codes = sorted(map(ord, characters))
-    found = []
+    ranges = []
     for _, run in itertools.groupby(enumerate(codes), lambda pair: pair[1] - pair[0]):
         first, *rest = (code for _, code in run)
-        found.append(f"\\x{{{first:X}}}" + (f"-\\x{{{rest[-1]:X}}}" if rest else ""))
-    return f"[{''.join(found)}]"
+        ranges.append(f"\\x{{{first:X}}}" + (f"-\\x{{{rest[-1]:X}}}" if rest else ""))
+    return f"[{''.join(ranges)}]"
 
 
 def required_steps(settings: Mapping[str, Any] | None, name: str, known: Iterable[str], part: str) -> list[Any]:

@@ -100,7 +100,7 @@ class Difference:
     Attributes:
         kind: of `KINDS`.
         text: the shortest text of the kind that differs.
-        found: tokens of the graph.
+        actual: tokens of the graph.
         expected: tokens of the tokenizer.
         texts: number of texts of the kind that differ.
         compared: number of texts of the kind.
@@ -108,7 +108,7 @@ class Difference:
 
     kind: str
     text: str
-    found: tuple[str, ...]
+    actual: tuple[str, ...]
     expected: tuple[str, ...]
     texts: int
     compared: int
@@ -125,13 +125,13 @@ def differences(found_ids: Ids, truncated_ids: Ids, tokenizer: Tokenizer, *, max
     """
     whole = type(tokenizer).from_str(tokenizer.to_str())
     whole.no_truncation()
-    found = []
+    differing = []
     for kind, texts in _compared_texts(whole, max_tokens):
         is_cut = kind == "lengths"
         difference = _difference(kind, texts, truncated_ids if is_cut else found_ids, tokenizer if is_cut else whole)
         if difference is not None:
-            found.append(difference)
-    return found
+            differing.append(difference)
+    return differing
 
 
 def _difference(kind: str, texts: Sequence[str], ids: Ids, tokenizer: Tokenizer) -> Difference | None:
@@ -140,16 +140,16 @@ def _difference(kind: str, texts: Sequence[str], ids: Ids, tokenizer: Tokenizer)
     for start in range(0, len(texts), size):
         batch = texts[start : start + size]
         encodings = tokenizer.encode_batch(batch)
-        for text, found, encoding in zip(batch, ids(batch), encodings, strict=True):
-            if found != encoding.ids:
-                wrong.append((text, found, encoding.ids))
+        for text, actual, encoding in zip(batch, ids(batch), encodings, strict=True):
+            if actual != encoding.ids:
+                wrong.append((text, actual, encoding.ids))
     if not wrong:
         return None
-    text, found, expected = min(wrong, key=lambda each: len(each[0]))
+    text, actual, expected = min(wrong, key=lambda each: len(each[0]))
     return Difference(
         kind=kind,
         text=text,
-        found=_tokens(tokenizer, found),
+        actual=_tokens(tokenizer, actual),
         expected=_tokens(tokenizer, expected),
         texts=len(wrong),
         compared=len(texts),
@@ -176,13 +176,13 @@ def _compared_texts(tokenizer: Tokenizer, max_tokens: int) -> Iterator[tuple[str
 
 
 def _special_texts(tokenizer: Tokenizer) -> list[str]:
-    found = []
+    texts = []
     for token in (token.content for token in tokenizer.get_added_tokens_decoder().values()):
         wide = "".join(chr(ord(letter) + 0xFEE0) if "!" <= letter <= "~" else letter for letter in token)
         for text in (token, f"x{token}y", f"x {token} y", f" \n{token}\n ", token.lower(), token.upper(), wide):
-            found.append(text)
-        found.append(f"{token}{token} {token[:-1]} {token[1:]}")
-    return found
+            texts.append(text)
+        texts.append(f"{token}{token} {token[:-1]} {token[1:]}")
+    return texts
 
 
 def _mixtures(parts: Sequence[str]) -> list[str]:

@@ -106,8 +106,8 @@ INTERFACE = CohereInterface
 
 
 def _warning(number: int, truncation: Mapping[str, object]) -> str:
-    given = f" of {truncation['tokens_given']}" if "tokens_given" in truncation else ""
-    return f"Text {number} was truncated: {truncation['tokens_used']}{given} tokens were used."
+    of_tokens = f" of {truncation['tokens_given']}" if "tokens_given" in truncation else ""
+    return f"Text {number} was truncated: {truncation['tokens_used']}{of_tokens} tokens were used."
 
 
 def _error(status: int, message: str) -> object:

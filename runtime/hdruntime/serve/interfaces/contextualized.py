@@ -116,10 +116,10 @@ class ContextualizedInterface(Interface):
         answers = await request.answers(
             body, texts, task=self._chunks, overflow=overflow, stride=stride, prompt_name=prompt_name
         )
-        found: list[TextChunks] = answers.answers
-        rows = types.lists([task.truncated(each.vectors, body.dimensions) for each in found], self.model.ranges)
+        of_texts: list[TextChunks] = answers.answers
+        rows = types.lists([task.truncated(each.vectors, body.dimensions) for each in of_texts], self.model.ranges)
         data = []
-        for index, (document, chunks, rows_of_document) in enumerate(zip(texts, found, rows, strict=True)):
+        for index, (document, chunks, rows_of_document) in enumerate(zip(texts, of_texts, rows, strict=True)):
             embeddings: list[dict[str, Any]] = [
                 {"object": "embedding", "index": number, "embedding": row}
                 for number, row in enumerate(rows_of_document)

@@ -45,19 +45,19 @@ class InputTensor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def strings(self) -> list[str]:
         """The texts of a tensor [texts] or [texts, 1]."""
-        found = [value for row in self.data for value in (row if isinstance(row, list) else [row])]
+        entries = [value for row in self.data for value in (row if isinstance(row, list) else [row])]
         is_column = len(self.shape) in (1, 2) and self.shape[1:] in ([], [1])
-        if not is_column or math.prod(self.shape) != len(found):
+        if not is_column or math.prod(self.shape) != len(entries):
             raise InputError(
-                f"{self.name} has the shape {self.shape} and {len(found)} values.",
+                f"{self.name} has the shape {self.shape} and {len(entries)} values.",
                 hint="Give a value for each text, with the shape [texts] or [texts, 1].",
             )
-        if self.datatype != _STRINGS or not all(isinstance(value, str) for value in found):
+        if self.datatype != _STRINGS or not all(isinstance(value, str) for value in entries):
             raise InputError(
                 f"{self.name} has the datatype {self.datatype}, or a value that is no string.",
                 hint=f"Send strings, as {_STRINGS}.",
             )
-        return found
+        return entries
 
 
 class RequestedOutput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -155,11 +155,11 @@ class KServeInterface(Interface):
         task, tensor = self.model.task, self._tensor
         if tensor is None:
             return {"name": _ANSWER, "datatype": _STRINGS, "shape": shape}
-        found: dict[str, object] = {"name": tensor.name, "datatype": _FLOATS, "shape": [*shape, tensor.size]}
+        metadata: dict[str, object] = {"name": tensor.name, "datatype": _FLOATS, "shape": [*shape, tensor.size]}
         if isinstance(task, TextClassification):
             # A parameter is a string, a number or a boolean.
-            found["parameters"] = {"labels": msgspec.json.encode(task.labels).decode()}
-        return found
+            metadata["parameters"] = {"labels": msgspec.json.encode(task.labels).decode()}
+        return metadata
 
     async def _infer(self, request: ServeRequest, body: InferBody) -> object:
         self.model.check_name(request)
@@ -196,16 +196,16 @@ class KServeInterface(Interface):
 
     def _texts(self, request: ServeRequest, inputs: Sequence[InputTensor]) -> list[Text]:
         accepted = [TEXT] if self._pairs is Pairs.REFUSED else [TEXT, TEXT_PAIR]
-        given = {each.name: each for each in inputs}
+        by_name = {each.name: each for each in inputs}
         needed = accepted if self._pairs is Pairs.REQUIRED else [TEXT]
-        if len(given) < len(inputs) or not set(needed) <= set(given) <= set(accepted):
+        if len(by_name) < len(inputs) or not set(needed) <= set(by_name) <= set(accepted):
             raise InputError(
                 f"The inputs are {', '.join(each.name for each in inputs) or 'none'}.",
                 hint=f"Send {' and '.join(needed)}, and no other than {' and '.join(accepted)}, once each.",
             )
-        texts = given[TEXT].strings()
+        texts = by_name[TEXT].strings()
         request.check_number(len(texts))
-        seconds: Sequence[str | None] = given[TEXT_PAIR].strings() if TEXT_PAIR in given else [None] * len(texts)
+        seconds: Sequence[str | None] = by_name[TEXT_PAIR].strings() if TEXT_PAIR in by_name else [None] * len(texts)
         if len(seconds) != len(texts):
             raise InputError(f"{TEXT} has {len(texts)} values and {TEXT_PAIR} has {len(seconds)}.", hint="Send pairs.")
         return [Text(text=text, text_pair=second) for text, second in zip(texts, seconds, strict=True)]

@@ -51,12 +51,12 @@ class EmbeddingsBody(PromptedBody, kw_only=True):
 
     def kinds(self) -> tuple[EmbeddingKind, ...]:
         """The kinds of embeddings that each text gets, by FlagEmbedding's keys."""
-        asked = {
+        requested = {
             EmbeddingKind.DENSE: self.return_dense,
             EmbeddingKind.SPARSE: self.return_sparse,
             EmbeddingKind.COLBERT: self.return_colbert_vecs,
         }
-        return checked_kinds(kind for kind, is_asked in asked.items() if is_asked)
+        return checked_kinds(kind for kind, is_asked in requested.items() if is_asked)
 
 
 class OpenAIInterface(Interface):
@@ -131,20 +131,20 @@ class OpenAIInterface(Interface):
             types.check_ranges_are_not_needed("return_colbert_vecs")
             self.model.check_size_of_tokens(request, body, texts, task.token_dimensions, types.value_bytes)
         answers = await request.answers(body, texts, task=task, prompt_name=body.chosen_prompt_name(dense.manifest))
-        found: list[HybridEmbedding] = answers.answers
-        data: list[dict[str, Any]] = [{"object": "embedding", "index": index} for index in range(len(found))]
+        of_texts: list[HybridEmbedding] = answers.answers
+        data: list[dict[str, Any]] = [{"object": "embedding", "index": index} for index in range(len(of_texts))]
         if EmbeddingKind.DENSE in kinds:
-            vectors = np.array([each.dense for each in found])
+            vectors = np.array([each.dense for each in of_texts])
             vectors = normalized(vectors) if body.normalize else vectors
             is_rescaled = body.normalize and not dense.normalizes
             for each, row in zip(data, types.rows(vectors, self.model.ranges, is_rescaled=is_rescaled), strict=True):
                 each["embedding"] = row
         if EmbeddingKind.COLBERT in kinds:
-            vectors_of_tokens = [each.colbert for each in found if each.colbert is not None]
+            vectors_of_tokens = [each.colbert for each in of_texts if each.colbert is not None]
             tokens = await made_beside_the_loop(lambda: types.lists(vectors_of_tokens, None), vectors_of_tokens)
             for each, rows in zip(data, tokens, strict=True):
                 each["colbert_vecs"] = rows
-        for index, (each, embedding) in enumerate(zip(data, found, strict=True)):
+        for index, (each, embedding) in enumerate(zip(data, of_texts, strict=True)):
             if embedding.sparse is not None:
                 each["lexical_weights"] = _lexical_weights(embedding.sparse)
             each |= answers.truncation(index)

@@ -96,15 +96,15 @@ class QuestionBody(RequestBody, kw_only=True):
 
     def texts(self) -> list[Text]:
         """The inputs as texts of a task."""
-        given = self.inputs
-        if given is None and self.question is not None and self.context is not None:
-            given = Question(question=self.question, context=self.context)
-        elif given is None or (self.question, self.context) != (None, None):
+        content = self.inputs
+        if content is None and self.question is not None and self.context is not None:
+            content = Question(question=self.question, context=self.context)
+        elif content is None or (self.question, self.context) != (None, None):
             raise InputError(
                 "The body has no question with its context, or several.",
                 hint='Send {"inputs": {"question": "...", "context": "..."}}, or a list of these as inputs.',
             )
-        questions = given if isinstance(given, list) else [given]
+        questions = content if isinstance(content, list) else [content]
         pairs = [(each.question, each.context) if isinstance(each, Question) else each for each in questions]
         return [Text(text=question, text_pair=context) for question, context in pairs]
 

@@ -63,8 +63,8 @@ class TokensInterface(Interface):
             raise InputError("prompt_name goes with inputs, and the request has prompt.", hint="Give one of them.")
         if not is_vllm and body.return_token_strs:
             raise InputError("return_token_strs goes with prompt.", hint="The answer to inputs has texts of tokens.")
-        given = body.prompt if is_vllm else body.inputs
-        texts = [given] if isinstance(given, str) else given or []
+        content = body.prompt if is_vllm else body.inputs
+        texts = [content] if isinstance(content, str) else content or []
         request.check_number(len(texts))
         self._check_size(sum(map(len, texts)), "characters", self.model.options.max_text_characters)
         if not is_vllm:

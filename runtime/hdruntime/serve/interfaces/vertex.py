@@ -86,8 +86,8 @@ class VertexInterface(Interface):
             for key, value in parameters.items()
             if "parameters" in fields and key not in WITHOUT_EFFECT and field_of(key, fields) not in fields
         }
-        found = {key: value for key, value in parameters.items() if key not in inside} | dict(values)
-        return found | ({"parameters": inside} if inside and "parameters" not in values else {})
+        outside = {key: value for key, value in parameters.items() if key not in inside} | dict(values)
+        return outside | ({"parameters": inside} if inside and "parameters" not in values else {})
 
 
 INTERFACE = VertexInterface

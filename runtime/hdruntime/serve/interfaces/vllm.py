@@ -51,8 +51,8 @@ class ScoreBody(RequestBody, kw_only=True):
 
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs of texts; anything but one text and several, or two sides of equal length, is rejected."""
-        given = {name for names in _SCORED for name in names if getattr(self, name) is not None}
-        names = next((pair for pair in _SCORED if set(pair) == given), None)
+        keys = {name for names in _SCORED for name in names if getattr(self, name) is not None}
+        names = next((pair for pair in _SCORED if set(pair) == keys), None)
         if names is None:
             options = ", ".join(" and ".join(pair) for pair in _SCORED)
             raise InputError("The request does not have the two sides of a score.", hint=f"Send one of: {options}.")
