@@ -46,8 +46,8 @@ def write_library_files(checkpoint: Checkpoint, manifest: Manifest, directory: P
     """Write these files into a bundle's directory.
 
     Every file that limits texts has one number: the tokens to which `SentenceEncoder` and `Session` truncate by
-    default. sentence-transformers' files are left out where the library would compute something else from the graph's
-    outputs, or does not know its inputs.
+    default. The files of sentence-transformers are left out where sentence-transformers would compute something else
+    from the graph's outputs, or does not know its inputs.
     """
     source, positions, reads_texts = checkpoint.path, manifest.positions, checkpoint.tokenizer is not None
     is_as_published = reads_texts and checkpoint.tokenizer_source == "file"

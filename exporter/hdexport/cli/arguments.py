@@ -89,6 +89,40 @@ def add_tokenizer_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_new_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what a command reads that writes a checkpoint with more positions: a model, its positions, the output."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=path_or_url,
+        help="directory of a checkpoint, or organisation/name on the Hugging Face Hub",
+    )
+    parser.add_argument(
+        "--max-len",
+        metavar="TOKENS",
+        type=whole_number,
+        required=True,
+        help="number of positions of the new checkpoint",
+    )
+    parser.add_argument("-o", "--output", metavar="DIR", type=local_path, required=True, help="directory to write")
+    parser.add_argument("--force", action="store_true", help="replace the checkpoint at the output")
+    add_revision_argument(parser)
+    add_trust_arguments(parser)
+
+
+def add_texts_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--texts``, which the command needs, and ``--text-column``."""
+    parser.add_argument(
+        "--texts",
+        metavar="PATH",
+        type=local_path,
+        required=True,
+        help="file of texts (.jsonl, .csv, .tsv, .parquet, or .txt with one text per line), or a folder of such "
+        "files, in which each .txt, .md and .rst file is one text; also .gz and .zst",
+    )
+    parser.add_argument("--text-column", metavar="NAME", help="column of the text (default: text)")
+
+
 def add_trust_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--allow-pickle`` and ``--trust-remote-code``, by which code of a checkpoint may run."""
     parser.add_argument(

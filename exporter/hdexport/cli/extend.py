@@ -9,38 +9,14 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from hdexport.cli.arguments import (
-    add_position_arguments,
-    add_revision_argument,
-    add_trust_arguments,
-    local_path,
-    path_or_url,
-    trust_of,
-    whole_number,
-)
+from hdexport.cli.arguments import add_new_checkpoint_arguments, add_position_arguments, trust_of
 from hdexport.cli.process import outlive_readers, whole_or_nothing
 
 SUMMARY = "write a checkpoint with more positions, for fine-tuning"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=path_or_url,
-        help="directory of a checkpoint, or organisation/name on the Hugging Face Hub",
-    )
-    parser.add_argument(
-        "--max-len",
-        metavar="TOKENS",
-        type=whole_number,
-        required=True,
-        help="number of positions of the new checkpoint",
-    )
-    parser.add_argument("-o", "--output", metavar="DIR", type=local_path, required=True, help="directory to write")
-    parser.add_argument("--force", action="store_true", help="replace the checkpoint at the output")
-    add_revision_argument(parser)
-    add_trust_arguments(parser)
+    add_new_checkpoint_arguments(parser)
     add_position_arguments(parser.add_argument_group("positions"), alpha="0.4, for training")
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import add_precision_argument, local_path, whole_number
+from hdexport.cli.arguments import add_precision_argument, add_texts_arguments, local_path, whole_number
 from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
 
@@ -34,15 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "bundles", metavar="BUNDLE", type=local_path, nargs="+", help="directories of bundles of one model"
     )
-    parser.add_argument(
-        "--texts",
-        metavar="FILE",
-        type=local_path,
-        required=True,
-        help="file of texts (.jsonl, .csv, .tsv, .parquet or .txt, one text per row or line), or a folder of such "
-        "files and of .txt, .md and .rst files with one text each",
-    )
-    parser.add_argument("--text-column", metavar="NAME", help="column of the text (default: text)")
+    add_texts_arguments(parser)
     parser.add_argument(
         "--limit", metavar="N", type=whole_number, default=500, help="number of texts to read (default: 500)"
     )

@@ -14,12 +14,10 @@ from pathlib import Path
 from hdexport.cli.arguments import (
     add_attention_arguments,
     add_attention_scale_argument,
+    add_new_checkpoint_arguments,
     add_position_arguments,
-    add_revision_argument,
+    add_texts_arguments,
     add_tokenizer_argument,
-    add_trust_arguments,
-    local_path,
-    path_or_url,
     trust_of,
     whole_number,
 )
@@ -29,28 +27,8 @@ SUMMARY = "train longer positions on long texts without labels"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=path_or_url,
-        help="directory of a checkpoint, or organisation/name on the Hugging Face Hub",
-    )
-    parser.add_argument(
-        "--texts",
-        metavar="PATH",
-        type=local_path,
-        required=True,
-        help="file of texts (.jsonl, .csv, .tsv, .parquet, or .txt with one text per line), or a folder of such "
-        "files, in which each .txt, .md and .rst file is one text; also .gz and .zst",
-    )
-    parser.add_argument("--text-column", metavar="NAME", help="column of the text (default: text)")
-    parser.add_argument(
-        "--max-len",
-        metavar="TOKENS",
-        type=whole_number,
-        required=True,
-        help="number of positions of the new checkpoint",
-    )
+    add_new_checkpoint_arguments(parser)
+    add_texts_arguments(parser)
     parser.add_argument(
         "--chunk-tokens",
         metavar="TOKENS",
@@ -58,11 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="maximum tokens of a training chunk (default: three times the checkpoint's positions). Time grows "
         "faster than linearly; positions beyond it learn only the shift that all new positions share",
     )
-    parser.add_argument("-o", "--output", metavar="DIR", type=local_path, required=True, help="directory to write")
-    parser.add_argument("--force", action="store_true", help="replace the checkpoint at the output")
     parser.add_argument("--restart", action="store_true", help="discard the state of an unfinished run")
-    add_revision_argument(parser)
-    add_trust_arguments(parser)
     add_tokenizer_argument(parser)
     training = parser.add_argument_group("training")
     training.add_argument(

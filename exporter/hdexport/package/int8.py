@@ -50,7 +50,7 @@ def quantized(model: onnx_ir.Model, directory: Path) -> onnx_ir.Model:
         extra_options={"EnableSubgraph": True},
     )
     proto = onnx.load(path, load_external_data=False)
-    # For tract, as in the float32 graph; the marks of onnxruntime's quantization are of no use to readers.
+    # For tract, as in the float32 graph; readers need no metadata of ONNX Runtime's quantization.
     del proto.graph.value_info[:], proto.metadata_props[:]
     int8_model = ir.from_proto(proto)
     ir.external_data.set_base_dir(int8_model.graph, directory)

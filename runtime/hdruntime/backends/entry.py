@@ -213,7 +213,7 @@ class BackendEntry(abc.ABC):
 
     @property
     def target(self) -> str:
-        """The value of ``--target`` that builds what the backend opens."""
+        """The build target that writes the backend's files."""
         return self.name.replace("_", "-")
 
     # What is shown.

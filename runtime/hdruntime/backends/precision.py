@@ -18,7 +18,7 @@ class Precision(StrEnum):
     BFLOAT16 = "bfloat16"
     """bfloat16, where the backend supports it; a backend may keep sums, normalization and softmax in float32."""
     INT8 = "int8"
-    """Matmuls with int8 weights, in separate graphs: ``hdexport build --int8``."""
+    """Matmuls with int8 weights, in separate graphs, which ``hdexport build --int8`` adds."""
 
     @property
     def has_graphs(self) -> bool:

@@ -191,7 +191,7 @@ class Positions:
     """How the position table was extended.
 
     Attributes:
-        scheme: of `hdexport build --positions`.
+        scheme: how the build made the new positions.
         alpha: the hierarchical scheme's alpha, else None.
         base: rows of the checkpoint's table that were usable.
         rows: positions served, equal to ``max_len``.

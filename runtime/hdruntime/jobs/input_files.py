@@ -151,7 +151,7 @@ class InputFile:
 
 
 def format_of(path: str) -> RowFormat | None:
-    """The format by the ending of a name, for ``a.jsonl.gz`` the one before the compression's; None if unknown."""
+    """The format by the suffix of a name, of ``a.jsonl.gz`` by ``.jsonl``; None if unknown."""
     name = PurePosixPath(path.lower())
     if name.suffix in _COMPRESSIONS:
         inner = _ENDINGS.get(PurePosixPath(name.stem).suffix)

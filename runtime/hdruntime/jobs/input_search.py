@@ -168,9 +168,9 @@ def _found_file(source: Source, columns: Columns, input_format: RowFormat | None
     """The file with its own columns; without any if it has no rows."""
     kind = input_format or (RowFormat.JSONL if source.path == "-" else format_of(source.path))
     if kind is None:
-        ending = PurePath(source.path).suffix or "nothing"
+        suffix = PurePath(source.path).suffix or "nothing"
         raise InputError(
-            f"{source.name} has no known format: its name ends in {ending!r}.",
+            f"{source.name} has no known format: its name ends in {suffix!r}.",
             hint=(f"Inputs end in {_SUFFIXES}; or set ", Setting("input_format"), "."),
         )
     if isinstance(source, ArrivingInput):

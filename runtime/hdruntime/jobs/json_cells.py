@@ -58,7 +58,7 @@ def values_from_json(column: pa.AnyArray) -> list[Any]:
 
 
 def text_of_value(value: object) -> str:
-    """A value as text: a JSON string without its quotation marks, anything else as JSON."""
+    """A value as text: a JSON string without its quotes, anything else as JSON."""
     encoded = json_from_value(value)
     return str(json.loads(encoded)) if encoded.startswith('"') else encoded
 

@@ -61,7 +61,7 @@ def plan_job(
         bundle: the bundle that will run.
         inputs: files, directories, patterns and URLs, see `find_inputs`; ``-`` is the standard input, which is read
             here.
-        output: a .jsonl, .parquet, .npy or .npz file; a name without an ending is a directory of Parquet files, and
+        output: a .jsonl, .parquet, .npy or .npz file; a name without a suffix is a directory of Parquet files, and
             ``-`` the standard output. An output at a URL is written on this machine first.
         options: default `JobOptions()`.
 

@@ -252,7 +252,7 @@ def csv_records(file: InputFile, start: Position) -> Iterator[tuple[list[str], s
 
 def _csv_error(record: Sequence[Line], problem: csv.Error, file: InputFile, *, is_end: bool) -> str:
     """Why lines are no record, and the line of the quotation mark that takes in the last of them."""
-    # All lines before the last are within quotation marks, else the record would have ended there.
+    # All lines before the last are within quotes, else the record would have ended there.
     quoted, (_, last, *_) = record if is_end else record[:-1], record[-1]
     reason = f"Line {last} is not valid CSV: {problem}."
     if not quoted:
@@ -370,5 +370,5 @@ def _is_invisible(text: str) -> bool:
     """Whether a text that is not blank has only control and format characters."""
     if text[:1].isalnum():
         return False  # the fast path, for nearly every text
-    marks = text.strip(_BLANKS)
-    return bool(marks) and all(mark in _BLANKS or unicodedata.category(mark) in _INVISIBLE for mark in marks)
+    characters = text.strip(_BLANKS)
+    return bool(characters) and all(each in _BLANKS or unicodedata.category(each) in _INVISIBLE for each in characters)

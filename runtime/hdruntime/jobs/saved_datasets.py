@@ -1,4 +1,4 @@
-"""Folders that `Dataset.save_to_disk` of the library datasets writes: Arrow files, and notes that are no rows."""
+"""Folders that `Dataset.save_to_disk` of Hugging Face's datasets writes: Arrow files, and notes that are no rows."""
 
 from __future__ import annotations
 

@@ -207,8 +207,8 @@ def _is_of_rows(source: LocalFile | RemoteFile, known: Known) -> bool:
         if isinstance(source, LocalFile):
             _require_file(source.file, _status(source.file))
         return True
-    stem, dot, ending = source.path.lower().rpartition(".")
-    if dot + ending in _OTHER_COMPRESSIONS and known(stem):
+    stem, dot, suffix = source.path.lower().rpartition(".")
+    if dot + suffix in _OTHER_COMPRESSIONS and known(stem):
         raise InputError(
             f"{source.name} holds rows in a compression that a job does not read.",
             hint="Decompress it; files of lines may have .gz or .zst.",

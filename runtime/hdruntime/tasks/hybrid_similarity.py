@@ -154,35 +154,40 @@ class HybridEmbeddings(TextTask):
         return SparseVector(ids[kept].astype(np.int32), largest[kept], self.manifest.vocab_size)
 
 
-class HybridSparse(TextTask):
-    """The sparse vector of a text alone."""
+class _OneKind(TextTask):
+    """One kind of embedding of a text.
+
+    Args:
+        manifest: the bundle's manifest.
+        kind: the kind of embedding.
+    """
 
     name = Task.HYBRID_SIMILARITY
     reads_offsets = False
     streams = False
     prompts = True
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._all = HybridEmbeddings(manifest, [EmbeddingKind.SPARSE])
+    def __init__(self, manifest: Manifest, kind: EmbeddingKind) -> None:
+        self._all = HybridEmbeddings(manifest, [kind])
         self.outputs = self._all.outputs
         super().__init__(manifest)
+
+
+class HybridSparse(_OneKind):
+    """The sparse vector of a text alone."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        super().__init__(manifest, EmbeddingKind.SPARSE)
 
     def answer_of_whole(self, outputs: Outputs, encoding: Encoding, text: Text) -> SparseVector:
         return self._all.sparse(encoding, outputs)
 
 
-class HybridTokens(TextTask):
+class HybridTokens(_OneKind):
     """The vectors of a text's tokens alone, float32 [tokens - 1, token dimensions]."""
 
-    name = Task.HYBRID_SIMILARITY
-    reads_offsets = False
-    streams = False
-    prompts = True
-
     def __init__(self, manifest: Manifest) -> None:
-        self._all = HybridEmbeddings(manifest, [EmbeddingKind.COLBERT])
-        self.outputs = self._all.outputs
-        super().__init__(manifest)
+        super().__init__(manifest, EmbeddingKind.COLBERT)
         self.dimensions = self._all.token_dimensions
 
     def truncated(self, vectors: FloatArray, dimensions: int | None) -> FloatArray:

@@ -21,7 +21,7 @@ _ENDS_ANYWHERE = (
     "\N{ETHIOPIC FULL STOP}\N{ETHIOPIC QUESTION MARK}\N{MYANMAR SIGN SECTION}\N{KHMER SIGN KHAN}"
 )
 
-_BORDER = re.compile(rf"(?P<marks>[.!?\N{{HORIZONTAL ELLIPSIS}}{_ENDS_ANYWHERE}]+)|\n[^\S\n]*\n")
+_BORDER = re.compile(rf"(?P<punctuation>[.!?\N{{HORIZONTAL ELLIPSIS}}{_ENDS_ANYWHERE}]+)|\n[^\S\n]*\n")
 
 _NO_END = re.compile(
     r"(?:^|[^\w'\N{RIGHT SINGLE QUOTATION MARK}])(?:[^\W\d_]|Mr|Mrs|Ms|Dr|Prof|St)$|(?:^|\n)\s*\d{1,3}$"
@@ -53,12 +53,12 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 def _ends(text: str) -> Iterator[int]:
     for match in _BORDER.finditer(text):
         end = match.end()
-        if match["marks"] is None:
+        if match["punctuation"] is None:
             yield end
             continue
         while end < len(text) and (text[end] in "\"'" or unicodedata.category(text[end]) in _CLOSING):
             end += 1
-        if any(mark in _ENDS_ANYWHERE for mark in match["marks"]) or _ends_before_space(text, match, end):
+        if any(mark in _ENDS_ANYWHERE for mark in match["punctuation"]) or _ends_before_space(text, match, end):
             yield end
 
 
@@ -66,7 +66,7 @@ def _ends_before_space(text: str, match: re.Match[str], end: int) -> bool:
     if end < len(text) and not text[end].isspace():
         return False
     before = text[max(0, match.start() - _LONGEST_BEFORE) : match.start()]
-    return not (_next_letter(text, end).islower() or (match["marks"] == "." and _NO_END.search(before)))
+    return not (_next_letter(text, end).islower() or (match["punctuation"] == "." and _NO_END.search(before)))
 
 
 def _next_letter(text: str, start: int) -> str:

@@ -363,7 +363,7 @@ def test_bundles_that_a_system_cannot_run_are_refused(tiny_bundles: Any, tmp_pat
     single = open_bundle(tiny_bundles("bert", "sentence-similarity").path)
     with pytest.raises(InputError, match="float16 arithmetic needs a float16 bundle"):
         packaged(single, "onnx", tmp_path / "package", dtype="float16")
-    with pytest.raises(InputError, match=r"right for word pieces alone; this bundle's tokenizer is WordLevel"):
+    with pytest.raises(InputError, match=r"right for WordPiece alone; this bundle's tokenizer is WordLevel"):
         packaged(single, "langchain4j", tmp_path / "package")
     assert list(tmp_path.iterdir()) == []
 

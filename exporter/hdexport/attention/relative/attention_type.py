@@ -56,7 +56,7 @@ class RelativeAttention(AttentionRecord):
 
     @property
     def baseline_note(self) -> str | None:
-        """Peers run one text alone."""
+        """Baselines run one text alone."""
         return "runs each text alone, as if nothing had been before it" if self.memory else None
 
 

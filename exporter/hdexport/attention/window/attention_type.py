@@ -313,10 +313,10 @@ def _memory_cache(window: Window, tokens: int, context: ConversionContext) -> Me
 
 
 def _marks(context: ConversionContext, max_global: int | None) -> InputSpec:
-    """The input ``global_attention_mask``, by which callers mark global tokens.
+    """The input ``global_attention_mask``, with 1 for global tokens.
 
-    Where a caller marks none, tokens are global as in transformers' classes: the question in question answering, the
-    first token in classification of texts, and else none.
+    Without a mask from the caller, tokens are global as in transformers' classes: the question in question answering,
+    the first token in classification of texts, and else none.
     """
     if max_global is not None and not 1 <= max_global <= MOST_GLOBAL_TOKENS:
         raise InputError(parameter="max_global", value=max_global, accepted=f"1 to {MOST_GLOBAL_TOKENS}")

@@ -76,7 +76,7 @@ def attend_to_all(
     if query.shape[1] <= _FEW_SLOTS:
         return _attend_in_one_product(query, key, value, token_kind, scale=scale)
     query, key, value = (states.transpose(1, 2) for states in (query, key, value))
-    # The few queries are turned for the product, and its few columns: keys would be copied by single numbers.
+    # The few queries are transposed for the product, and its few columns: keys would be copied by single numbers.
     scores = (key @ (query * scale).transpose(2, 3)).transpose(2, 3)  # [batch, heads, slots, tokens]
     return (softmax_over_real_tokens(scores, token_kind).to(value.dtype) @ value).transpose(1, 2)
 

@@ -21,7 +21,7 @@ _RING_AREA = 260
 """Area of a point, and of the ring around outputs that exceed the tolerance, in square pixels."""
 
 _EDGE, _FAILURE_STEP = 12, 17
-"""Pixels from the edge of the plot to the first mark of a failure, and between two marks of one length."""
+"""Pixels from the edge of the plot to the first symbol of a failure, and between two symbols of one length."""
 
 _GRID_OPACITY = 0.15
 _LENGTH_MARGIN = 1.2

@@ -1,4 +1,4 @@
-"""LangChain4j's OnnxEmbeddingModel: a graph and a tokenizer of word pieces."""
+"""LangChain4j's OnnxEmbeddingModel: a graph and a WordPiece tokenizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _check(bundle: Bundle) -> None:
     model = Tokenizer.from_file(str(bundle.file(bundle.manifest.tokenizer.file))).model
     if not isinstance(model, models.WordPiece):
         raise InputError(
-            f"LangChain4j writes a text's tokens as a text again, which is right for word pieces alone; this bundle's "
+            f"LangChain4j writes a text's tokens as a text again, which is right for WordPiece alone; this bundle's "
             f"tokenizer is {type(model).__name__}.",
             hint="Serve the bundle, and use LangChain4j's OpenAiEmbeddingModel: hdexport serve",
         )

@@ -32,7 +32,7 @@ def _write(package: Package) -> None:
 
 
 def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
-    """A masked mean of ``last_hidden_state``, which the library never normalizes."""
+    """A masked mean of ``last_hidden_state``, which Spring AI never normalizes."""
     return djl_mean(package, text, model_max_length=package.max_seq_length)
 
 

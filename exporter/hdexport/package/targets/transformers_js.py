@@ -43,7 +43,7 @@ def _write(package: Package) -> None:
     if outside:
         settings["use_external_data_format"] = outside
     if package.options.dtype:
-        # By default, the library loads q8 in WebAssembly and fp32 elsewhere.
+        # By default, transformers.js loads q8 in WebAssembly and fp32 elsewhere.
         settings["dtype"] = _NAMES[package.options.dtype]
     if settings:
         config = json.loads((package.directory / "config.json").read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def _file(dtype: Dtype) -> str:
 
 
 def _run(package: Package, text: str, pair: str | None = None) -> Mapping[str, FloatArray]:
-    """``truncation: true`` of the library: model_max_length of tokenizer_config.json; tokenizer.json's is not read."""
+    """As transformers.js with ``truncation: true``: by model_max_length of tokenizer_config.json alone."""
     assert package.graph.dtype is not None
     encoding = transformers_tokenizer(package.directory).encode(text, pair)
     return run_onnx(package.directory / _FOLDER / _file(package.graph.dtype), encoding)

@@ -39,10 +39,10 @@ def byte_pairs(tokenizer: Tokenizer, settings: Mapping[str, Any], rules: Charact
     merges = "\n".join(merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
     spaced = steps[0].get("add_prefix_space", True)
 
-    def encode(op: OpBuilder, pieces: onnx_ir.Value) -> tuple[onnx_ir.Value, onnx_ir.Value]:
+    def encode(op: OpBuilder, segments: onnx_ir.Value) -> tuple[onnx_ir.Value, onnx_ir.Value]:
         ids, mask = op.call(
             "GPT2Tokenizer",
-            pieces,
+            segments,
             _domain=DOMAIN,
             _outputs=2,
             vocab=json.dumps(vocab),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hdexport.package.tokenizer.nodes import MARKS, unsupported
+from hdexport.package.tokenizer.nodes import SENTINELS, unsupported
 
 BY_CHARACTER = {"BertNormalizer", "Lowercase", "NFD", "NFKD", "StripAccents", "Nmt", "NFC", "NFKC", "Precompiled"}
 """Normalizers of which each character's normal form is read. A character that composes with the next one, by NFC, is
@@ -47,7 +47,7 @@ class CharacterRules:
         if normalizer is None:
             return cls()
         between = "\u01bb"  # the form of no other character
-        characters = [each for each in _CODE_POINTS if each != between and not MARKS.match(each)]
+        characters = [each for each in _CODE_POINTS if each != between and not SENTINELS.match(each)]
         forms = normalizer.normalize_str(between.join(characters)).split(between)
         if len(forms) != len(characters):
             raise unsupported(f"its normalizer changes {between!r}")
@@ -89,7 +89,7 @@ def required_steps(settings: Mapping[str, Any] | None, name: str, known: Iterabl
 def isolated(pre_tokenizer: Any) -> tuple[frozenset[str], frozenset[str]]:
     """Characters that a pre-tokenizer makes words of their own, and those that it drops."""
     letter = "a"
-    characters = [each for each in _CODE_POINTS if each != letter and not MARKS.match(each)]
+    characters = [each for each in _CODE_POINTS if each != letter and not SENTINELS.match(each)]
     words = [word for word, _ in pre_tokenizer.pre_tokenize_str(letter.join(["", *characters, ""]))]
     apart = frozenset(word for word in words if len(word) == 1 and word != letter)
     kept = {each for word in words for each in word}

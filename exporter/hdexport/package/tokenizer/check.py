@@ -162,9 +162,9 @@ def _tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
 
 def _compared_texts(tokenizer: Tokenizer, max_tokens: int) -> Iterator[tuple[str, Sequence[str]]]:
     special = _special_texts(tokenizer)
-    characters, marks = _characters()
+    characters, combining = _characters()
     for kind, texts in COMPARED.items():
-        yield kind, (*texts, *marks) if kind == "decomposed" else texts
+        yield kind, (*texts, *combining) if kind == "decomposed" else texts
     yield "special-tokens", special
     yield "mixtures", _mixtures((*_MIXED, *special))
     yield "characters", characters

@@ -1,6 +1,6 @@
 """A tokenizer as nodes of a graph: strings in, token ids and their mask out, with onnxruntime-extensions' operators.
 
-The library's tokenizers (``BertTokenizer``, ``GPT2Tokenizer``, ``SentencepieceTokenizer``) split words into tokens.
+Its tokenizers (``BertTokenizer``, ``GPT2Tokenizer``, ``SentencepieceTokenizer``) split words into tokens.
 What they lack, or do in another way than the tokenizers library (0.15.2):
 
 1. Special tokens inside a text, such as ``[SEP]``: the texts are split at them first.
@@ -10,7 +10,7 @@ What they lack, or do in another way than the tokenizers library (0.15.2):
 4. A batch of texts for BERT, truncation that keeps the closing special token, and padding by the model's own token.
 
 All texts of a batch are one string until the end, in which noncharacters of Unicode mark where texts and tokens are:
-the library's operators on strings do not keep the rows of texts that they split.
+onnxruntime-extensions' operators on strings do not keep the rows of texts that they split.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from hdexport.package.tokenizer.nodes import (
     CLOSE,
     DOMAIN,
     INT64,
-    MARKS,
     OPEN,
     OTHER,
+    SENTINELS,
     SPACES,
     TEXT,
     Encode,
@@ -38,10 +38,10 @@ from hdexport.package.tokenizer.nodes import (
     join,
     literal,
     map_strings,
-    mark,
     replace,
     split,
     strings,
+    token_sentinel,
     unsupported,
 )
 from hdexport.package.tokenizer.sentence_pieces import sentence_pieces
@@ -71,7 +71,7 @@ class TokenizerGraph:
         normal_special: the same, matched after normalization.
         left_spaces, right_spaces: tokens of both that take the white space before or after them.
         rules: what its normalizer makes of each character.
-        words: rewrites of normal texts, whose special tokens are marked.
+        words: rewrites of normal texts, whose special tokens are sentinels.
     """
 
     encode: Encode
@@ -107,29 +107,29 @@ class TokenizerGraph:
         Returns:
             The ids and the attention mask, int64, ``[batch, tokens]``.
         """
-        pieces = self._split(op, texts, prompt)
-        keys = {mark(number): number for number in (*self.special.values(), *self.normal_special.values())}
-        ids_of_pieces = op.call(
+        segments = self._split(op, texts, prompt)
+        keys = {token_sentinel(number): number for number in (*self.special.values(), *self.normal_special.values())}
+        ids_of_segments = op.call(
             "LabelEncoder",
-            pieces,
+            segments,
             _domain=ML_DOMAIN,
             keys_strings=[TEXT, BREAK, *keys],
             values_int64s=[-2, -3, *keys.values()],
             default_int64=-1,
         )
-        is_text = op.Equal(ids_of_pieces, -2)
+        is_text = op.Equal(ids_of_segments, -2)
         rows = op.Sub(op.CumSum(op.Cast(is_text, to=INT64), 0), 1)
-        ordinary = op.Equal(ids_of_pieces, -1)
-        ids, piece_of_id = self.encode(op, op.Where(ordinary, pieces, strings(op, "")))
-        # Special tokens come between the others: all are sorted by their pieces, and TopK keeps the order of equals.
-        places = op.Squeeze(op.NonZero(op.GreaterOrEqual(ids_of_pieces, 0)), [0])
-        ids = op.Concat(ids, op.Gather(ids_of_pieces, places), axis=0)
-        piece_of_id = op.Concat(piece_of_id, places, axis=0)
-        piece_of_id, order = op.TopK(piece_of_id, op.Shape(piece_of_id), largest=0, _outputs=2)
+        ordinary = op.Equal(ids_of_segments, -1)
+        ids, segment_of_id = self.encode(op, op.Where(ordinary, segments, strings(op, "")))
+        # Special tokens come between the others: all are sorted by their segments, and TopK keeps the order of equals.
+        places = op.Squeeze(op.NonZero(op.GreaterOrEqual(ids_of_segments, 0)), [0])
+        ids = op.Concat(ids, op.Gather(ids_of_segments, places), axis=0)
+        segment_of_id = op.Concat(segment_of_id, places, axis=0)
+        segment_of_id, order = op.TopK(segment_of_id, op.Shape(segment_of_id), largest=0, _outputs=2)
         return self._pad(
             op,
             op.Gather(ids, order),
-            op.Gather(rows, piece_of_id),
+            op.Gather(rows, segment_of_id),
             op.Shape(texts),
             limit=max(max_tokens - len(self.prefix) - len(self.suffix), 0),
             pad_id=pad_id,
@@ -137,28 +137,28 @@ class TokenizerGraph:
         )
 
     def _split(self, op: OpBuilder, texts: onnx_ir.Value, prompt: str) -> onnx_ir.Value:
-        """Normalized pieces of all texts: marks of texts, special tokens, and what is between them."""
-        texts = replace(op, texts, MARKS.pattern, OTHER)
+        """Normalized segments of all texts: sentinels, special tokens, and the texts between them."""
+        texts = replace(op, texts, SENTINELS.pattern, OTHER)
         text = join(op, op.Concat(strings(op, ""), texts, axis=0), TEXT + prompt)
-        text = self._mark_tokens(op, text, self.special, self.rules.others)
+        text = self._insert_sentinels(op, text, self.special, self.rules.others)
         for pattern, replacement in self.rules.rewrites():
             text = replace(op, text, pattern, replacement)
-        text = self._mark_tokens(op, text, self.normal_special, {})
+        text = self._insert_sentinels(op, text, self.normal_special, {})
         for pattern, replacement in self.words:
             text = replace(op, text, pattern, replacement)
         return split(op, text, f"{TEXT}|{BREAK}|{OPEN}[0-9]+{CLOSE}")
 
-    def _mark_tokens(
+    def _insert_sentinels(
         self, op: OpBuilder, text: onnx_ir.Value, tokens: Mapping[str, int], characters: Mapping[str, str]
     ) -> onnx_ir.Value:
-        """Replace tokens by their marks, and characters by their normal forms."""
+        """Replace tokens by their sentinels, and characters by their normal forms."""
         text = self._take_spaces(op, text, tokens)
         patterns = [literal(token) for token in sorted(tokens, key=len, reverse=True)]
         if characters:
             patterns.append(_CHANGING)
         if not patterns:
             return text
-        changed = {token: mark(number) for token, number in tokens.items()} | dict(characters)
+        changed = {token: token_sentinel(number) for token, number in tokens.items()} | dict(characters)
         return join(op, map_strings(op, split(op, text, "|".join(patterns)), changed), "")
 
     def _take_spaces(self, op: OpBuilder, text: onnx_ir.Value, tokens: Iterable[str]) -> onnx_ir.Value:
@@ -249,7 +249,7 @@ def tokenizer_graph(tokenizer: Tokenizer) -> TokenizerGraph:
     """Read a tokenizer.
 
     Raises:
-        InputError: the library has no operators for it.
+        InputError: onnxruntime-extensions has no operators for it.
     """
     settings = json.loads(tokenizer.to_str())
     kind = settings["model"].get("type")

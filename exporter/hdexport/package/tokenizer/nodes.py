@@ -1,4 +1,4 @@
-"""Nodes of operators on strings, and marks in texts."""
+"""Nodes of operators on strings, and sentinels in texts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ INT64 = 7
 """ONNX's number of the type."""
 
 TEXT, BREAK, OPEN, CLOSE, OTHER = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\ufdd4"
-"""Marks, which Unicode keeps for programs: a text begins; a word ends; a special token, whose id is between two of
-them; one that was in a text."""
+"""Sentinels, noncharacters of Unicode: the start of a text; the end of a word; the start and the end of a special
+token's id; a noncharacter that was in a text."""
 
-MARKS = re.compile(f"[{TEXT}-{CLOSE}]")
+SENTINELS = re.compile(f"[{TEXT}-{CLOSE}]")
 
 SPACES = r"[\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}]"
 """White space as the tokenizers library counts it."""
 
 Encode = Callable[[OpBuilder, "onnx_ir.Value"], "tuple[onnx_ir.Value, onnx_ir.Value]"]
-"""Writes the nodes that split pieces of texts, ``[pieces]``, into token ids: the ids and the piece of each, both
+"""Writes the nodes that split segments of texts, ``[segments]``, into token ids: the ids and the segment of each, both
 ``[tokens]``, in order."""
 
 Rewrites = tuple[tuple[str, str], ...]
@@ -41,8 +41,8 @@ def unsupported(reason: str) -> InputError:
     )
 
 
-def mark(number: int) -> str:
-    """The mark of a special token, by its id."""
+def token_sentinel(number: int) -> str:
+    """The sentinels of a special token, with its id between them."""
     return f"{OPEN}{number}{CLOSE}"
 
 
@@ -74,8 +74,8 @@ def join(op: OpBuilder, texts: onnx_ir.Value, separator: str) -> onnx_ir.Value:
 
 
 def split(op: OpBuilder, text: onnx_ir.Value, pattern: str) -> onnx_ir.Value:
-    """Matches of a pattern in one string, and what is between them, ``[pieces]``; no piece is empty."""
-    pieces, *_ = op.call(
+    """Matches of a pattern in one string, and what is between them, ``[segments]``; no segment is empty."""
+    segments, *_ = op.call(
         "StringRegexSplitWithOffsets",
         text,
         strings(op, f"({pattern})"),
@@ -83,7 +83,7 @@ def split(op: OpBuilder, text: onnx_ir.Value, pattern: str) -> onnx_ir.Value:
         _domain=DOMAIN,
         _outputs=4,
     )
-    return pieces
+    return segments
 
 
 def map_strings(op: OpBuilder, texts: onnx_ir.Value, values: Mapping[str, str]) -> onnx_ir.Value:

@@ -16,8 +16,8 @@ from hdexport.package.tokenizer.nodes import (
     Rewrites,
     count_before,
     literal,
-    mark,
     replace,
+    token_sentinel,
     unsupported,
 )
 from hdplugins.op_builder import OpBuilder
@@ -63,29 +63,30 @@ def sentence_pieces(
     last = {piece: number for number, (piece, _) in enumerate(model["vocab"])}
     for number, (piece, score) in enumerate(model["vocab"]):
         kind = proto.SentencePiece.UNKNOWN if number == model["unk_id"] else proto.SentencePiece.NORMAL
-        # SentencePiece refuses two equal pieces, of which the tokenizers library takes the last one, and ends one at 0.
+        # SentencePiece rejects two equal pieces, of which the tokenizers library takes the last one, and ends a
+        # piece at NUL.
         is_reached = last[piece] == number and piece and "\0" not in piece
-        proto.pieces.add(piece=piece if is_reached else mark(number), score=score, type=kind)
+        proto.pieces.add(piece=piece if is_reached else token_sentinel(number), score=score, type=kind)
     serialized = base64.b64encode(proto.SerializeToString()).decode()
 
-    def encode(op: OpBuilder, pieces: onnx_ir.Value) -> tuple[onnx_ir.Value, onnx_ir.Value]:
+    def encode(op: OpBuilder, segments: onnx_ir.Value) -> tuple[onnx_ir.Value, onnx_ir.Value]:
         import onnx_ir as ir
 
         if split:
-            pieces = replace(op, pieces, SPACES, " ")
+            segments = replace(op, segments, SPACES, " ")
         if stripped["strip_left"]:
-            pieces = replace(op, pieces, rf"\A{SPACES}+", "")
+            segments = replace(op, segments, rf"\A{SPACES}+", "")
         if stripped["strip_right"]:
-            pieces = replace(op, pieces, rf"{SPACES}+\z", "")
+            segments = replace(op, segments, rf"{SPACES}+\z", "")
         if single:
-            pieces = replace(op, pieces, " {2,}", " ")
+            segments = replace(op, segments, " {2,}", " ")
         if split:
-            pieces = replace(op, pieces, " \u2581", "\u2581")
-        pieces = replace(op, pieces, "\\A([^ \u2581])", r" \1")
+            segments = replace(op, segments, " \u2581", "\u2581")
+        segments = replace(op, segments, "\\A([^ \u2581])", r" \1")
         no = op.Constant(value=ir.tensor([False], ir.DataType.BOOL))
         ids, starts = op.call(
             "SentencepieceTokenizer",
-            pieces,
+            segments,
             *(op.Constant(value=ir.tensor([0], ir.DataType.INT64)), op.Constant(value=ir.tensor([0.0]))),
             *(no, no, no),
             _domain=DOMAIN,

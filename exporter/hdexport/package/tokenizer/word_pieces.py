@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-_WORD_END, _PIECE_END = "\x02", "\x03"
+_WORD_END, _SEGMENT_END = "\x02", "\x03"
 """Words between those of a text: control characters, which BERT's normalization removes."""
 
 _MAX_WORD = 100
@@ -28,7 +28,7 @@ _MAX_WORD = 100
 
 
 def word_pieces(tokenizer: Tokenizer, settings: Mapping[str, Any], rules: CharacterRules) -> tuple[Encode, Rewrites]:
-    """How a graph tokenizes as a tokenizer of word pieces does."""
+    """How a graph tokenizes as a WordPiece tokenizer does."""
     model = settings["model"]
     required_steps(settings["normalizer"], "normalizers", BY_CHARACTER - {"Precompiled"}, "normalizer")
     required_steps(
@@ -37,7 +37,7 @@ def word_pieces(tokenizer: Tokenizer, settings: Mapping[str, Any], rules: Charac
         {"BertPreTokenizer", "WhitespaceSplit", "Punctuation"},
         "pre-tokenizer",
     )
-    if not {_WORD_END, _PIECE_END} <= rules.removed:
+    if not {_WORD_END, _SEGMENT_END} <= rules.removed:
         raise unsupported("its normalizer keeps control characters")
     longest = model["max_input_chars_per_word"]
     if longest > _MAX_WORD:
@@ -53,8 +53,8 @@ def word_pieces(tokenizer: Tokenizer, settings: Mapping[str, Any], rules: Charac
     unknown_id = model["vocab"][unknown]
     apart, spaces = isolated(tokenizer.pre_tokenizer)
 
-    def encode(op: OpBuilder, pieces: onnx_ir.Value) -> tuple[onnx_ir.Value, onnx_ir.Value]:
-        text = join(op, pieces, f" {_PIECE_END} ")
+    def encode(op: OpBuilder, segments: onnx_ir.Value) -> tuple[onnx_ir.Value, onnx_ir.Value]:
+        text = join(op, segments, f" {_SEGMENT_END} ")
         text = replace(op, text, f"({character_class(apart)})", r" \1 ")
         text = replace(op, text, f"{character_class(spaces | {' '})}+", f" {_WORD_END} ")
         text = replace(op, text, r"\A +", "")
@@ -66,7 +66,7 @@ def word_pieces(tokenizer: Tokenizer, settings: Mapping[str, Any], rules: Charac
             text,
             _domain=DOMAIN,
             _outputs=3,
-            vocab_file="\n".join([*lines, _WORD_END, _PIECE_END]),
+            vocab_file="\n".join([*lines, _WORD_END, _SEGMENT_END]),
             do_basic_tokenize=0,
             do_lower_case=0,
             strip_accents=0,
@@ -74,9 +74,9 @@ def word_pieces(tokenizer: Tokenizer, settings: Mapping[str, Any], rules: Charac
             **named,
         )
         ids = op.Slice(ids, [1], [-1])
-        is_word_end, is_piece_end = op.Equal(ids, size), op.Equal(ids, size + 1)
+        is_word_end, is_segment_end = op.Equal(ids, size), op.Equal(ids, size + 1)
         words = op.CumSum(op.Cast(is_word_end, to=INT64), 0)
-        numbers = op.CumSum(op.Cast(is_piece_end, to=INT64), 0)
+        numbers = op.CumSum(op.Cast(is_segment_end, to=INT64), 0)
         # A word has an unknown part if one of its ids says so; what comes before that part goes.
         is_unknown = op.Equal(ids, unknown_id)
         unknowns = op.ScatterElements(
