@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 _SLOW_FUSIONS = ["BiasGeluFusion", "SkipLayerNormFusion"]
 """Fused kernels that lose to the plain ones on long inputs, which work in place: the sample model at 4096 tokens on two
-AMD EPYC cores took 690 ms and grew by 164 MB with both fusions, 660 ms and 136 MB without (ONNX Runtime 1.31.1)."""
+AMD EPYC cores took 690 ms and grew by 164 MB with both fusions, 660 ms and 136 MB without (ONNX Runtime 1.31.1; see
+findings/onnxruntime_fusions_take_more_memory.sh)."""
 
 _LARGE_RUN_TOKENS = 1024
 """After a run of more tokens, and after the next one, arena and C library return the run's memory to the system.
@@ -79,7 +80,8 @@ class OnnxRuntimeRunner(EqualLengthRunner):
         graph = graph_on_cpu(bundle, precision)
         self.precision = Precision.FLOAT32 if precision is Precision.AUTO else precision
         options = session_options(threads, spinning=spinning, precision=self.precision)
-        # A value that takes the place of another waits for it: a layer's widest values would stay during attention.
+        # A value that takes the place of another waits for it: a layer's widest values would stay during attention
+        # (findings/onnxruntime_reuse_of_memory_takes_more.sh).
         options.enable_mem_reuse = False
         with no_fork():
             session = open_session(

@@ -53,7 +53,8 @@ random lengths of 1 to 512 tokens (OpenVINO 2026.4.1, two cores of an AMD EPYC):
 744 after 2000 calls and still growing, with 256 kernels 411 after 960 and 417 after 1200, in 1.02 times the CPU time a
 call (through a session no more from 1400 calls on, and 170 more for the second graph once a text has one token), with
 128 395 in 1.23 times. With 0 a call takes twice the time, and memory grows all the same. The rest of the growth is
-oneDNN's own 1024 kernels, which make the calls cheap whose kernels were dropped here."""
+oneDNN's own 1024 kernels, which make the calls cheap whose kernels were dropped here; only a variable of the
+environment bounds them (findings/openvino_keeps_kernels_of_every_length.sh)."""
 
 _GROUP_CHANNELS = 128
 """Channels of an activation that share a scale, where OpenVINO quantizes activations while it runs."""

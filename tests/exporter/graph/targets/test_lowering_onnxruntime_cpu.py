@@ -110,7 +110,7 @@ def test_causal_attentions_share_where_tokens_go_and_repeat_no_keys() -> None:
     assert not {"Expand", "MultiHeadAttention", "Softmax", "Transpose"} & set(counts)
 
 
-@pytest.mark.pinned  # ONNX Runtime 1.26 keeps all scores of causal attention
+@pytest.mark.pinned  # ONNX Runtime before 1.28 keeps all scores of causal attention
 @pytest.mark.parametrize("padding", [0, 100])
 def test_memory_of_causal_attention_is_linear_in_tokens_with_padding_as_well(padding: int, tmp_path: Path) -> None:
     """8192 tokens: the scores of a head would take 256 MiB, the states take 2 MiB."""
