@@ -156,6 +156,9 @@ def test_below_its_own_path_a_model_answers_as_if_it_were_alone(tiny: Bundle) ->
     assert (unknown[0], unknown[1]["error"]["code"]) == (404, "model_not_found")
     assert "The server has a, a/b" in unknown[1]["error"]["message"]
     assert (path[0], "POST /v1/embeddings" in path[1]["error"]["message"]) == (404, True)
+    (wrong_method,) = asked(models, ("/models/a/v1/embeddings", None))
+    message = wrong_method[1]["error"]["message"]
+    assert (wrong_method[0], message) == (405, "The request is GET /models/a/v1/embeddings; the route takes POST.")
     (without_key,) = asked(models, ("/models/c/embed", body), api_key="secret")
     assert (without_key[0], "a/b" in without_key[1]["error"]["message"]) == (404, False), "names are told with the key"
     (behind,) = asked(models[1:], ("/proxy/models/a/b/embed", body), root_path="/proxy")

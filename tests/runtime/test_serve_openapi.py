@@ -58,11 +58,11 @@ def test_every_route_is_described_and_the_examples_of_its_body_fit(models: list[
     description = described(models)
     assert description["openapi"] == "3.1.0"
     listed = answers_of(application_of_models(models, ServeOptions()), ("/nothing", None))[0].json()["error"]["message"]
-    routes = {tuple(each.split(" ")) for each in re.findall(r"(?:GET|POST) /[^ ,]*", listed.rstrip("."))}
+    routes = {tuple(each.split(" ")) for each in re.findall(r"(?:GET|POST) /[^ ,]*", listed.partition("There are")[2].rstrip("."))}
     # Requests for the facts of one of several models have no key that chooses it.
     routes -= {("GET", "/info")}
     found = {(method.upper(), path) for path, methods in description["paths"].items() for method in methods}
-    assert found == {(method, path.replace(":path}", "}")) for method, path in routes}
+    assert found == routes
     schema = body_schema(description, "/v1/embeddings")
     for body in ({"input": "a"}, {"input": ["a"], "model": "embed", "embedding_type": "base64", "normalize": None}):
         jsonschema.validate(body, schema)

@@ -155,7 +155,10 @@ def test_classes_have_a_label_and_the_probabilities(classifier: Served) -> None:
     pooled = classifier.ask("/pooling", {"input": texts, "task": "classify"}, kind="pool")
     np.testing.assert_allclose([each["data"] for each in pooled["data"]], softmax, rtol=1e-5)
     assert "'embed'; it must be one of 'classify'" in classifier.refusal("/pooling", {"input": "read", "task": "embed"})
-    assert "no such route" in classifier.response("/score", {}).text, "four classes are no score"
+    assert (
+        "There is no route POST /score for models of text-classification. There are"
+        in classifier.response("/score", {}).text
+    ), "four classes are no score"
 
 
 def test_classes_are_infinitys_where_the_request_has_its_key(classifier: Served) -> None:

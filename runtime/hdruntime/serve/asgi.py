@@ -229,7 +229,7 @@ class _Server:
             finally:
                 model = request.scope.get(MODEL)
                 name = "" if model is None else model.name
-                self.metrics.request(name, path, status, time.monotonic() - began)
+                self.metrics.request(name, route.shown_path, status, time.monotonic() - began)
 
         return checked
 
@@ -238,15 +238,22 @@ class _Server:
         root, model = self._options.root_path, request.scope.get(MODEL)
         path = request.scope["path"].removeprefix(root)
         if model is None and path.startswith(MODELS) and self._has_key(request):
-            return error_response(
-                None, 404, str(self.models.not_found(path.removeprefix(MODELS))), code="model_not_found"
-            )
-        listed = [(method, path) for (method, path), of_models in self.routes.items() if model in (None, *of_models)]
-        paths = ", ".join(f"{method} {root}{path}" for method, path in listed)
-        response = error_response(
-            None, error.status_code, f"There is no such route for the bundle's task; there are {paths}."
-        )
-        response.headers.update(error.headers or {})
+            return error_response(None, 404, str(self.models.not_found(f"of the path {path}")), code="model_not_found")
+        headers = error.headers or {}
+        if error.status_code == 405:
+            message = f"The request is {request.method} {path}; the route takes {headers['Allow']}."
+        else:
+            models = self.models.of_request(request)
+            tasks = " and ".join(dict.fromkeys(str(each.served.task.manifest.task) for each in models))
+            routes = [
+                (method, next(iter(of_models.values())))
+                for (method, _), of_models in self.routes.items()
+                if not of_models.keys().isdisjoint(models)
+            ]
+            paths = ", ".join(f"{method} {root}{route.shown_path}" for method, route in routes)
+            message = f"There is no route {request.method} {path} for models of {tasks}. There are {paths}."
+        response = error_response(None, error.status_code, message)
+        response.headers.update(headers)
         return response
 
     def _doubt(self, request: Request) -> None:
@@ -281,7 +288,7 @@ class _Server:
             )
         response = answer if isinstance(answer, Response) else json_response(answer)
         if serve_request.truncated:
-            self.metrics.truncated(model.name, route.path, len(serve_request.truncated))
+            self.metrics.truncated(model.name, route.shown_path, len(serve_request.truncated))
             response.headers[TRUNCATED] = number_ranges(serve_request.truncated)
         return response
 

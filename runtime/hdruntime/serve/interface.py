@@ -144,6 +144,11 @@ class Route(NamedTuple):
     error: Callable[[int, str], object] | None = None
     is_of_server: bool = False
 
+    @property
+    def shown_path(self) -> str:
+        """The path for readers: a parameter is its name in braces."""
+        return self.path.replace(":path}", "}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:

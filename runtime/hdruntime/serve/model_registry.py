@@ -106,7 +106,7 @@ class ModelRegistry:
         if model is None:
             name = _requested_name(request, bodies)
             if name is not None and name not in self._by_name:
-                raise self.not_found(name)
+                raise self.not_found(repr(name))
             if name is None and len(routes) > 1:
                 names, by_key = [each.name for each in routes], 'Send "model" with one of these names, or use'
                 raise InputError(
@@ -122,10 +122,10 @@ class ModelRegistry:
             )
         return model
 
-    def not_found(self, name: str) -> ModelNotFoundError:
-        """The error of a request for a model that the server does not have."""
+    def not_found(self, which: str) -> ModelNotFoundError:
+        """The error of a request for a model that the server does not have: `which` is its name, or says its path."""
         names = ", ".join(model.name for model in self.running)
-        return ModelNotFoundError(f"There is no model {name!r:.100}. The server has {names}.")
+        return ModelNotFoundError(f"There is no model {which:.100}. The server has {names}.")
 
     def check_alive(self, models: Sequence[RunningModel]) -> None:
         """See `ServeRequest.check_alive`."""
