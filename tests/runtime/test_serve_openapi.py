@@ -58,7 +58,8 @@ def test_every_route_is_described_and_the_examples_of_its_body_fit(models: list[
     description = described(models)
     assert description["openapi"] == "3.1.0"
     listed = answers_of(application_of_models(models, ServeOptions()), ("/nothing", None))[0].json()["error"]["message"]
-    routes = {tuple(each.split(" ")) for each in re.findall(r"(?:GET|POST) /[^ ,]*", listed.partition("There are")[2].rstrip("."))}
+    listed = listed.partition("There are")[2].rstrip(".")
+    routes = {tuple(each.split(" ")) for each in re.findall(r"(?:GET|POST) /[^ ,]*", listed)}
     # Requests for the facts of one of several models have no key that chooses it.
     routes -= {("GET", "/info")}
     found = {(method.upper(), path) for path, methods in description["paths"].items() for method in methods}
