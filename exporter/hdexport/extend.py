@@ -37,7 +37,7 @@ class ExtendOptions:
         scheme: source of the positions after the checkpoint's.
         alpha: weight of the coarse position in the hierarchical scheme; None for the weight in the checkpoint's
             configuration, else 0.4, which suits training.
-        revision: on the hub: a branch, a tag or a commit.
+        revision: branch, tag or commit on the Hub.
         force: replace a checkpoint at `output`.
         trust: which code of the checkpoint may run.
     """

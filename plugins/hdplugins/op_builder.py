@@ -239,7 +239,7 @@ def cond(
         condition: [], bool.
         true_body: takes an `OpBuilder`, and returns values of new nodes; so does `false_body`.
         name: in a graph, the name of the output, which starts the names in the branches; None in a function.
-        dtype: in a graph, the data type of the output.
+        dtype: data type of the output, in a graph.
     """
     import onnx_ir as ir
 

@@ -383,7 +383,7 @@ class BatchSession:
         """Run texts of different lengths, batched by length.
 
         Args:
-            encodings: from :meth:`tokenize`.
+            encodings: results of :meth:`tokenize`.
             batch_tokens: maximum tokens per batch; a longer text runs alone. None for the backend's default.
             outputs: names of outputs; None for all except recurrent states.
 
@@ -420,7 +420,7 @@ class BatchSession:
         fails, has an error; the other rows of the batch have their outputs.
 
         Args:
-            encodings: from :meth:`tokenize`.
+            encodings: results of :meth:`tokenize`.
             batch_tokens: maximum tokens per batch; a longer text runs alone. None for the backend's default.
             batch_size: maximum texts per batch; None for any number.
             outputs: see :meth:`infer`.
@@ -453,7 +453,7 @@ class BatchSession:
         """The outputs of a text of a batch, without batch axis and padding: views of the batch's arrays.
 
         Args:
-            batch: from :meth:`run_batches`.
+            batch: a batch of :meth:`run_batches`.
             index: index of the text in the batch's ``rows``.
             tokens: number of tokens of the text.
         """

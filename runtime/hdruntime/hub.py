@@ -50,8 +50,8 @@ def opened_bundle(bundle: Path | str | Bundle, backend: Backend | str = _AUTO, p
     Args:
         bundle: its directory; ``organisation/name``, which ``@`` and a branch, a tag or a commit may follow; or the
             result of `open_bundle`.
-        backend: that will run it, as for `hdruntime.load`: its files are downloaded. With ``auto``, engines are left
-            out where there is no NVIDIA GPU.
+        backend: backend that will run the bundle, see `hdruntime.load`: its files are downloaded. ``auto`` downloads
+            engines only where there is an NVIDIA GPU.
         precision: graphs in int8 are downloaded for ``int8`` alone.
     """
     if isinstance(bundle, Bundle):

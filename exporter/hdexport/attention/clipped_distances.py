@@ -41,7 +41,7 @@ class ClippedDistanceAttentionType(AttentionType):
 
     Attributes:
         operator: name of the operator.
-        title: of the kind, as ``hdexport inspect`` shows it.
+        title: name of the attention type, as ``hdexport inspect`` shows it.
     """
 
     record_type: ClassVar[type[ClippedDistances]]

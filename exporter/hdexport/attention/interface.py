@@ -88,7 +88,7 @@ def _mask(
     """
     if local_size is None:
         causal = mask_function is causal_mask_function
-        assert not causal or query_scale is None, "families whose tokens see different numbers of keys refuse a factor"
+        assert not causal or query_scale is None, "families whose tokens see different numbers of keys reject a factor"
         factors = None if query_scale is None else query_scale.for_mask(attention_mask)
         return DenseMask(attention_mask, factors, causal=causal)
     window = Window(tokens=local_size, global_tokens=0, dilation=(1,))

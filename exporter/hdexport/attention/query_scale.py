@@ -19,7 +19,7 @@ from hdruntime.errors import InputError, Setting
 class LogScale:
     """The factor max(1, ln n / ln base) for queries that see n keys; one for each text.
 
-    `base` is the positions that the checkpoint was trained with; an InputError refuses one without a logarithm to
+    `base` is the positions that the checkpoint was trained with; an InputError rejects one without a logarithm to
     divide by.
     """
 

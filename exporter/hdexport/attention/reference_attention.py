@@ -140,7 +140,7 @@ def _factors(mask: torch.Tensor | PairCounts | None, tokens: int, base: int) -> 
     """[1 or batch, 1, 1 or tokens, 1], float32, by the keys that are seen.
 
     Args:
-        mask: as an attention function is given it: [batch, 1, queries, keys], True or 0 for keys that are seen; None
+        mask: the mask of an attention function: [batch, 1, queries, keys], True or 0 for keys that are seen; None
             where all of the `tokens` are.
     """
     if mask is None:

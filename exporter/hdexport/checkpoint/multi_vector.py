@@ -118,7 +118,7 @@ class LateInteraction:
         layers: the layers after the encoder, for each token: ``Dense`` and ``Normalize``; in Stanford's ColBERT,
             ``Normalize`` alone, after `PROJECTION`.
         is_stanford: whether `PROJECTION` is among the encoder's weights.
-        lengths: of queries and documents, and the expansion of queries.
+        lengths: the lengths of queries and documents, and the expansion of queries.
         prompts: name -> prompt, prefixes of old checkpoints included.
         skipped: words whose tokens are left out of the sides `skipped_in`.
         is_mean: whether MaxSim is divided by the number of the query's tokens.

@@ -17,7 +17,7 @@ class Converted(NamedTuple):
     """A converted checkpoint.
 
     Attributes:
-        path: of the Hugging Face directory.
+        path: path of the Hugging Face directory.
         remarks: choices and omissions, a line each.
         kept: the directory lasts as long as this object.
         adapter: name of the folder in it that holds an adapter to be merged; None for none.

@@ -113,7 +113,7 @@ def rows_of_distances(*, buckets: int, most: int) -> torch.Tensor:
     table has no row for the farthest distances of each direction.
 
     Args:
-        buckets: that distances of a direction share; 0 or less where each has a row of its own.
+        buckets: number of buckets that the distances of a direction share; 0 or less where each has a row of its own.
         most: the distance that these buckets are for, or the number of such rows.
     """
     span, far = (buckets, most) if buckets > 0 else (most, most)
@@ -185,7 +185,7 @@ def _adapt(model: PreTrainedModel) -> None:
 def _of_config(config: Mapping[str, Any]) -> Family:
     """The family by whether tokens have positions besides distances.
 
-    A ModelError refuses heads that are mixed with each other, and the first version with such positions.
+    A ModelError rejects heads that are mixed with each other, and the first version with such positions.
     """
     if config.get("talking_head"):
         raise ModelError(

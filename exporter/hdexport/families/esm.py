@@ -79,7 +79,7 @@ _ROTARY = dataclasses.replace(
 
 
 def _of_config(config: Mapping[str, Any]) -> Family:
-    """The family by the kind of positions; a ModelError refuses a model that folds proteins."""
+    """The family by the kind of positions; a ModelError rejects a model that folds proteins."""
     if config.get("is_folding_model"):
         raise ModelError(
             "config.json has is_folding_model true: an ESMFold computes structures; its encoder can be built.",

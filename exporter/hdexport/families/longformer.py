@@ -142,7 +142,7 @@ def _adapt(model: PreTrainedModel, conversion: WindowConversion) -> None:
 def attention_windows(config: Any) -> list[int] | int:
     """The windows that a checkpoint of Longformer's kind was trained with: both sides of a token together.
 
-    A ModelError refuses windows with gaps, which transformers' code does not leave; its answers would be wrong.
+    A ModelError rejects windows with gaps, which transformers' code does not leave; its answers would be wrong.
     """
     dilation = getattr(config, "attention_dilation", None)
     steps = dilation if isinstance(dilation, (list, tuple)) else [1 if dilation is None else dilation]

@@ -103,7 +103,7 @@ def _adapt(model: PreTrainedModel, conversion: AttentionConversion) -> None:
 
 
 def _attention(config: Any) -> LocalGlobalAttention:
-    """A LongT5's attention; a ModelError refuses another."""
+    """A LongT5's attention; a ModelError rejects another."""
     kinds = {"local": False, "transient-global": True}
     if config.encoder_attention_type not in kinds:
         raise ModelError(

@@ -191,7 +191,7 @@ def _remember(model: PreTrainedModel, conversion: RelativeConversion) -> None:
 
 
 def _attention(config: Any) -> RelativeAttention:
-    """An XLNet's attention; a ModelError refuses another."""
+    """An XLNet's attention; a ModelError rejects another."""
     for key, value, fits in (
         ("attn_type", config.attn_type, ("bi", "uni")),
         ("bi_data", config.bi_data, (False,)),

@@ -44,7 +44,7 @@ class GraphModule(torch.nn.Module):
 
     Args:
         model: the Hugging Face model with the task's head.
-        inputs: of the graph; their names are the model's arguments.
+        inputs: inputs of the graph; their names are the model's arguments.
         folded_token_types: whether the token-type lookup was folded; the embeddings then ask for ids they ignore.
         folded_positions: whether the position lookup was folded; likewise.
         head: the modules after the model; None where its outputs are the task's.
@@ -150,7 +150,7 @@ def graph_inputs(
             None: they are 0.
         pools_prompts: whether all real tokens are pooled; else an input is their mask.
         sees_all: whether tokens attend to all real tokens; else an input is their mask.
-        others: of the model's attention.
+        others: other inputs, which the model's attention has.
     """
     types = Default(fill=Fill.ZEROS)
     if token_type_separator_id is not None:

@@ -34,7 +34,7 @@ def memory_input(part: int | str, *sizes: int | str, bound: int | None = None, f
 
     Args:
         part: number of its layer, or its own name.
-        sizes: of the axes after ``batch``.
+        sizes: sizes of the axes after ``batch``.
         bound: the most tokens of an axis ``memory``; of one number that counts tokens, the most tokens with a call's
             own; None for others.
         fill: its value before the first call.

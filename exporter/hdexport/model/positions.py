@@ -82,7 +82,7 @@ def extend_table(
         alpha: weight of the coarse position in the hierarchical scheme; the others do not read it.
         first_row: the row of the first position (RoBERTa: ``padding_idx + 1``). Rows before it are kept as
             they are and take no part in the decomposition.
-        dtype: of the result; default the table's. New rows are computed in float64 and rounded once.
+        dtype: data type of the result; default the table's. New rows are computed in float64 and rounded once.
 
     Returns:
         [first_row + max_len, width]. Its first ``first_row + min(base, max_len)`` rows are the rows of
@@ -157,7 +157,7 @@ def choose_form(scheme: Scheme, max_len: int, *, base: int, width: int, itemsize
         scheme: where rows past the checkpoint's come from.
         max_len: positions served.
         base: usable rows of the checkpoint's table.
-        width: of a row: the embedding size, which is not ALBERT's hidden size.
+        width: size of a row: the embedding size, which is not ALBERT's hidden size.
         itemsize: bytes of an element in the stored dtype.
     """
     if max_len > base and scheme not in TABLES:
@@ -171,7 +171,7 @@ def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> N
     """Reject options for which no table can be made.
 
     Args:
-        scheme, alpha, max_len: as in `extend_table`; only the hierarchical scheme reads `alpha`.
+        scheme, alpha, max_len: see `extend_table`; only the hierarchical scheme reads `alpha`.
         base: usable rows of the checkpoint's table.
 
     Raises:

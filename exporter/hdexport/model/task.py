@@ -115,7 +115,7 @@ def unread_head(architectures: list[str]) -> str | None:
     """The class of a checkpoint that has a head from which no task is inferred, as a generator's; None for none.
 
     Args:
-        architectures: as of `infer_task`.
+        architectures: see `infer_task`.
     """
     read = [suffix for traits in TASKS.values() for suffix in traits.architectures]
     if any(architecture.endswith(tuple(read)) for architecture in architectures):

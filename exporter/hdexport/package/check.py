@@ -41,8 +41,8 @@ class Compared:
     """One text, by the system's rules and by the bundle.
 
     Attributes:
-        dtype: of the package's graph.
-        words: of the text.
+        dtype: data type of the package's graph.
+        words: number of words of the text.
         cosine: the smallest of the outputs' cosines.
         output: the output that has it.
     """

@@ -62,8 +62,8 @@ class GraphOptions:
     """What a graph is made for.
 
     Attributes:
-        opset: of the standard operators, 17 to 20.
-        ir_version: of ONNX's file format, 8 to 10; older runtimes read older versions only.
+        opset: opset of the standard operators, 17 to 20.
+        ir_version: version of ONNX's file format, 8 to 10; older runtimes read older versions only.
         dtype: ``float32`` or ``float16`` arithmetic, with weights as the bundle stores them; ``int8`` for 8-bit weights
             and matmuls (`hdexport.package.int8`); None for the bundle's arithmetic.
         token_type_ids: whether the graph has this input, which it ignores if the model has none.
@@ -168,7 +168,7 @@ def check_inputs(bundle: Bundle) -> None:
     if mask is not None and mask.default.fill is Fill.UNTIL_TOKEN:
         raise InputError(
             f"The tokens of a question have global attention in {bundle.path} ({mask.name}), at most {mask.bound} of "
-            "them: a graph cannot refuse a longer question, and would give a wrong answer.",
+            "them: a graph cannot reject a longer question, and would give a wrong answer.",
             hint="Run the bundle itself: hdexport run, hdexport serve, or hdruntime.load.",
         )
 

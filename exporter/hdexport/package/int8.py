@@ -29,7 +29,7 @@ def quantized(model: onnx_ir.Model, directory: Path) -> onnx_ir.Model:
 
     Args:
         model: a graph of standard operators; its weights become float32.
-        directory: where its files are written, from which the result reads its weights.
+        directory: directory for files of weights, which the result reads.
 
     Raises:
         ExportError: the graph has no matmul with a weight.
@@ -94,7 +94,7 @@ def _float32(tensor: onnx_ir.TensorProtocol) -> onnx_ir.TensorProtocol:
 def _source(model: onnx_ir.Model, directory: Path) -> Path:
     """A file without shapes of inner values.
 
-    onnxruntime transposes the weights of ``Gemm`` and leaves their shapes, which its own inference then refuses
+    onnxruntime transposes the weights of ``Gemm`` and leaves their shapes, which its own inference then rejects
     (1.31.1).
     """
     import onnx

@@ -31,13 +31,13 @@ class PackageOptions:
         output: directory to write; for Triton, the model repository.
         force: replace a package that is there.
         check: run the package as its system would, and compare it with the bundle.
-        opset, ir_version, dtype, token_type_ids, single_file: of the graph, as of `GraphOptions`; None for the
+        opset, ir_version, dtype, token_type_ids, single_file: see `GraphOptions`; None for the
             target's own.
         pooled: give every token's state the pooled embedding, so that any pooling of the reader is right.
         max_seq_length: tokens to which the package's tokenizer truncates; None for the bundle's number.
         name: name of the model in the system; None for the bundle's.
         backend: what runs the bundle, for targets that run hdexport's runtime.
-        prompts: give the system the model's prompts, and refuse one that has no place for the default prompt. False:
+        prompts: give the system the model's prompts, and reject one that has no place for the default prompt. False:
             texts have no prompts, or have them already.
         prompt_name: name of the prompt that a graph puts before every text; None for the model's default.
         accept_differences: kinds of texts, of `hdexport.package.tokenizer.check.KINDS`, whose token ids may differ.
@@ -71,12 +71,12 @@ class Package:
 
     Attributes:
         bundle: the bundle that it is made of.
-        directory: where its files go.
-        options: as given.
+        directory: directory of its files.
+        options: options of the call.
         graph: options of its graph.
-        dtypes: of its graphs, one for each; see `of`.
+        dtypes: data types of its graphs, one for each; see `of`.
         max_seq_length: tokens to which its tokenizer truncates.
-        name: of the model.
+        name: name of the model.
         prompt: put before every text by the package itself; empty where its users do.
     """
 
@@ -107,7 +107,7 @@ class PackageTarget:
     """A system that loads packages.
 
     Attributes:
-        name: of ``--for``.
+        name: value of ``--for``.
         system: the system, as its users call it, with the version whose rules are followed.
         source: file or page, and version, in which these rules were read.
         tried: what the package was run with, as ``name version``; empty where it was only read.
@@ -117,12 +117,12 @@ class PackageTarget:
         next_step: the command or the place in the system that takes the package.
         tasks: tasks whose bundles the system runs.
         graph: options of the graph.
-        dtypes: of a bundle's graphs, for systems that choose one when they load a package.
+        dtypes: data types of a bundle's graphs, for systems that choose one when they load a package.
         takes: names of the further options that the target takes.
         names: pattern of the names that the system takes; None for those of a plain file.
         prompts: whether the system writes prompts before queries and documents, which the package names.
         longest: tokens to which the system truncates, whatever the tokenizer says; None if it does not.
-        check: refuses a bundle that the system cannot run, before anything is written.
+        check: rejects a bundle that the system cannot run, before anything is written.
     """
 
     name: str

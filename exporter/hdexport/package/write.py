@@ -108,7 +108,7 @@ def _compare(target: PackageTarget, package: Package) -> tuple[list[Compared], s
 
 
 def _checked(bundle: Bundle, target: PackageTarget, options: PackageOptions) -> int:
-    """The tokens to which the package truncates; a bundle that the system cannot run is refused."""
+    """The tokens to which the package truncates; a bundle that the system cannot run is rejected."""
     manifest = bundle.manifest
     if manifest.task not in target.tasks:
         raise InputError(

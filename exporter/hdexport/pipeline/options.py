@@ -40,7 +40,8 @@ class BuildOptions:
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
         attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
             they see; ``none`` leaves them; None chooses.
-        rope_factor: of the base of rotary positions in layers that attend to the whole text, above 1; None leaves it.
+        rope_factor: factor of the base of rotary positions in layers that attend to the whole text, above 1; None
+            leaves the base.
         attention: requests to attention types, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
         recurrence: tokens of earlier calls that the model remembers, at least 2; None for the checkpoint's number.

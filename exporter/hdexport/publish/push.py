@@ -41,7 +41,7 @@ class PushOptions:
     """Where a bundle goes.
 
     Attributes:
-        name: on the hub; the revision is the branch, None for main.
+        name: name of the repository on the Hub; the revision is the branch, None for main.
         private: whether only its owners can see a repository that is made.
         bench: file or directory of `hdexport bench`, whose figures the card has.
         force: replace files of the repository, the card among them.
@@ -58,9 +58,9 @@ class Pushed:
     """A bundle on the hub.
 
     Attributes:
-        url: of its commit.
-        commit: by which it can be pinned.
-        size_bytes: of its files.
+        url: URL of its commit.
+        commit: hash of its commit.
+        size_bytes: size of its files.
     """
 
     url: str
@@ -74,7 +74,7 @@ def push(bundle: Bundle, options: PushOptions, *, summary: Iterable[tuple[str, s
     Args:
         bundle: opened, with every file checked.
         options: where it goes.
-        summary: of the bundle, for its card.
+        summary: summary of the bundle, for its model card.
 
     Raises:
         OutputExistsError: the repository holds files, which may not be replaced.

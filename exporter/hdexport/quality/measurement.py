@@ -60,10 +60,10 @@ class QualityResult:
         trained: positions of the truncated texts and of chunks.
         texts: number of documents that were searched.
         long_texts: number of documents of more tokens than `trained`.
-        median_tokens: of the long ones.
+        median_tokens: median number of tokens of the long texts.
         truncated_texts: bundle -> number of texts that are longer than it takes, and were cut there.
         queries: kind -> number.
-        scores: of each bundle, mode and kind that has queries.
+        scores: the scores of each bundle, mode and kind that has queries.
     """
 
     trained: int
@@ -89,7 +89,7 @@ def measure_quality(
     """Retrieval of long texts by their own sentences, for each bundle and mode to read them.
 
     Args:
-        bundles: of one model, at least one.
+        bundles: one or more bundles of one model.
         texts: all are searched; texts of more than `trained` tokens are asked for.
         sentences: the most later sentences of a text.
         trained: positions that texts are truncated to and split at; None for those of the bundles' models.

@@ -57,16 +57,16 @@ class TuneOptions:
         scheme: source of the new rows before they are trained.
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
         attention: attention type and its options, ``windows:512``; None keeps the model's.
-        attention_options: of attention types, by their names in Python.
+        attention_options: options of attention types, by their names in Python.
         attention_scale: factor of the queries; None chooses.
-        minutes: of training, all runs of the same command together; None where only `steps` counts.
-        steps: of the optimizer; None where only `minutes` counts. Where neither is given, 30 minutes.
+        minutes: training time of all runs of the command together; None where only `steps` counts.
+        steps: number of optimizer steps; None where only `minutes` counts. Where neither is given, 30 minutes.
         batch_tokens: about how many tokens a step sees; each text is run alone or with similarly long ones.
         learning_rate: the highest learning rate; None for the default of `train`.
-        seed: of the order of texts and of all that is drawn.
+        seed: seed of the order of texts and of all random numbers.
         gradient_checkpointing: compute each layer twice, to keep less in memory.
         device: ``auto``, ``cpu`` or ``cuda``.
-        revision: on the hub: a branch, a tag or a commit.
+        revision: branch, tag or commit on the Hub.
         force: replace a checkpoint at `output`.
         restart: discard the state that an unfinished run has kept.
         trust: which code of the checkpoint may run.

@@ -50,7 +50,7 @@ class Tuned:
 
     Attributes:
         extension: the record in the new checkpoint's ``config.json``.
-        outcome: of the training.
+        outcome: outcome of the training.
         trained_values: numbers that were trained.
     """
 

@@ -53,9 +53,9 @@ class Outcome:
     """The outcome of all runs of the command.
 
     Attributes:
-        losses: of each step, the mean over its texts.
-        documents: that were run, repeats included.
-        seconds: of training.
+        losses: mean loss of the texts of each step.
+        documents: number of documents that were run, repeats included.
+        seconds: training time in seconds.
     """
 
     losses: list[float] = field(default_factory=list)

@@ -92,12 +92,12 @@ class CompiledKernel:
         constants: values of the constants.
         num_warps: a launch has 32 threads for each, along x.
         shared_bytes: dynamic shared memory of a launch; above 48 KiB the function's attribute must allow it first.
-        registers: of a thread.
+        registers: number of registers of a thread.
         spilled_bytes: registers kept in memory, stores and loads together; 0 in a kernel worth shipping.
         sha256: of the cubin.
         triton: version that compiled it.
-        warnings: of the assembler, of code that is slow: C7511 says that products of sm_90's tensor cores wait for each
-            other; none of a kernel worth shipping.
+        warnings: warnings of the assembler about slow code, such as C7511: matmuls of sm_90's tensor cores wait for
+            each other. Shipped kernels have none.
     """
 
     cubin: Path
@@ -153,7 +153,7 @@ def compile_kernels(
         The compiled kernels, in the order of `sources`.
 
     Raises:
-        KernelError: Triton or its assembler is missing or refuses a source, or the cache cannot be written; what was
+        KernelError: Triton or its assembler is missing or rejects a source, or the cache cannot be written; what was
             compiled before is kept.
     """
     directory = cache_directory() if cache is None else cache

@@ -203,8 +203,8 @@ class Positions:
             text that they attend to; else ``none``.
         trained: positions that the model was trained with before it was extended, which may be fewer than `base`; None
             in bundles that do not say.
-        rope_factor: of the base of rotary positions in layers that attend to the whole text; None where it is the
-            checkpoint's.
+        rope_factor: factor of the base of rotary positions in layers that attend to the whole text; None where the base
+            is the checkpoint's.
         reason: why scheme, alpha and scale are these, as half a sentence; empty in bundles that do not say.
     """
 
@@ -244,8 +244,8 @@ class KernelNode:
     Attributes:
         op_type: the nodes' type, which is the name of their function in the graph.
         operator: name of the operator.
-        shapes: of the inputs, axes that vary are 1.
-        attributes: of the nodes, a list for several numbers.
+        shapes: shapes of the inputs; axes that vary are 1.
+        attributes: attributes of the nodes; a list for several numbers.
         architectures: the GPU architectures on which kernels compute them, e.g. ``("sm90",)``; None for all.
     """
 
@@ -463,7 +463,7 @@ class Manifest:
         Rows with the same limit may share a batch.
 
         Args:
-            tokens: of the row, 1 or more, including padding that counts.
+            tokens: number of tokens of the row, 1 or more, including padding that counts.
         """
         if self.padding is None:
             return sys.maxsize

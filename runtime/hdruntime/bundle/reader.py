@@ -37,7 +37,7 @@ class Bundle:
 
     Attributes:
         path: its place.
-        manifest: of all of it.
+        manifest: manifest of the bundle.
         absent: files of the manifest that were left on the hub.
     """
 

@@ -83,7 +83,7 @@ class TextTemplate:
     """How a text is written in a chat template, which the tokenizer reads without special tokens of its own.
 
     Attributes:
-        plain, prompted: as of a `PairTemplate`.
+        plain, prompted: see `PairTemplate`.
         strips: whether the template leaves out the spaces around a text and around a prompt.
     """
 
@@ -132,7 +132,7 @@ class MultiVectorSettings:
     Attributes:
         query_length: tokens that queries are cut to, where they are not expanded; None for `max_seq_length`.
         document_length: tokens that the model cuts documents to; a bundle may serve more. None for `max_seq_length`.
-        expansion: of queries; None for none.
+        expansion: expansion of queries; None for none.
         skipped_ids: tokens whose vectors are left out, for example punctuation's.
         skipped_in: the texts in which they are.
         similarity: MaxSim, or MaxSim divided by the vectors of the query.
@@ -163,9 +163,9 @@ class SentenceSettings:
         normalize: whether the bundle's vectors have length 1.
         truncate_dim: dimensions of a vector that are kept; None for all.
         max_active_dims: values of a sparse vector that are kept, the largest; None for all.
-        similarity: of two vectors.
+        similarity: similarity function of two vectors.
         activation: makes scores of a cross-encoder's logits; None of an encoder.
-        multi_vector: of a multi-vector-encoder; None of others.
+        multi_vector: settings of a multi-vector encoder; None for other models.
         pair_template: writes a cross-encoder's pair as one text; None where the tokenizer takes two.
         unweighted_ids: tokens without a weight in the sparse vectors of hybrid-similarity, as special tokens.
         text_template: writes the texts of an encoder or a sparse-encoder; None where the tokenizer takes them as they

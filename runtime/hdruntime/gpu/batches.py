@@ -51,7 +51,7 @@ class Batches:
 
         Args:
             choice: the shape to pad the batch to.
-            inputs: of the types and shapes of the manifest.
+            inputs: arrays with the types and shapes of the manifest.
             states: states on the GPU that the batch reads and replaces; None if they are among the inputs.
 
         Raises:

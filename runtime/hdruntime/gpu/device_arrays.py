@@ -78,8 +78,8 @@ class DeviceArray:
         """A capsule; the consumer's stream waits for the values, and the caller does not.
 
         Args:
-            stream: as DLPack says: -1 for no waiting, 1 (or None) for the legacy default stream, 2 for the thread's
-                default stream, else a handle.
+            stream: number of the stream, as DLPack defines it: -1 for no waiting, 1 (or None) for the legacy default
+                stream, 2 for the thread's default stream, else a handle.
             max_version: ignored; capsules before version 1.0 suit every consumer.
             dl_device: None, or the array's own device.
             copy: not True.

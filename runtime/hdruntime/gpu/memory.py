@@ -19,7 +19,7 @@ class Block:
     returns when no work uses the memory.
 
     Attributes:
-        address: of the first byte; 0 without memory.
+        address: address of the first byte; 0 without memory.
         moves: how often the address changed.
     """
 

@@ -20,7 +20,7 @@ class DeviceModel(Protocol):
     every call, and one thread calls at a time.
 
     Attributes:
-        inputs: in the order of `staged_order`.
+        inputs: inputs in the order of `staged_order`.
         outputs: float32.
         zeroed: outputs with an axis of tokens in which the model sets padding to 0 itself.
     """

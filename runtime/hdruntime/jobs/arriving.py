@@ -188,7 +188,7 @@ class ArrivingShards(Iterator[Shard]):
     before, it runs for as long as a row may wait.
 
     Args:
-        rows: of the input, read by the thread.
+        rows: rows of the input, which the thread reads.
         source: the input.
         characters: most of a shard.
     """

@@ -86,7 +86,7 @@ class ArrowBatches(NamedTuple):
     """An Arrow file, opened.
 
     Attributes:
-        schema: of all its columns.
+        schema: schema of all its columns.
         batches: with the columns that were asked for.
     """
 

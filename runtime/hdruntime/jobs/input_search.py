@@ -63,7 +63,7 @@ def find_inputs(
 
     Args:
         names: paths, URLs, patterns, and ``-`` for the standard input.
-        input_format: of all files; None: by the endings of their names, for the standard input JSON Lines.
+        input_format: format of all files; None: by the suffixes of their names, for the standard input JSON Lines.
         spool: directory for a copy of the standard input; None for the default of temporary files.
         wait_seconds: how long a row of the standard input may wait for others before it is run, if the standard input
             is to be read while it stays open; None: it is copied to its end first.

@@ -90,7 +90,7 @@ def run_job(
     them.
 
     Args:
-        job: from `plan_job`.
+        job: a job of `plan_job`.
         pool: sessions of the bundle that the job was planned for.
         on_progress: called when the job begins or continues, after every shard, on a CPU about every two seconds
             within a shard, and when all rows are done.

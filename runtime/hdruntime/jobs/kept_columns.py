@@ -26,8 +26,8 @@ class KeptRow(NamedTuple):
     """A row's place in the kept columns that stay columns.
 
     Attributes:
-        columns: of this row and others that were read with it.
-        number: of the row among these.
+        columns: columns of this row and of others that were read with it.
+        number: number of the row among these rows.
         size_bytes: about the size of the row's values.
         others: kept columns that are values of the row.
     """

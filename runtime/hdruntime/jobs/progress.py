@@ -25,7 +25,7 @@ class RowCounts:
 
     Attributes:
         rows: how many, failed ones included.
-        tokens: of the rows that did not fail.
+        tokens: number of tokens of the rows that did not fail.
         computed_tokens: tokens that were run; more than `tokens` if a batch was repeated or a row failed.
         padded_tokens: padding that was run with them.
         truncated_rows: rows whose text was truncated to the length of texts.
@@ -81,10 +81,10 @@ class JobProgress(RowCounts):
     """Progress of a job; at its end, its outcome. Rows of earlier runs of the job count, too.
 
     Attributes:
-        state: of the job.
+        state: state of the job.
         resumed_rows: rows that were done before this process began.
         seconds: time that the job took, in this process and earlier ones.
-        tokens_per_second: in this process.
+        tokens_per_second: tokens per second of this process.
         rows_total: rows of all inputs; None if this is unknown before they are read.
         bytes_read, bytes_total: of the inputs; of Parquet files, in proportion to their rows; of a compressed file,
             when its end is reached; of a standard input that stays open, both are the bytes that were read.

@@ -50,7 +50,7 @@ class Results:
     """The results of a job's rows, in order.
 
     Attributes:
-        path: where they are kept, for messages.
+        path: path of the results, for messages.
         manifest: what is finished, committed or not.
         ranges: calibration ranges of quantized vectors; None if the vectors need none, or none is finished.
     """

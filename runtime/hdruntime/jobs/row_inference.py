@@ -47,8 +47,8 @@ class LocalPool:
     """Runs shards in this process, one after another.
 
     Args:
-        session: that runs them.
-        task: whose results are computed.
+        session: session that runs the texts.
+        task: task whose results are computed.
         options: default `RowOptions()`.
     """
 

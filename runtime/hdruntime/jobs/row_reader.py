@@ -43,7 +43,7 @@ _SURROGATES = "holds half of a surrogate pair"
 """JSON can write "\\ud800", which is no character: neither a tokenizer nor a UTF-8 file takes it."""
 
 _object_from_json = msgspec.json.Decoder(dict[str, Any]).decode
-"""Five times as fast as `json.loads`, whose values it gives; it refuses some texts that `json.loads` reads."""
+"""Five times as fast as `json.loads`, whose values it gives; it rejects some texts that `json.loads` reads."""
 
 _bytes_of_cells = msgspec.msgpack.Encoder(enc_hook=repr).encode
 """The bytes of a Parquet row for its checksum; ValueError or OverflowError for a `Cell` that Python cannot show."""

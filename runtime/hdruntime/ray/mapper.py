@@ -100,7 +100,7 @@ class BundleMapper:
         """The rows with their results.
 
         Args:
-            batch: from ``batch_format="pyarrow"``.
+            batch: a batch with ``batch_format="pyarrow"``.
 
         Raises:
             InputError: the batch is not an Arrow table, lacks a column of texts, or has one with the name of a result.

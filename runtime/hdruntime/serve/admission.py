@@ -159,7 +159,7 @@ class Admission:
         """Accept a request, or raise an OverloadedError or a RequestTooLargeError.
 
         Args:
-            client: whose request it is.
+            client: client that sent the request.
             work: tokens by length class.
             within_s: the time in which it has to be answered.
         """
@@ -179,7 +179,7 @@ class Admission:
         return request
 
     def overloaded(self, reason: str, again_s: float = math.inf) -> OverloadedError:
-        """The error of a request that is refused, to be sent again after so many seconds, or when nothing waits."""
+        """The error of a request that is rejected, to be sent again after so many seconds, or when nothing waits."""
         seconds = max(1, math.ceil(min(self._seconds(self._work), again_s)))
         return OverloadedError(reason, hint=f"Send the request again after {seconds} seconds.", retry_after=seconds)
 

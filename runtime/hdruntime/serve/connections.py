@@ -90,7 +90,7 @@ class LimitedConnection(asyncio.Protocol):
         if not self._has_request() and not self.transport.is_closing():
             self._idle()[self] = None
 
-    def refuse_head(self) -> None:
+    def reject_head(self) -> None:
         """Answer a request whose head is too long, and close the connection."""
         message = f"The request's line and headers have more than {HEAD_BYTES} bytes."
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}

@@ -131,7 +131,7 @@ def ranges_of_server(path: str | None, manifest: Manifest) -> Ranges | None:
     """The calibration ranges, float32 [2, dimensions], of the server's int8 and uint8 embeddings; None without a file.
 
     Raises:
-        InputError: see :func:`hdruntime.text.ranges.read_ranges`; the ranges of another bundle are refused.
+        InputError: see :func:`hdruntime.text.ranges.read_ranges`; the ranges of another bundle are rejected.
     """
     if path is None:
         return None

@@ -217,7 +217,7 @@ class FairQueue:
         Args:
             lead: the first chunk.
             batch_tokens: tokens after which the batch is full.
-            without: as of `first`.
+            without: see `first`.
         """
         batch_class, batch, tokens = lead.batch_class, [lead], lead.tokens
         leads = lead.request.client

@@ -72,7 +72,7 @@ class H11WithoutUpgrade(LimitedConnection, H11Protocol):
             self._empty_bytes = 0 if request else self._empty_bytes + len(data)
             data = request
             if self._empty_bytes > HEAD_BYTES and not self.transport.is_closing():
-                self.refuse_head()
+                self.reject_head()
         # To h11 no data is the end of the connection.
         if data:
             super().data_received(data)
@@ -81,7 +81,7 @@ class H11WithoutUpgrade(LimitedConnection, H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request, or has too long a head."""
         if self._read.has_long_head:
-            self.refuse_head()
+            self.reject_head()
         else:
             super().send_400_response(msg)
 

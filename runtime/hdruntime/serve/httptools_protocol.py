@@ -30,7 +30,7 @@ class HttpToolsWithoutUpgrade(LimitedConnection, HttpToolsProtocol):
         is_head = heads == self._heads and not had_body
         self._unfinished = self._unfinished + len(data) if is_head else 0
         if self._unfinished > HEAD_BYTES and not self.transport.is_closing():
-            self.refuse_head()
+            self.reject_head()
         self.note_request()
 
     def _parse(self, data: bytes) -> None:
@@ -46,7 +46,7 @@ class HttpToolsWithoutUpgrade(LimitedConnection, HttpToolsProtocol):
                 self.parser.feed_data(written)
         except httptools.HttpParserError:
             if self._has_long_head:
-                self.refuse_head()
+                self.reject_head()
                 return
             message = "Invalid HTTP request received."
             self.logger.warning(message)

@@ -1,7 +1,7 @@
 """Bodies of requests, as OpenAI, Cohere, Jina, Voyage, text-embeddings-inference, vLLM and infinity have them.
 
 A key is a field here or of an interface's body, or another name of such a field, or changes no answer. Any other key is
-refused, since its sender expects something of it. docs/serve.md has a table of the keys.
+rejected, since its sender expects something of it. docs/serve.md has a table of the keys.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...] | None] = {
     "rank_fields": (["text"],),
     "return_multivector": (False,),
 }
-"""A key that changes no answer -> the values with which it does not, None for any; other values are refused."""
+"""A key that changes no answer -> the values with which it does not, None for any; other values are rejected."""
 
 Truncate = Literal["error", "end", "split", "NONE", "END", "START"]
 """The treatment of a text of too many tokens; words of Cohere are in upper case."""
@@ -81,7 +81,7 @@ class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def overflow(self) -> Overflow:
-        """What happens to texts of too many tokens; keys that contradict each other are refused."""
+        """What happens to texts of too many tokens; keys that contradict each other are rejected."""
         truncates = None if self.truncate_prompt_tokens is None else True
         choices = {OVERFLOWS[key] for key in (self.truncate, self.truncation, truncates) if key is not None}
         if len(choices) > 1:
@@ -146,7 +146,7 @@ def read_large_values(content: bytes | bytearray, *, max_texts: int, max_ids: in
     """The keys and values of a JSON object of many megabytes, read without a long hold of Python's lock, which would
     stop other threads.
 
-    A list that is too long is refused by its length, before its values are read.
+    A list that is too long is rejected by its length, before its values are read.
 
     Args:
         max_texts: maximum texts, or lists of ids, in a list.
@@ -159,7 +159,7 @@ def read_large_values(content: bytes | bytearray, *, max_texts: int, max_ids: in
 
 
 def body_of(values: Mapping[str, Any], kind: type[Content]) -> Content:
-    """A request's body of its keys. A key whose value is null is absent; one that a route cannot honour is refused."""
+    """A request's body of its keys. A key whose value is null is absent; one that a route cannot honour is rejected."""
     try:
         return msgspec.convert(_fields(values, kind.__struct_fields__), kind)
     except _NOT_VALID as error:

@@ -33,7 +33,7 @@ class RowTensor(NamedTuple):
 def row_tensor(task: TextTask) -> RowTensor | None:
     """The tensor of a task; None if its answers differ in length."""
     if isinstance(task, Embedding):
-        return RowTensor("embedding", task.dimensions, Pairs.REFUSED)
+        return RowTensor("embedding", task.dimensions, Pairs.REJECTED)
     if isinstance(task, TextClassification):
         return RowTensor("scores", len(task.labels), task.pairs)
     return None

@@ -46,7 +46,7 @@ class LoadedModel:
         sessions: one or more; a batch runs in whichever is free.
         names: names by which requests choose the model; the first one is shown. Empty: the name in the manifest.
         ranges: file with the minimum and maximum of each dimension, by which int8 and uint8 embeddings are scaled: see
-            `hdruntime.text.ranges.read_ranges`. None: requests for these types are refused.
+            `hdruntime.text.ranges.read_ranges`. None: requests for these types are rejected.
     """
 
     bundle: Bundle
@@ -169,7 +169,7 @@ class RunningModel:
         """See `ServeRequest.answers`.
 
         Args:
-            client: whose request it is.
+            client: client that sent the request.
             within_s: seconds that the request has.
         """
         overflow = body.overflow if overflow is None else overflow

@@ -42,8 +42,8 @@ class BundleToServe:
         sessions: number of sessions on each device, which run batches at the same time.
         devices: devices that have sessions, as `device` of `hdruntime.load`.
         threads: CPU threads of all sessions together; None for one per core of the process.
-        backend, precision, max_seq_length: as of `hdruntime.load`.
-        ranges: as of `LoadedModel`.
+        backend, precision, max_seq_length: see `hdruntime.load`.
+        ranges: see `LoadedModel`.
     """
 
     bundle: Path | str

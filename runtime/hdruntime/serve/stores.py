@@ -32,7 +32,7 @@ def opened_in_store(
 
     Args:
         url: the bundle's folder in a store, through fsspec.
-        backend, precision: as for `hdruntime.load`: their files are copied.
+        backend, precision: see `hdruntime.load`: their files are copied.
         cache: folder of all bundles; None for the user's cache.
 
     Raises:

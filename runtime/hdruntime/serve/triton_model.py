@@ -31,7 +31,7 @@ _PARAMETERS = ("truncate", "prompt_name")
 
 
 def tensors_of(bundle: Bundle) -> RowTensor:
-    """The tensor of a bundle's model; a bundle whose answers differ in length is refused."""
+    """The tensor of a bundle's model; a bundle whose answers differ in length is rejected."""
     tensor = row_tensor(served_task(bundle))
     if tensor is None:
         raise InputError(

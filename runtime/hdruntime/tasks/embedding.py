@@ -29,9 +29,9 @@ class ChunkEmbeddings(TextTask):
     """The chunks of a text; each is a row of a job.
 
     Args:
-        manifest: of a bundle whose vectors are the mean of their tokens' states; others are refused.
+        manifest: manifest of a bundle whose vectors are the mean of their tokens' states; others are rejected.
         rule: ``tokens:N`` or ``sentences``; None for the spans of each text.
-        some: whether a text without a chunk is refused.
+        some: whether a text without a chunk is rejected.
     """
 
     prompts = True

@@ -32,7 +32,7 @@ class Filling(NamedTuple):
 
 
 class MaskFillings(TextTask):
-    """The best tokens for each mask of a text; a bundle whose tokenizer has no mask is refused."""
+    """The best tokens for each mask of a text; a bundle whose tokenizer has no mask is rejected."""
 
     name = Task.FILL_MASK
     reads_offsets = False
@@ -83,7 +83,7 @@ TASK = MaskFillings
 def fillings(
     logits: FloatArray, *, mask_token_id: int, spelling: Callable[[int], str], encoding: Encoding
 ) -> list[list[Filling]]:
-    """The best tokens for every mask of a text, best first; a text without a mask is refused.
+    """The best tokens for every mask of a text, best first; a text without a mask is rejected.
 
     `logits` are float32 [tokens, vocab_size], and `spelling` says how the token of an id is written.
     """

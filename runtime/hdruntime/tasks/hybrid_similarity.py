@@ -77,7 +77,7 @@ class HybridEmbeddings(TextTask):
     """Kinds of embeddings of a text, from one run.
 
     Args:
-        manifest: of a bundle of this task; others are refused.
+        manifest: manifest of a bundle of this task; others are rejected.
         kinds: at least one.
     """
 
@@ -199,7 +199,7 @@ class HybridTokens(_OneKind):
 
 
 def checked_kinds(kinds: Iterable[EmbeddingKind | str]) -> tuple[EmbeddingKind, ...]:
-    """The kinds, each once, in the order of `EmbeddingKind`; others, and none, are refused."""
+    """The kinds, each once, in the order of `EmbeddingKind`; others, and none, are rejected."""
     named = {checked_choice(EmbeddingKind, kind, option="returns") for kind in kinds}
     if not named:
         raise InputError(Setting("returns"), " names no kind of embeddings.", hint="Name dense, sparse or colbert.")

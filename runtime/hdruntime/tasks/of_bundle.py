@@ -19,7 +19,7 @@ def class_of(task: Task) -> type[TextTask]:
 
 
 def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokenized: bool = False) -> TextTask:
-    """The task as a job runs it; `tokenized` rows are ids, without a text. Options of other tasks are refused."""
+    """The task as a job runs it; `tokenized` rows are ids, without a text. Options of other tasks are rejected."""
     name, options = bundle.manifest.task, options or TaskOptions()
     kind = class_of(name)
     if tokenized and kind.needs_text:
@@ -84,5 +84,5 @@ def check_pairs(task: TextTask, *, has_pair: bool, has_ids: bool) -> None:
             f"The bundle's task is {name}: a row needs two texts, such as a {text} and its {pair}.",
             hint=("Name the columns of both: ", *columns),
         )
-    if task.pairs is Pairs.REFUSED and has_pair:
+    if task.pairs is Pairs.REJECTED and has_pair:
         raise InputError(f"The bundle's task is {name}, which reads one text.", hint=leave_out)

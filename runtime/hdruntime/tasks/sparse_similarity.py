@@ -31,7 +31,7 @@ class SparseVector:
     Attributes:
         indices: int32 [active], ascending: ids of tokens.
         values: float32 [active], their weights.
-        dimensions: of the whole vector, the size of the vocabulary.
+        dimensions: dimensions of the whole vector, the size of the vocabulary.
     """
 
     indices: npt.NDArray[np.int32]
@@ -110,7 +110,7 @@ def sparse_vector(weights: FloatArray, *, max_active_dims: int | None = None) ->
 
 
 def stacked(vectors: Sequence[SparseVector]) -> FloatArray:
-    """float32 [vectors, dimensions], with their zeros; vectors of several sizes are refused."""
+    """float32 [vectors, dimensions], with their zeros; vectors of several sizes are rejected."""
     sizes = sorted({vector.dimensions for vector in vectors})
     if len(sizes) > 1:
         raise InputError(

@@ -77,7 +77,7 @@ class TaskOptions:
 class Pairs(StrEnum):
     """Whether a task reads a second text."""
 
-    REFUSED = "refused"
+    REJECTED = "rejected"
     ALLOWED = "allowed"
     REQUIRED = "required"
 
@@ -136,7 +136,7 @@ class TextTask:
     reads_offsets: ClassVar[bool] = True
 
     outputs: tuple[str, ...]
-    pairs: Pairs = Pairs.REFUSED
+    pairs: Pairs = Pairs.REJECTED
     splits: bool = True
     streams: bool = True
     pools_streams: bool = False

@@ -102,7 +102,7 @@ class TextInference:
     Attributes:
         max_seq_length: tokens to which texts and rows of ids are truncated.
         batch_slots: texts that are streamed at a time; 0 if texts are not streamed.
-        window_characters: of the texts that should be encoded and run together.
+        window_characters: number of characters of the texts that are encoded and run together.
     """
 
     def __init__(
@@ -204,10 +204,10 @@ class TextInference:
                 items[0].error = error
                 return
             # Refused texts are tried alone, for the error of each, and so are all where it is not known which they are.
-            refused = set(error.texts if isinstance(error, RejectedTextsError) else range(len(items)))
-            for index in refused:
+            rejected = set(error.texts if isinstance(error, RejectedTextsError) else range(len(items)))
+            for index in rejected:
                 self._encode([items[index]])
-            others = [item for index, item in enumerate(items) if index not in refused]
+            others = [item for index, item in enumerate(items) if index not in rejected]
             if others:
                 self._encode(others)
             return
@@ -424,7 +424,7 @@ def answers_of(
     """The answers to texts, in order, a window of texts at a time; the longest texts are run first.
 
     Args:
-        prompt, tokenizer, on_done: as of `TextInference`.
+        prompt, tokenizer, on_done: see `TextInference`.
         name: the texts' in an error: ``sentences[3]: ...``.
         length: the argument that sets the length of the texts, for the warning of the first truncated one.
         into: an array [texts, ...] that takes the answers; None for a list.
@@ -454,7 +454,7 @@ def texts_of_window(characters: int) -> int:
 
 
 def checked_streaming(manifest: Manifest, task: TextTask) -> StreamedOutputs:
-    """How the texts of a task get their outputs when they are streamed; a task that cannot be is refused."""
+    """How the texts of a task get their outputs when they are streamed; a task that cannot be is rejected."""
     checked_segment(None, manifest, max_len=manifest.max_len)
     if not task.streams and task.splits:
         raise InputError(

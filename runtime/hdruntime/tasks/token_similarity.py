@@ -36,7 +36,7 @@ class TextSide:
     """How the texts of one side become tokens with vectors, as in sentence-transformers' ``MultiVectorEncoder``.
 
     Args:
-        settings: of a model with a vector for each token.
+        settings: settings of a model with a vector for each token.
         side: None for texts that are neither queries nor documents; tokens are left out as of documents.
 
     Attributes:
@@ -70,11 +70,11 @@ class TokenVectors(TextTask):
     """The vectors of a text's tokens, float32 [vectors, dimensions].
 
     Args:
-        manifest: of a bundle of this task; others are refused.
+        manifest: manifest of a bundle of this task; others are rejected.
         side: ``query`` expands queries; None for texts that are neither queries nor documents.
 
     Attributes:
-        dimensions: of a vector.
+        dimensions: dimensions of a vector.
     """
 
     name = Task.TOKEN_SIMILARITY
@@ -132,7 +132,7 @@ TASK = TokenVectors
 
 
 def settings_of(manifest: Manifest) -> SentenceSettings:
-    """The settings of a bundle that gives a vector for each token; bundles of other tasks are refused."""
+    """The settings of a bundle that gives a vector for each token; bundles of other tasks are rejected."""
     settings = manifest.sentence
     if manifest.task != TokenVectors.name or settings is None or settings.multi_vector is None:
         raise InputError(

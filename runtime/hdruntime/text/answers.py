@@ -76,7 +76,7 @@ def best_answers(
 
     An answer ends no earlier than it starts, and is within one chunk: give chunks a stride of `max_answer_tokens`, and
     no answer is cut. Without tokens in the context the answer is empty, with score 0, or 1 if impossible answers are
-    handled. A question without a token is refused, and one without a token before it whose score would say that there
+    handled. A question without a token is rejected, and one without a token before it whose score would say that there
     is no answer.
 
     Args:

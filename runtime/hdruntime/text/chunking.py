@@ -61,7 +61,7 @@ class TextChunks:
 
 
 def tokens_per_chunk(rule: str) -> int | None:
-    """N of the rule ``tokens:N``; None for other strings. An N that is no whole number, 1 or more, is refused."""
+    """N of the rule ``tokens:N``; None for other strings. An N that is no whole number, 1 or more, is rejected."""
     if not rule.startswith("tokens:"):
         return None
     number = rule.removeprefix("tokens:")
@@ -92,7 +92,7 @@ def joined_chunks(chunks: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
 
 
 class LateChunking:
-    """Late chunking with a bundle whose vectors are the mean of their tokens' states; other bundles are refused.
+    """Late chunking with a bundle whose vectors are the mean of their tokens' states; other bundles are rejected.
 
     Attributes:
         output: the output with the states of tokens.
@@ -119,7 +119,7 @@ class LateChunking:
             split: the text's macro chunks, with the prompt.
             text: without the prompt.
             chunks: ``tokens:N``, ``sentences``, or (start, end) of each, within the text and with a token; None is
-                refused as any other value is.
+                rejected as any other value is.
             prompt: before the text.
         """
         own = _OwnTokens(split, text, prompt)

@@ -61,7 +61,7 @@ def quantized(
 
     Args:
         embeddings: float [..., dimensions].
-        precision: the type of the result; a value that float16 cannot hold is refused.
+        precision: the type of the result; a value that float16 cannot hold is rejected.
         ranges: [2, dimensions], each dimension's minimum and maximum, for int8 and uint8; None computes them from
             `embeddings`, which must be several then. Values outside of the range are clipped.
 

@@ -29,7 +29,7 @@ def similarities(function: str, first: object, second: object) -> Any:
 
     Args:
         function: ``cosine``, ``dot``, or ``euclidean`` or ``manhattan``, whose distances are negated; others are
-            refused.
+            rejected.
         first: [n, dimensions], or one embedding: [dimensions]; arrays, PyTorch tensors, or lists of them.
         second: [m, dimensions], or one embedding: [dimensions].
 

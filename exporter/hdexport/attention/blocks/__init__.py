@@ -112,16 +112,17 @@ class BlockRequest:
     """Block-sparse attention as requested; None where nothing was given.
 
     Attributes:
-        pattern: in place of dense attention, or ``bigbird`` for a BigBird's own; None where only options were given.
+        pattern: the attention in place of dense attention, or ``bigbird`` for BigBird's; None where only
+            options were given.
         block_size: tokens of a block.
-        random_blocks: of each row of blocks, for ``bigbird``.
+        random_blocks: number of random blocks in each row of blocks, for ``bigbird``.
         mode: ``hf_eval`` or ``table``, for ``bigbird``.
-        seed: of the random tables: layer l draws with seed + l.
-        file: of the tables (``bigbird``), or of the lists of blocks (``blocks``).
-        global_tokens: in front of each text, for ``etc``.
+        seed: seed of the random tables: layer l draws with seed + l.
+        file: path of the tables (``bigbird``) or of the lists of blocks (``blocks``).
+        global_tokens: number of global tokens in front of each text, for ``etc``.
         global_ids: ids whose embeddings the global tokens get, one for all or one each; () for the model's first
             special token.
-        last_block: for ``bigbird``; None for ``padded``.
+        last_block: policy of the last block, for ``bigbird``; None for ``padded``.
         global_embeddings: a .npy file for ``etc``; None computes them from ids.
     """
 

@@ -72,7 +72,7 @@ class BlockConversion(AttentionConversion):
         return max(self.ordinary_keys, self.record.dense_tokens)
 
     def tables(self, layers: int) -> list[torch.Tensor | None]:
-        """The table of each layer, as a tensor; a BundleCorruptError refuses tables of another number of layers."""
+        """The table of each layer, as a tensor; a BundleCorruptError rejects tables of another number of layers."""
         import torch
 
         if self.listed_blocks is None:

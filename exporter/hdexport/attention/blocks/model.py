@@ -94,7 +94,7 @@ def block_query_factors(
 
     Args:
         attention_mask: [batch, tokens], 0 for padding, of the text as it was given.
-        ordinary_keys: that a query of an ordinary block sees at most, in a text that is not attended to densely.
+        ordinary_keys: maximum keys that a query of an ordinary block sees, in a text that is not attended to densely.
     """
     if not query_scale.changes(spec.dense_tokens):
         return query_scale.for_mask(attention_mask, ordinary_keys)

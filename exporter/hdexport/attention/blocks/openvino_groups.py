@@ -100,7 +100,7 @@ class _Texts:
     """The texts, and the groups of their queries: one of the whole text where all texts are short.
 
     Attributes:
-        parts, block, first: as of `group_tables`.
+        parts, block, first: see `group_tables`.
         grouped: blocks of a group.
         batch_1d: [1], the number of texts.
         numbers: [batch, 1], of the texts, from 0.

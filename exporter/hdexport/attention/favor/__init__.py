@@ -16,8 +16,8 @@ class FavorAttention(AttentionRecord):
 
     Attributes:
         layers: how many.
-        features: of a query or key.
-        seed: of the features' directions, one for all layers; None where the checkpoint has them, for each layer.
+        features: number of features of a query or key.
+        seed: seed of the features' directions, one for all layers; None where the checkpoint has them, for each layer.
         epsilon: least feature.
         compat: whether padding counts as keys whose values are 0; then it changes answers.
     """

@@ -92,7 +92,7 @@ class FeatureAttention:
 
     Attributes:
         projection: [features, head_dim].
-        errors: of the calls that are being compared with softmax attention, [] each; None while no call is compared.
+        errors: errors of the calls that are compared with softmax attention, [] each; None while no call is compared.
     """
 
     def __init__(self, projection: torch.Tensor, record: FavorAttention) -> None:

@@ -17,7 +17,7 @@ class Chunks:
     """The chunks that a query sees.
 
     Attributes:
-        tokens: of a chunk.
+        tokens: number of tokens of a chunk.
         before: chunks before its own.
         after: chunks after it.
     """
@@ -38,8 +38,8 @@ class Hashes:
 
     Attributes:
         buckets: factors of the number of buckets, each even.
-        rounds: of hashing.
-        seed: of the rotations.
+        rounds: number of rounds of hashing.
+        seed: seed of the rotations.
     """
 
     buckets: tuple[Length, ...]
@@ -53,10 +53,10 @@ class LshAttention(AttentionRecord):
 
     Attributes:
         layers: the kind of each layer.
-        hashes: of the layers ``lsh``; None without such layers.
+        hashes: the hashes of the layers ``lsh``; None without such layers.
         hashed: the chunks of their sorted tokens; likewise.
         local: the chunks of the layers ``local``; None without such layers.
-        multiple: of how many tokens a text is after padding, in which whole chunks fit.
+        multiple: tokens of which the length of a padded text is a multiple, so that whole chunks fit.
         causal: whether tokens see earlier ones only.
         converted: whether it took the place of dense attention; then padding changes no answer.
     """

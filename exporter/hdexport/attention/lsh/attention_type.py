@@ -230,7 +230,7 @@ def _frozen(
 ) -> tuple[LshAttention, str | None]:
     """A Reformer's attention with all decisions that its code would make at the first text, and the record of them.
 
-    An InputError refuses other chunks than the model was trained with.
+    An InputError rejects other chunks than the model was trained with.
     """
     if request.keys() & {"chunk", "before", "after"}:
         raise InputError(

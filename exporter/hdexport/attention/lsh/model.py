@@ -153,9 +153,9 @@ class _Texts:
     """The layers' mask: transformers' attention, and which tokens of each text are real.
 
     Attributes:
-        attention: of a Reformer; its hidden states are queries and values side by side.
-        hashes: that it follows.
-        multiple: of how many tokens it takes a text of more than one chunk.
+        attention: the attention module of a Reformer; its hidden states are queries and values side by side.
+        hashes: the hashes that the attention follows.
+        multiple: tokens of which the length of a text of more than one chunk is a multiple.
         mask: [batch, tokens], nonzero for real tokens.
     """
 

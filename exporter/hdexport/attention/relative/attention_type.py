@@ -31,7 +31,7 @@ class RelativeAttention(AttentionRecord):
     Attributes:
         layers: how many.
         memory: tokens of earlier calls that are remembered; 0 for none.
-        reuse: of a call's tokens, how many may be remembered: the first ones; 0 for all.
+        reuse: number of a call's first tokens that enter the memory; 0 for all.
         reach: distances that a query sees, its own 0 included; 0 for all.
         clamp: distances beyond it count as it; 0 for none.
         causal: whether tokens see earlier ones only.

@@ -138,7 +138,8 @@ class RecurrentMask:
         token_kind: [batch, memory + tokens], int32, 0 for memory that is not there yet, -1 for masked tokens, which see
             the others and are not seen, else 1.
         ends: [batch], int64, tokens of each text up to its last real one.
-        memory_cache: by the layers' numbers, [batch, memory, 2 * width]: keys and, after them, values.
+        memory_cache: memory of each layer, by the layer's number: [batch, memory, 2 * width], keys and, after them,
+            values.
         layers: numbers of the layers that have not attended yet.
     """
 

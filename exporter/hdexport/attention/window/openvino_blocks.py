@@ -113,7 +113,7 @@ def attend_in_blocks(
     Args:
         query: [batch, tokens, heads, head_dim].
         key, value: [batch, tokens, kv_heads, head_dim].
-        query_index, key_index, bias, answers: as `window_tables` gives them.
+        query_index, key_index, bias, answers: the results of `window_tables`.
         token_kind: [batch, tokens], int32, as of the operator.
         grouped: whether heads of queries share keys.
         padded: whether batches may have padding, or queries that see no key: their rows are 0.

@@ -37,10 +37,10 @@ class StoredTensor(NamedTuple):
     """The place of a tensor in a file.
 
     Attributes:
-        type_number: of its type, in TensorFlow.
+        type_number: TensorFlow's number of the tensor's type.
         shard: index of the data file.
-        offset, size: of its bytes there.
-        checksum: of these bytes, masked.
+        offset, size: position and number of the tensor's bytes there.
+        checksum: masked checksum of these bytes.
         slices: number of parts that it is stored in under other names; 0 where it is whole.
     """
 

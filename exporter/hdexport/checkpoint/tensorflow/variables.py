@@ -24,7 +24,7 @@ class Variable(NamedTuple):
     Attributes:
         google: its name in a checkpoint of TensorFlow.
         hugging_face: the weight's name in transformers.
-        axes: of its shape in the checkpoint.
+        axes: the axes of the variable in the checkpoint.
         transposed: whether the weight has these exchanged, as kernels do.
         identity: whether the variable may be missing: then it is ones on the diagonal, or a bias of zeros.
     """
@@ -45,7 +45,7 @@ class Variables:
         heads: suffix of a class in transformers -> variables of its head, of which a checkpoint has all or none. The
             first head that is there says what the model was made for; "" says nothing.
         layer_scope: the part before the number in the names of layers' variables.
-        class_prefix: of the classes in transformers.
+        class_prefix: prefix of the names of transformers' classes.
         computed: weights in transformers that follow from the configuration, and that no checkpoint of TensorFlow has.
     """
 

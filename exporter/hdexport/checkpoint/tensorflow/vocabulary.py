@@ -35,7 +35,7 @@ class Vocabulary:
     Attributes:
         files: name of a file -> its text, or the value of a JSON file; empty for a checkpoint without a tokenizer.
         links: name of a file -> the checkpoint's own, which stays as it is.
-        pad_token_id: of the padding; None where it is not known here.
+        pad_token_id: id of the padding token; None where it is not known here.
         remarks: choices that were made, a line each.
     """
 

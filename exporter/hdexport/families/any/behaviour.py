@@ -48,7 +48,7 @@ def check_behaviour(model: PreTrainedModel, *, most_positions: int = 0) -> None:
         _check_numbers(model_type, first, f"a text of {len(text)} tokens")
         # The negation, here and below, because NaN is within no bound.
         if not (error := _difference(first, second)) <= 0:
-            raise _refusal(
+            raise _unsupported(
                 model_type,
                 f"two calls with the same {len(text)} tokens differ by {error:.2g}: they draw random numbers, such as "
                 "dropout's, or keep something of the call before",
@@ -58,14 +58,14 @@ def check_behaviour(model: PreTrainedModel, *, most_positions: int = 0) -> None:
     mixed = _run(model, others, torch.ones_like(others))
     for output, what in ((same[0], "three copies"), (mixed[0], "two other texts")):
         if not (error := _difference(output, alone[0])) <= _TOLERANCE:
-            raise _refusal(
+            raise _unsupported(
                 model_type,
                 f"a text of {len(texts[0])} tokens alone and in a batch of {what} differ by {error:.2g} of their size",
             )
     _check_padding(model, texts, alone)
     after = _run(model, long[None], torch.ones(1, len(long), dtype=torch.int64))
     if not (error := _difference(after, before)) <= _TOLERANCE:
-        raise _refusal(
+        raise _unsupported(
             model_type,
             f"a text of {len(long)} tokens, before and after the code was given shorter texts, differs by {error:.2g} "
             "of its size: the code keeps something of earlier calls",
@@ -89,7 +89,7 @@ def _check_padding(model: PreTrainedModel, texts: list[torch.Tensor], alone: lis
         padded_text = f"a text of {len(text)} tokens with {len(filler) - len(text)} of padding on the {side}"
         _check_numbers(model.config.model_type, outputs, padded_text)
         if not (error := _difference(outputs, wanted)) <= _TOLERANCE:
-            raise _refusal(
+            raise _unsupported(
                 model.config.model_type,
                 f"{padded_text} {beside} differ by {error:.2g} of their size",
             )
@@ -148,7 +148,7 @@ def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
 
 
-def _refusal(model_type: str, how: str) -> ModelError:
+def _unsupported(model_type: str, how: str) -> ModelError:
     return ModelError(
         f"The answers of this {model_type} by its own code depend on more than the text: {how}.",
         hint="A bundle's answer to a text must be the same in every batch; choose a model whose code sees to that.",

@@ -26,11 +26,11 @@ class PerformerConfig(PreTrainedConfig):
     """A Performer. Keys that the class does not name, such as rates of dropout, change no answer.
 
     Attributes:
-        num_tokens: of the vocabulary.
+        num_tokens: size of the vocabulary.
         max_seq_len: rows of the table of positions; with rotary positions, tokens that it was trained with.
         dim: width of a token.
         depth: layers.
-        heads: of each layer's attention.
+        heads: number of attention heads of each layer.
         dim_head: size of a head.
         nb_features: random features; None for dim_head ln dim_head, rounded down.
         ff_mult: width of the feed-forward layers, in multiples of `dim`.

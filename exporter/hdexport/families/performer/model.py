@@ -109,7 +109,7 @@ class _Attention(torch.nn.Module):
     """Attention of all tokens to all.
 
     Attributes:
-        record: of the attention, where the operator attends; None for PyTorch's.
+        record: the attention's record, where the operator attends; None for PyTorch's attention.
     """
 
     def __init__(self, config: PerformerConfig) -> None:

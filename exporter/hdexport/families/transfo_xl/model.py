@@ -64,7 +64,7 @@ class _Attention(torch.nn.Module):
     """Attention of the text to the memory and to itself.
 
     Attributes:
-        distances: of all texts, where the operator attends; None for PyTorch's attention.
+        distances: the distances of all texts, where the operator attends; None for PyTorch's attention.
     """
 
     def __init__(self, config: TransfoXLConfig) -> None:
@@ -203,7 +203,7 @@ class TransfoXLModel(_TransfoXL):
         Args:
             input_ids: [batch, tokens], int64.
             attention_mask: [batch, tokens], 0 for padding; None for none.
-            mems: of the segment before; None for the first, whose memory are zeros, which are attended to.
+            mems: memory of the segment before; None for the first segment, which attends to zeros.
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         mems = self._first_mems(len(input_ids)) if mems is None else mems
@@ -266,7 +266,7 @@ class TransfoXLLMHeadModel(_TransfoXL):
         Args:
             input_ids: [batch, tokens], int64.
             attention_mask: [batch, tokens], 0 for padding, whose scores are 0; None for none.
-            mems: of the segment before; None for the first, whose first token has the score 0: nothing predicts it.
+            mems: memory of the segment before; None for the first segment, whose first token has the score 0.
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         output = self.transformer(input_ids=input_ids, attention_mask=mask, mems=mems)

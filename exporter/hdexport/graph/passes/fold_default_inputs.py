@@ -23,7 +23,7 @@ class FoldDefaultInputs(ir.passes.InPlacePass):
     4. Carried states are those before the first call, and their outputs go.
 
     Args:
-        manifest: of the bundle whose graph it is.
+        manifest: manifest of the graph's bundle.
     """
 
     def __init__(self, manifest: Manifest) -> None:

@@ -37,7 +37,8 @@ class _Pool(NamedTuple):
     """A pool over the tokens of a linear layer's output.
 
     Attributes:
-        nodes: in the order of the graph: the linear layer, elementwise operators, the pool, and a Cast of its output.
+        nodes: nodes in the order of the graph: the linear layer, elementwise operators, the pool, and a Cast of the
+            pool's output.
         sequences: [batch, tokens, ...], all that the nodes read beside constants and `factors`.
         pool: the node that pools: a maximum, or a matmul with factors on the left.
         factors: [batch, sums, tokens], the matmul's factors; None for a maximum.

@@ -120,14 +120,14 @@ def _compare_ids(
     cut = _ids_of(tokenizer_model(graph, opset=opset, max_tokens=limit, **plain))
     tokenizer.enable_truncation(limit, direction=options["truncation_side"])
     differing = differences(whole, cut, tokenizer, max_tokens=limit)
-    refused = [each for each in differing if each.kind not in accepted]
-    if refused:
+    rejected = [each for each in differing if each.kind not in accepted]
+    if rejected:
         raise InputError(
             "The ids of onnxruntime-extensions differ from the bundle's tokenizer: "
-            f"{'; '.join(map(_described, refused))}.",
+            f"{'; '.join(map(_described, rejected))}.",
             hint=(
                 "Accept these kinds of texts (",
-                Setting("accept_differences", ",".join(each.kind for each in refused)),
+                Setting("accept_differences", ",".join(each.kind for each in rejected)),
                 "), or tokenize outside of the graph: ",
                 Setting("target", "onnx"),
             ),

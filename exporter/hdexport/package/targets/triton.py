@@ -37,7 +37,7 @@ def _check(bundle: Bundle) -> None:
 def _write(package: Package) -> None:
     tensors = tensors_of(package.bundle)
     inputs = {"TEXT": "false"}
-    if tensors.pairs is not Pairs.REFUSED:
+    if tensors.pairs is not Pairs.REJECTED:
         inputs["TEXT_PAIR"] = "true" if tensors.pairs is Pairs.ALLOWED else "false"
     version = package.directory / "1"
     write_bundle(package, version / BUNDLE_FOLDER)

@@ -98,7 +98,7 @@ class Difference:
     """A text whose ids differ.
 
     Attributes:
-        kind: of `KINDS`.
+        kind: one of `KINDS`.
         text: the shortest text of the kind that differs.
         actual: tokens of the graph.
         expected: tokens of the tokenizer.
@@ -114,21 +114,21 @@ class Difference:
     compared: int
 
 
-def differences(found_ids: Ids, truncated_ids: Ids, tokenizer: Tokenizer, *, max_tokens: int) -> list[Difference]:
+def differences(graph_ids: Ids, truncated_ids: Ids, tokenizer: Tokenizer, *, max_tokens: int) -> list[Difference]:
     """Compare texts of all kinds.
 
     Args:
-        found_ids: of the graph, which truncates nothing that is compared.
-        truncated_ids: of the graph that truncates to `max_tokens`.
+        graph_ids: ids of the graph, which truncates none of these texts.
+        truncated_ids: ids of the graph that truncates to `max_tokens`.
         tokenizer: truncates to `max_tokens`, and does not pad.
-        max_tokens: of a text.
+        max_tokens: maximum tokens of a text.
     """
     whole = type(tokenizer).from_str(tokenizer.to_str())
     whole.no_truncation()
     differing = []
     for kind, texts in _compared_texts(whole, max_tokens):
         is_cut = kind == "lengths"
-        difference = _difference(kind, texts, truncated_ids if is_cut else found_ids, tokenizer if is_cut else whole)
+        difference = _difference(kind, texts, truncated_ids if is_cut else graph_ids, tokenizer if is_cut else whole)
         if difference is not None:
             differing.append(difference)
     return differing

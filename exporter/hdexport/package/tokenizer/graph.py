@@ -68,7 +68,7 @@ class TokenizerGraph:
         encode: writes the nodes of its model.
         prefix, suffix: ids of the special tokens around a text.
         special: token in the text -> id; matched before normalization.
-        normal_special: the same, matched after normalization.
+        normal_special: token in the text -> id; matched after normalization.
         left_spaces, right_spaces: tokens of both that take the white space before or after them.
         rules: what its normalizer makes of each character.
         words: rewrites of normal texts, whose special tokens are sentinels.

@@ -38,7 +38,7 @@ def chunk_attention(
         chunk: tokens of a chunk, 1 or more.
         before: number of chunks before its chunk that a query sees, 0 or more.
         after: number of chunks after its chunk that a query sees, 0 or more.
-        multiple: of how many tokens a padded sequence is; a multiple of ``chunk``.
+        multiple: tokens of which the length of a padded sequence is a multiple; a multiple of ``chunk``.
         causal: 1 if queries see no key after them, else 0.
         scale: factor of the scores, usually head_dim ** -0.5.
 

@@ -43,7 +43,7 @@ def favor_attention(
         value: [batch, tokens, heads, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.
         projection: [features, head_dim], float32, P; of all heads.
-        features: of a vector, 1 or more.
+        features: number of features of a vector, 1 or more.
         scale: factor of the products of queries and keys, above 0; usually head_dim ** -0.5.
         epsilon: least feature, above 0; usually 1e-4.
         compat: 1 if padding counts as keys whose values are 0, else 0.
@@ -83,7 +83,7 @@ def draw_projection(seed: int, *, features: int, head_dim: int) -> torch.Tensor:
     LAPACK.
 
     Args:
-        seed: of the generator, 0 or more.
+        seed: seed of the generator, 0 or more.
         features: rows, 1 or more.
         head_dim: size of a head, 1 or more.
 

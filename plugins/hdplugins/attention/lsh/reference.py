@@ -58,8 +58,8 @@ def lsh_attention(
         before: number of chunks before its chunk that a query sees, 0 or more.
         after: number of chunks after its chunk that a query sees, 0 or more.
         buckets: factors of the number of buckets, each even.
-        rounds: of hashing, 1 or more.
-        multiple: of how many tokens a padded sequence is; a multiple of ``chunk``.
+        rounds: number of rounds of hashing, 1 or more.
+        multiple: tokens of which the length of a padded sequence is a multiple; a multiple of ``chunk``.
         causal: 1 if queries see no key after them, else 0.
         ends_by_row: 1 if each sequence ends after as many tokens as it has real ones, 0 if all end with the batch.
         scale: factor of the scores, usually head_dim ** -0.5.
@@ -130,11 +130,11 @@ def draw_rotations(seed: int, *, heads: int, head_dim: int, buckets: Sequence[in
     """The rotations that Hugging Face's Reformer draws with a ``hash_seed``, the same for every layer.
 
     Args:
-        seed: of PyTorch's generator.
-        heads: of the attention.
+        seed: seed of PyTorch's generator.
+        heads: number of attention heads.
         head_dim: size of a head.
         buckets: factors of the number of buckets, each even.
-        rounds: of hashing.
+        rounds: number of rounds of hashing.
 
     Returns:
         [heads, head_dim, rounds, sum(buckets) / 2], float32.

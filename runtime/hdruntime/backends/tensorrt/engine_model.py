@@ -33,7 +33,7 @@ class EngineModel:
     Args:
         loaded: closed with this.
         cache: TensorRT-RTX's runtime cache; None for others.
-        profiles: of the engine.
+        profiles: profiles of the engine.
         limit: most tokens that a batch of so many tokens may be padded to.
         stream: the one that computes.
     """

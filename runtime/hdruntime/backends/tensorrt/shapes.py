@@ -31,7 +31,7 @@ def choose_profile(
     """The profile that computes the fewest tokens for a batch; among equals, the narrowest.
 
     Args:
-        tokens: of the longest row, including the caller's padding.
+        tokens: number of tokens of the longest row, including the caller's padding.
         memory: size of the axis ``memory``; 0 without one, or for any size.
         limit: most tokens that a batch of this length may be padded to; see `Manifest.padding_limit`.
 

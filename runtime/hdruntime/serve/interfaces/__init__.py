@@ -20,7 +20,7 @@ def interfaces() -> list[type[Interface]]:
 
 
 def served_task(bundle: Bundle) -> TextTask:
-    """The task of a bundle as a server runs it; a bundle without a tokenizer is refused."""
+    """The task of a bundle as a server runs it; a bundle without a tokenizer is rejected."""
     if bundle.manifest.tokenizer is None:
         raise InputError(f"The bundle {bundle.path} has no tokenizer.", hint="Serve a bundle that reads texts.")
     return class_of(bundle.manifest.task).of_job(bundle, TaskOptions())

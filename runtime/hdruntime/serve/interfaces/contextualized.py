@@ -40,7 +40,7 @@ class ContextualizedBody(PromptedBody, kw_only=True):
         return EmbeddingTypes(self.encoding_format or default, self.output_dtype)
 
     def documents(self) -> list[list[str]]:
-        """The chunks of each document, or the document as its only chunk; other shapes are refused."""
+        """The chunks of each document, or the document as its only chunk; other shapes are rejected."""
         if (self.inputs is None) == (self.input is None):
             raise InputError("The body needs the required field `inputs`, or `input`, and not both.", hint=_SHAPE)
         name, values = ("inputs", self.inputs) if self.input is None else ("input", self.input)
@@ -109,7 +109,7 @@ class ContextualizedInterface(Interface):
         self._chunks = self._chunks or ChunkEmbeddings(self.model.session.manifest, None, some=True)
         joined = [joined_chunks(chunks) for chunks in documents]
         texts = [Text(text=text, spans=spans if rule is None else rule) for text, spans in joined]
-        # Nothing is truncated: long documents run in overlapping windows, unless the request refuses them.
+        # Nothing is truncated: long documents run in overlapping windows, unless the request rejects them.
         overflow = Overflow.ERROR if body.overflow is Overflow.ERROR else Overflow.SPLIT
         stride = overlap_of(None, request.tokenizer.max_len) if overflow is Overflow.SPLIT else 0
         prompt_name = body.chosen_prompt_name(task.manifest)

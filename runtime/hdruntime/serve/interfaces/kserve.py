@@ -141,7 +141,7 @@ class KServeInterface(Interface):
 
     async def _metadata(self, request: ServeRequest, body: None) -> object:
         self.model.check_name(request)
-        inputs = {TEXT} if self._pairs is Pairs.REFUSED else {TEXT, TEXT_PAIR}
+        inputs = {TEXT} if self._pairs is Pairs.REJECTED else {TEXT, TEXT_PAIR}
         return {
             "name": self.model.name,
             "versions": [],
@@ -195,7 +195,7 @@ class KServeInterface(Interface):
         return ScoreParameters if isinstance(self.model.task, TextClassification) else TextParameters
 
     def _texts(self, request: ServeRequest, inputs: Sequence[InputTensor]) -> list[Text]:
-        accepted = [TEXT] if self._pairs is Pairs.REFUSED else [TEXT, TEXT_PAIR]
+        accepted = [TEXT] if self._pairs is Pairs.REJECTED else [TEXT, TEXT_PAIR]
         by_name = {each.name: each for each in inputs}
         needed = accepted if self._pairs is Pairs.REQUIRED else [TEXT]
         if len(by_name) < len(inputs) or not set(needed) <= set(by_name) <= set(accepted):

@@ -36,7 +36,7 @@ class RerankBody(RequestBody, kw_only=True):
     max_tokens_per_query: int | None = None
 
     def candidates(self) -> list[str]:
-        """The documents; a body without documents, or with both lists, is refused."""
+        """The documents; a body without documents, or with both lists, is rejected."""
         if self.texts is not None and self.documents is not None:
             raise InputError("texts and documents are both there.", hint="Send the list as one of them.")
         documents = [_document(item) for item in (self.texts if self.documents is None else self.documents) or ()]
@@ -94,7 +94,7 @@ def scores_of(task: TextClassification, answers: Answers, *, use_activation: boo
     """The scores of the answers, float32 [texts, labels].
 
     Args:
-        task: whose answers are logits.
+        task: task whose answers are logits.
         answers: the answers to the texts.
         use_activation: vLLM's key: the checkpoint's activation, or none; None for `served_activation`.
     """

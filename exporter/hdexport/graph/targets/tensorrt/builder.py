@@ -62,7 +62,8 @@ def build_engine(
             called memory that of recurrent states, and another without a size the tokens.
         destination: the engine's file; the metadata gets the same name with ``.json``.
         bundle: directory that contains ``destination``, to which the paths in the result are relative.
-        precision: of the graph's weights, e.g. ``float16``: recorded, not set, because the network is strongly typed.
+        precision: data type of the graph's weights, e.g. ``float16``: recorded, not set, because the network is
+            strongly typed.
         version_compatible: build a TensorRT engine that later versions and TensorRT's lean runtime also run. The lean
             runtime is not put into the engine: code from a bundle is never run.
         kernels: the bundle's folder of kernels, None where the graph needs no plugin. TensorRT runs plugins while it
@@ -84,12 +85,12 @@ def build_engine(
         is_rtx = target.variant is Backend.TENSORRT_RTX
         try:
             serialized, plugins = serialize(user_allocation=is_rtx)
-        except EngineError as refusal:
+        except EngineError as rejection:
             if not is_rtx or watch.is_stopped:
                 raise
             # TensorRT may reject the graph with either option: that error is raised here.
             serialized, plugins = serialize(user_allocation=False)
-            logger.warning("The engine cannot be captured into CUDA graphs. %s", refusal)
+            logger.warning("The engine cannot be captured into CUDA graphs. %s", rejection)
     metadata = EngineMetadata(
         plugins=plugins,
         engine_sha256=hashlib.sha256(serialized).hexdigest(),

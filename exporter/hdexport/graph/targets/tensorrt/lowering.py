@@ -112,7 +112,7 @@ def tensorrt_graph(
     for, nodes keep their function body, whose memory is quadratic in tokens.
 
     Args:
-        attention_impl: of the operators that have a plugin. The others are what TensorRT fuses.
+        attention_impl: implementation of the operators that have a plugin; TensorRT fuses the other operators.
         longest: tokens of the longest text that engines take; None where that is not known, so that nothing may be
             quadratic in it that need not be.
 
