@@ -224,10 +224,24 @@ def test_verbose_says_why_there_is_no_engine(
 # Kernels without an engine
 
 
+WINDOWED = ("--target", "onnx", "--no-verify", "--attention", "window:8")
+
+
 @pytest.fixture(scope="module")
 def with_heads_of_32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("with-kernels") / "checkpoint"
     save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION, num_attention_heads=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def windowed(with_heads_of_32: Path, hdexport: Command) -> Path:
+    """A bundle of windows whose stored graph serves other builds, which add kernels to it."""
+    path = with_heads_of_32.with_name("windowed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hdexport.engines.build.gpus", lambda: ())
+        done = hdexport("build", with_heads_of_32, *WINDOWED, "-o", path)
+    assert (done.returncode, done.stderr) == (0, "")
     return path
 
 
@@ -237,12 +251,12 @@ def with_heads_of_32(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--attention", "window:8", "--sm", "86"), {"sm86"}, True),
         (("--attention", "window:8"), set(), True),
         (("--attention", "window:8", "--attention-impl", "native", "--sm", "86"), set(), False),
-        (("--sm", "86"), set(), False),
     ],
 )
 def test_kernels_are_compiled_for_onnx_runtime_where_no_engine_is_built(
     hdexport: Command,
     with_heads_of_32: Path,
+    windowed: Path,
     tmp_path: Path,
     options: tuple[str, ...],
     architectures: set[str],
@@ -251,6 +265,7 @@ def test_kernels_are_compiled_for_onnx_runtime_where_no_engine_is_built(
 ) -> None:
     pytest.importorskip("triton", reason="compiles kernels, and has no wheel for this platform")
     monkeypatch.setattr("hdexport.engines.build.gpus", lambda: ())
+    take_stored_graph(monkeypatch, windowed)
     output = tmp_path / "bundle"
     done = hdexport("build", with_heads_of_32, "--target", "onnx", "--no-verify", *options, "-o", output)
     assert (done.returncode, done.stderr) == (0, "")
@@ -271,6 +286,7 @@ def test_kernels_are_compiled_for_onnx_runtime_where_no_engine_is_built(
 def test_kernels_are_for_this_machines_gpu_if_there_are_any_for_it(
     hdexport: Command,
     with_heads_of_32: Path,
+    windowed: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     architecture: str,
@@ -279,8 +295,8 @@ def test_kernels_are_for_this_machines_gpu_if_there_are_any_for_it(
     pytest.importorskip("triton", reason="compiles kernels, and has no wheel for this platform")
     gpu = Gpu(name="a GPU", architecture=architecture, memory_bytes=2**34)
     monkeypatch.setattr("hdexport.engines.build.gpus", lambda: (gpu,))
-    options = ("--target", "onnx", "--no-verify", "--attention", "window:8", "-o", tmp_path / "bundle")
-    done = hdexport("build", with_heads_of_32, *options)
+    take_stored_graph(monkeypatch, windowed)
+    done = hdexport("build", with_heads_of_32, *WINDOWED, "-o", tmp_path / "bundle")
     assert (done.returncode, done.stderr) == (0, "")
     assert hdruntime.open_bundle(tmp_path / "bundle").manifest.kernel_architectures == expected
 
@@ -289,6 +305,7 @@ def test_the_command_of_the_log_adds_kernels_for_another_gpu(
     hdexport: Command,
     refused: Refused,
     with_heads_of_32: Path,
+    windowed: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -296,9 +313,9 @@ def test_the_command_of_the_log_adds_kernels_for_another_gpu(
     pytest.importorskip("triton", reason="compiles kernels, and has no wheel for this platform")
     monkeypatch.setattr("hdexport.engines.build.gpus", lambda: ())
     monkeypatch.setattr("hdruntime.backends.onnxruntime.kernels.launcher_unavailable_reason", lambda: None)
+    take_stored_graph(monkeypatch, windowed)
     bundle = tmp_path / "a bundle"
-    options = ("--target", "onnx", "--no-verify", "--attention", "window:8", "--sm", "86", "-o", bundle)
-    assert hdexport("build", with_heads_of_32, *options).returncode == 0
+    assert hdexport("build", with_heads_of_32, *WINDOWED, "--sm", "86", "-o", bundle).returncode == 0
     before = hdruntime.open_bundle(bundle).manifest
     assert missing(bundle, 86) is None
     said = missing(bundle, 120)
@@ -336,7 +353,11 @@ def test_dense_attention_gets_its_kernel_where_it_is_asked_for(
     pytest.importorskip("triton", reason="compiles kernels, and has no wheel for this platform")
     monkeypatch.setattr("hdexport.engines.build.gpus", lambda: ())
     bundle = tmp_path / "bundle"
-    assert hdexport("build", with_heads_of_32, "--target", "onnx", "--no-verify", "-o", bundle).returncode == 0
+    done = hdexport("build", with_heads_of_32, "--target", "onnx", "--no-verify", "--sm", "86", "-o", bundle)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "No attention kernel was compiled for sm86: ONNX Runtime's native operators are used there." in done.stdout
+    before = hdruntime.open_bundle(bundle).manifest
+    assert (before.kernel_architectures, before.kernel_nodes) == ((), ())
     refused("rebuild", bundle, "--sm", "86", message="--attention-impl plugin --sm 86")
     done = hdexport("rebuild", bundle, "--sm", "86", "--attention-impl", "plugin")
     assert (done.returncode, done.stdout) == (0, f"{bundle / 'kernels'}: sm86\n")

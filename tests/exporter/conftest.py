@@ -139,7 +139,8 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         arguments = inspect.signature(save_checkpoint).bind(Path(), model_type, *others, **options)
         arguments.apply_defaults()
         given = {**arguments.arguments, **arguments.arguments["changes"]}
-        values = repr(sorted((name, value) for name, value in given.items() if name != "changes"))
+        # As strings: a task may be given as a member of the enumeration or by its name.
+        values = repr(sorted((name, str(value)) for name, value in given.items() if name != "changes"))
         digest = hashlib.sha256(values.encode()).hexdigest()[:12]
         name = f"{model_type}-{given['task']}-{given['precision']}-{digest}"
         if name not in bundles:
