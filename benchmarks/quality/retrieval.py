@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
 
@@ -65,8 +66,11 @@ TRIED_FURTHER = (("hierarchical", 0.05), ("tile", None), ("interpolate", None))
 CHUNK = 256
 """Tokens of a chunk, of which the best counts for its document."""
 
-PRECISIONS = ("float32", "bfloat16", "int8")
-"""Precisions of sessions in OpenVINO, the baseline first."""
+WITHOUT_CALIBRATION = "int8 without calibration"
+"""The int8 of large models, which OpenVINO quantizes while it runs, for a model of any size."""
+
+PRECISIONS = ("float32", "bfloat16", "int8", WITHOUT_CALIBRATION)
+"""Precisions in OpenVINO, the baseline first."""
 
 _PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "numpy", "python")
 
@@ -83,7 +87,7 @@ class Variant:
         log_n: whether queries of attention are scaled.
         window: tokens on each side that attention sees; None for all.
         checkpoint: a tuned checkpoint; None for the model itself.
-        precision: of the session.
+        precision: one of `PRECISIONS`.
     """
 
     reading: str = LongTextMode.WHOLE.value
@@ -207,11 +211,13 @@ def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, options: 
     from hdexport.attention.registry import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.checkpoint.extended_files import read_extension
-    from hdexport.quantize import Int8Options
+    from hdexport.quantize import Int8Options, bundle
     from hdruntime.bundle.manifest import Scheme
 
-    # One bundle has all precisions.
+    # One bundle has all precisions, but one of both kinds of int8.
     built = {name: value for name, value in asdict(variant).items() if name not in ("reading", "precision")}
+    is_calibrated = variant.precision != WITHOUT_CALIBRATION
+    built |= {} if is_calibrated else {"precision": variant.precision}
     path = folder / hashlib.sha256(repr(built).encode()).hexdigest()
     if path.exists():
         return path
@@ -234,7 +240,8 @@ def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, options: 
         int8=Int8Options() if in_openvino else None,
         verify=None,
     )
-    build(build_options)
+    with mock.patch.object(bundle, "MIN_PARAMETERS", bundle.MIN_PARAMETERS if is_calibrated else 0):
+        build(build_options)
     return path
 
 
@@ -246,7 +253,8 @@ def _source(variant: Variant, checkpoint: Checkpoint) -> Checkpoint:
 
 def _session(bundle: Path, variant: Variant, checkpoint: Checkpoint, options: argparse.Namespace) -> Session:
     if options.runner in ("onnxruntime", PRECISIONS_RUNNER):
-        settings = {"threads": options.threads, "precision": variant.precision, "max_seq_length": "bundle"}
+        precision = variant.precision.partition(" ")[0]
+        settings = {"threads": options.threads, "precision": precision, "max_seq_length": "bundle"}
         return hdruntime.load(bundle, backend=options.runner, **settings)
     import torch
 
