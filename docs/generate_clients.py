@@ -59,7 +59,7 @@ _ADDRESSES = {
     "`huggingface_hub.InferenceClient`, `tei-client`, `pytei-client`": "`http://HOST:8000`",
     "LlamaIndex's `TextEmbeddingsInference` and `TextEmbeddingInference`": "`base_url`: `http://HOST:8000`",
     "`voyageai`": "`base_url`: `http://HOST:8000/v1`; LlamaIndex's `VoyageEmbedding` takes no address: "
-    "[give it this client](serve.md#chunks-of-documents)",
+    "[give it this client](serve_api.md#chunks-of-documents)",
     "`perplexityai`": "`base_url`: `http://HOST:8000`",
     "`infinity_client`": "`base_url`: `http://HOST:8000/v1`",
     "LiteLLM, embeddings": (

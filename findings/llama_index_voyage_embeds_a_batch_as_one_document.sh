@@ -4,7 +4,7 @@
 # Happens: with `voyage-context-3` the texts of a batch, up to 1000 of any documents, are sent as the chunks of one
 #   document. A text's embedding then depends on the texts that share its batch, and differs from the embedding of the
 #   same text alone, as a query has it.
-# Minded: runtime/hdruntime/serve/interfaces/contextualized.py, and docs/serve.md says it
+# Minded: runtime/hdruntime/serve/interfaces/contextualized.py, and docs/serve_api.md says it
 # Seen: 2026-11-29
 set -euo pipefail
 folder=$(mktemp -d)

@@ -32,7 +32,7 @@ from support.tiny_bundle import make_bundle
 CLS, SEP = 2, 3
 WORDS = {"long": 4, "documents": 5, "are": 6, "read": 7, "whole": 8}
 LONG = "long documents are read whole " * 5
-PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
+PAGE = Path(__file__).parents[2] / "docs" / "serve_api.md"
 ROUTES = {
     "/v1/embeddings": openai.EmbeddingsBody,
     "/v1/contextualizedembeddings": contextualized.ContextualizedBody,

@@ -27,6 +27,8 @@ from hdruntime.session import Session
 from support.serving import answers_of
 from support.tiny_bundle import make_bundle
 
+PAGE = Path(__file__).parents[2] / "docs" / "serve_api.md"
+
 _SECONDS = 600
 """Duration of the nightly run."""
 
@@ -53,6 +55,18 @@ def body_schema(description: dict[str, Any], path: str) -> dict[str, Any]:
     return content | {"components": description["components"]}
 
 
+def routes_of_page() -> set[tuple[str, str]]:
+    """Methods and paths in the page's table of routes, where a method counts until the next one."""
+    routes = set()
+    rows = PAGE.read_text().partition("| route |")[2].partition("\n\n")[0].splitlines()
+    for row in rows[2:]:
+        method = ""
+        for next_method, path in re.findall(r"`(?:(GET|POST) )?(/[^`]*)`", row.split("|")[1]):
+            method = next_method or method
+            routes.add((method, path.replace("NAME", "{model}")))
+    return routes
+
+
 def test_every_route_is_described_and_the_examples_of_its_body_fit(models: list[LoadedModel]) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     description = described(models)
@@ -64,6 +78,9 @@ def test_every_route_is_described_and_the_examples_of_its_body_fit(models: list[
     routes -= {("GET", "/info")}
     found = {(method.upper(), path) for path, methods in description["paths"].items() for method in methods}
     assert found == routes
+    # The page has those of other tasks, too.
+    others = {("POST", "/v1/multi-vector"), ("POST", "/embed_sparse"), ("GET", "/info")}
+    assert routes_of_page() == routes | others
     schema = body_schema(description, "/v1/embeddings")
     for body in ({"input": "a"}, {"input": ["a"], "model": "embed", "embedding_type": "base64", "normalize": None}):
         jsonschema.validate(body, schema)

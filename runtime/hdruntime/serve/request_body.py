@@ -1,7 +1,7 @@
 """Bodies of requests, as OpenAI, Cohere, Jina, Voyage, text-embeddings-inference, vLLM and infinity have them.
 
 A key is a field here or of an interface's body, or another name of such a field, or changes no answer. Any other key is
-rejected, since its sender expects something of it. docs/serve.md has a table of the keys.
+rejected, since its sender expects something of it. docs/serve_api.md has a table of the keys.
 """
 
 from __future__ import annotations
