@@ -57,7 +57,8 @@ def rows(record: VerificationRecord) -> Iterator[tuple[str, ...]]:
         error = "not finite" if graph.max_abs_error is None else f"{graph.max_abs_error:.2e}"
         cosine = "-" if graph.min_cosine is None else f"{graph.min_cosine:.6f}"
         cases = f"{graph.checks}" if graph.status is Status.PASS else f"{graph.checks - graph.passed} of {graph.checks}"
-        yield name, graph.precision, graph.status.value, cases, error, cosine, str(graph.tolerance)
+        detail = str(graph.tolerance) + (f"; in {graph.parts} parts" if graph.parts > 1 else "")
+        yield name, graph.precision, graph.status.value, cases, error, cosine, detail
     reasons: dict[str, list[str]] = {}
     for skip in filter(functools.partial(_is_whole_graph, record), record.skipped):
         reasons.setdefault(skip.graph or "", []).append(_reason(skip))

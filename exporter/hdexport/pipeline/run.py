@@ -26,9 +26,10 @@ from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal, write_manifes
 from hdexport.support.process_settings import rare_garbage_collection
 from hdexport.support.progress import Progress, warn
 from hdexport.verify.checks import Verification
+from hdexport.verify.float32_session import float32_session
 from hdexport.verify.grid import Grid
-from hdruntime.bundle.manifest import Backend, Manifest, PositionForm, Positions
-from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.manifest import Manifest, PositionForm, Positions
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.sentence_settings import PairTemplate
 from hdruntime.bundle.staging import staged_directory
 from hdruntime.errors import InputError, Message, Setting, VerificationError, joined
@@ -88,9 +89,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
 
 def _open(directory: Path) -> None:
     """Load a finished bundle from its files, and run a text: a bundle that nothing can open is not published."""
-    import hdruntime
-
-    with hdruntime.load(directory, Backend.ONNXRUNTIME, threads=1) as session:
+    with float32_session(open_bundle(directory), threads=1) as session:
         manifest = session.manifest
         if manifest.tokenizer is None:
             return
@@ -205,6 +204,7 @@ def _verify(
     reference = reference_of(bundle, checkpoint)
     verification = verify_bundle(bundle, reference, grid=grid, memory_bytes=memory_bytes, progress=progress)
     verification = with_texts(verification, bundle, reference, progress=progress)
+    reference.release()
     record = verification.record()
     progress.verified(record, fp16_overflow.record)
     if not verification.passed:

@@ -42,6 +42,7 @@ class Check:
         wrong_decisions: decisions of the graph that rounding does not explain, a sentence each.
         error: message of the error that the graph's run raised.
         text: name of the text; None where the case is given as ids.
+        parts: number of parts that each graph was run in, one after another.
     """
 
     graph: str
@@ -53,6 +54,7 @@ class Check:
     wrong_decisions: tuple[str, ...] = ()
     error: str | None = None
     text: str | None = None
+    parts: int = 1
 
     @property
     def passed(self) -> bool:
@@ -99,6 +101,7 @@ class Check:
             "wrong_decisions": list(self.wrong_decisions),
             "error": self.error,
             "text": self.text,
+            "parts": self.parts,
         }
 
 

@@ -86,6 +86,7 @@ def _graph_record(checks: Sequence[Check]) -> GraphVerification:
         tokens=tuple(sorted({check.case.tokens for check in checks})),
         failed=tuple(check.case for check in checks if not check.passed),
         sampled=tuple(check.case for check in checks if check.samples is not None),
+        parts=max(check.parts for check in checks),
     )
 
 

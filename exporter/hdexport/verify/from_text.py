@@ -24,6 +24,7 @@ from hdexport.support.process_settings import only_errors_of
 from hdexport.support.progress import Progress
 from hdexport.verify.checks import Verification, problem_of
 from hdexport.verify.comparison import compare_output, different, tolerance_of
+from hdexport.verify.float32_session import float32_session
 from hdexport.verify.grid import Grid
 from hdexport.verify.own_code import code_name
 from hdexport.verify.pytorch_reference import Reference
@@ -193,7 +194,7 @@ def _of_transformers(bundle: Bundle, reference: Reference) -> Iterator[_Answers]
     limit = min(tokenizer.model_max_length, manifest.positions.base, manifest.max_len, _LONGEST)
     texts: dict[str, tuple[Any, int, dict[str, FloatArray] | None]] = {}
     reference.release()
-    with hdruntime.load(bundle, Backend.ONNXRUNTIME, precision=Precision.FLOAT32) as session:
+    with float32_session(bundle) as session:
         own = session.tokenizer.limited(limit)
         for name, each in _texts(bundle, reference).items():
             if reads_pairs is None if len(each) > 1 else reads_pairs == "must":

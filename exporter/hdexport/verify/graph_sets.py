@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import hdruntime
 from hdexport.graph.targets.registry import target_of, targets
@@ -36,12 +36,14 @@ class GraphSet:
         graphs: one, or graphs of which a runner takes one for each batch, that for any batch first; none for an engine.
         precision: the precision of its answers; ``auto`` on a GPU, where the bundle's type decides.
         engine: the engine that runs in place of a graph.
+        part_bytes: maximum bytes of the weights of a part, where the graphs run part by part; None for whole graphs.
     """
 
     backend: Backend
     graphs: tuple[GraphFile, ...]
     precision: Precision
     engine: EngineFile | None = None
+    part_bytes: int | None = None
 
     @property
     def is_on_gpu(self) -> bool:
@@ -181,28 +183,40 @@ def check_precision(bundle: Bundle, precision: Precision) -> None:
     )
 
 
+class Opened(NamedTuple):
+    """Graphs or an engine that are ready to run.
+
+    Attributes:
+        run: runs a batch; None where the changes are not possible.
+        parts: number of parts that a graph runs in, one after another.
+    """
+
+    run: Run | None
+    parts: int = 1
+
+
 @contextlib.contextmanager
-def runner(bundle: Bundle, graphs: GraphSet, changes: Changes) -> Iterator[Run | None]:
+def opened(bundle: Bundle, graphs: GraphSet, changes: Changes) -> Iterator[Opened]:
     """Runs lowered graphs and engines through the runtime, as users do, and changed graphs and the portable one alone.
-    None is yielded where the changes are not possible: on a GPU, or where a graph's last projection is not found. What
+    Changes are not possible on a GPU, or where a graph's last projection is not found. What
     cannot be loaded on a GPU raises its error in every run, so that each case has a reason."""
     if not graphs.is_on_gpu:
         if changes:
-            yield graphs.target.changed_run(bundle, graphs.graphs, graphs.precision, changes)
+            yield Opened(graphs.target.changed_run(bundle, graphs.graphs, graphs.precision, changes))
             return
         with graphs.target.running(bundle, graphs.graphs, graphs.precision) as run:
-            yield run
+            yield Opened(run)
         return
     if changes.is_sampled:
-        yield None
+        yield Opened(None)
         return
     try:
         session = hdruntime.load(graphs.alone(bundle), graphs.backend)
     except (BackendError, BundleError) as error:
-        yield functools.partial(_raise, error)
+        yield Opened(functools.partial(_raise, error))
         return
     with session:
-        yield lambda feeds: session(**feeds)
+        yield Opened(lambda feeds: session(**feeds))
 
 
 def _together(graphs: Sequence[GraphFile]) -> list[tuple[Target, tuple[GraphFile, ...]]]:

@@ -91,6 +91,8 @@ class Reference:
         """Free a large model until it is asked again; the properties of approximate attention keep theirs."""
         from hdexport.model.half_weights import MIN_MODEL_BYTES
 
+        if not self._loaded:
+            return
         size = sum(parameter.nbytes for parameter in self._module.parameters())
         if size >= MIN_MODEL_BYTES and self.properties.information is None:
             self._loaded.clear()

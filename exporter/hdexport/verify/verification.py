@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,12 +22,14 @@ from hdexport.support.progress import Progress
 from hdexport.verify.case_memory import arrays_bytes, scores_bytes
 from hdexport.verify.checks import Verification, compare_case, not_compared, problem_of
 from hdexport.verify.expected import StoredRows, expected_rows, left_padding_skip, padded_batch, sampled_tokens
-from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets, runner
+from hdexport.verify.float32_session import MAX_COPIES_BYTES
+from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets, opened
 from hdexport.verify.grid import LONGEST_CHECKED, Grid, cases, within
 from hdexport.verify.operations import longest_within, matmul_weights, operations
+from hdexport.verify.parts_run import opened_in_parts
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.single_texts import ENGLISH, sample_ids
-from hdruntime.arrays import IntArray
+from hdruntime.arrays import AnyArray, IntArray
 from hdruntime.backends.equal_lengths import give_memory_back
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import needs_gpu
@@ -47,6 +51,9 @@ With the full grid it is half of the free memory."""
 _QUICK_OPERATIONS = 1.2e11
 """Floating-point operations of the quick grid's longest row, in each graph and in PyTorch: about a second on one core.
 A longer row would take more of a build's time than its trace."""
+
+_PART_BYTES = 2**29
+"""Bytes of the weights of a part."""
 
 _MAX_SURE_TOKENS = 1024
 """The quick grid compares sequences of up to this many tokens or two past the checkpoint's positions, whatever they
@@ -102,9 +109,11 @@ def verify_bundle(
     sets = [] if asks_gpu else graph_sets(manifest, backend, precisions, outcomes.skip)
     if precisions is None and (backend is None or asks_gpu):
         sets += gpu_sets(bundle, backend, outcomes.skip)
-    sets = list(_that_fit(bundle, sets, outcomes, memory_bytes or _free_bytes() * 4 // 5))
-    if reference.properties.discrete_outputs is not None:
+    shows_decisions = reference.properties.discrete_outputs is not None
+    if shows_decisions:
         sets = list(_that_show_decisions(sets, outcomes))
+    memory_bytes = memory_bytes or _free_bytes() * 4 // 5
+    sets = list(_that_fit(bundle, sets, outcomes, memory_bytes, may_cut=not shows_decisions))
     if limit_bytes is None:
         limit_bytes = _QUICK_LIMIT_BYTES if grid is Grid.QUICK else _free_bytes() // 2
     count = _Count(progress, len(sets) * len(cases_of_grid))
@@ -179,13 +188,24 @@ def _readers(
         yield (reference.reading(written) if kind == ENGLISH else reference), rounded
 
 
-def _that_fit(bundle: Bundle, sets: Iterable[GraphSet], outcomes: _Outcomes, memory_bytes: int) -> Iterator[GraphSet]:
+def _that_fit(
+    bundle: Bundle, sets: Iterable[GraphSet], outcomes: _Outcomes, memory_bytes: int, *, may_cut: bool
+) -> Iterator[GraphSet]:
+    """The sets whose weights fit in the memory, whole or in parts."""
     for graphs in sets:
-        needed = 0 if graphs.is_on_gpu else graphs.target.weight_bytes(bundle, graphs.precision)
-        if needed > memory_bytes:
-            outcomes.skip(Skip(cause=SkipCause.WEIGHTS, graph=graphs.name, needed=needed, limit=memory_bytes))
-        else:
+        if graphs.is_on_gpu:
             yield graphs
+            continue
+        needed, whole_bytes = graphs.target.weight_bytes(bundle, graphs.precision), memory_bytes
+        is_cut = may_cut and graphs.target.runs_parts and graphs.precision is Precision.FLOAT32
+        if is_cut and bundle.manifest.stores_half_weights:
+            whole_bytes = min(whole_bytes, MAX_COPIES_BYTES)
+        if needed <= whole_bytes:
+            yield graphs
+        elif is_cut:
+            yield dataclasses.replace(graphs, part_bytes=min(_PART_BYTES, memory_bytes))
+        else:
+            outcomes.skip(Skip(cause=SkipCause.WEIGHTS, graph=graphs.name, needed=needed, limit=memory_bytes))
 
 
 def _that_show_decisions(sets: Iterable[GraphSet], outcomes: _Outcomes) -> Iterator[GraphSet]:
@@ -258,10 +278,10 @@ class _Count:
     """The number of cases that are done, for the progress."""
 
     def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._done, self._total = progress, 0, total
+        self.progress, self._done, self._total = progress, 0, total
 
     def step(self) -> None:
-        self._progress.detail("checks", self._done, self._total)
+        self.progress.detail("checks", self._done, self._total)
         self._done += 1
 
 
@@ -289,17 +309,26 @@ def _compare(
         expected = StoredRows(Path(directory))
 
         def run_cases(graphs: GraphSet, those: Sequence[Case]) -> None:
-            with runner(bundle, graphs, changes) as run:
-                if len(graphs.graphs) > 1:
-                    # Batches without padding first: a session may change its graph once.
-                    those = sorted(those, key=lambda case: case.padding != "none" or case.tokens == 1)
+            if len(graphs.graphs) > 1:
+                # Batches without padding first: a session may change its graph once.
+                those = sorted(those, key=lambda case: case.padding != "none" or case.tokens == 1)
+
+            def batches() -> Iterator[dict[str, AnyArray]]:
+                return (_feeds(case, reference, samples[case]) for case in those)
+
+            with contextlib.ExitStack() as stack:
+                if graphs.part_bytes is None:
+                    run, parts = stack.enter_context(opened(bundle, graphs, changes))
+                else:
+                    run, parts = stack.enter_context(opened_in_parts(bundle, graphs, changes, batches, count.progress))
                 for case in those:
                     count.step()
                     if run is None:
                         needed = arrays_bytes(case, manifest)
                         outcomes.skip(_memory_skip(graphs, case, needed=needed, limit_bytes=limit_bytes))
                         continue
-                    outcomes.add(_compared(graphs, run, case, reference, manifest, expected, samples[case]))
+                    check = _compared(graphs, run, case, reference, manifest, expected, samples[case])
+                    outcomes.add(dataclasses.replace(check, parts=parts))
 
         if reference.properties.discrete_outputs is None:
             for case in dict.fromkeys(case for those in fitting.values() for case in those):
@@ -336,6 +365,10 @@ def _memory_skip(graphs: GraphSet, case: Case, *, needed: int, limit_bytes: int)
     return Skip(cause=SkipCause.MEMORY, graph=graphs.name, case=case, needed=needed, limit=limit_bytes)
 
 
+def _feeds(case: Case, reference: Reference, samples: IntArray | None) -> dict[str, AnyArray]:
+    return padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
+
+
 def _compared(
     graphs: GraphSet,
     run: Run,
@@ -346,9 +379,8 @@ def _compared(
     samples: IntArray | None,
 ) -> Check:
     """Runs graphs, and PyTorch where it follows their decisions. Nothing outlives the call."""
-    feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
     try:
-        outputs = run(feeds)
+        outputs = run(_feeds(case, reference, samples))
     except NonFiniteOutputError:
         return not_compared(graphs, case, manifest)
     except MemoryError:

@@ -179,6 +179,8 @@ class GraphVerification:
         tokens: lengths of the compared cases, in tokens.
         failed: cases that do not hold their tolerance.
         sampled: cases whose logits were compared at some tokens only, and the input of their projection at all.
+        parts: number of parts that a graph was run in, one after another, since memory does not hold all weights in
+            that precision; 1 for whole graphs.
     """
 
     status: Status
@@ -192,6 +194,7 @@ class GraphVerification:
     tokens: tuple[Length, ...] = ()
     failed: tuple[Case, ...] = ()
     sampled: tuple[Case, ...] = ()
+    parts: Count = 1
 
 
 @dataclass(frozen=True, kw_only=True)

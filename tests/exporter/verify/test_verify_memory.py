@@ -22,7 +22,7 @@ from hdexport.cli.verification_table import outcome_line
 from hdexport.verify import Check, Grid, Verification, verification, verify_bundle
 from hdexport.verify.case_memory import arrays_bytes
 from hdexport.verify.expected import sampled_tokens
-from hdexport.verify.graph_sets import runner
+from hdexport.verify.graph_sets import opened
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.verification import Case, Skip, SkipCause
@@ -82,16 +82,16 @@ def test_the_weights_of_one_model_are_in_memory_at_a_time(tiny_bundles, monkeypa
     module = weakref.ref(reference._module)
 
     @contextlib.contextmanager
-    def counted(opened, graphs, changes):
+    def counted(read, graphs, changes):
         is_open.append(graphs)
         gc.collect()
         assert module() is None
         assert len(is_open) == 1
-        with runner(opened, graphs, changes) as run:
-            yield run
+        with opened(read, graphs, changes) as yielded:
+            yield yielded
         is_open.remove(graphs)
 
-    monkeypatch.setattr(verification, "runner", counted)
+    monkeypatch.setattr(verification, "opened", counted)
     checks = verify_bundle(open_bundle(bundle.path), reference, grid=Grid.QUICK).checks
     assert {check.graph for check in checks} == {"model.onnx", "onnxruntime_cpu.onnx"}
     assert reference.model.config.model_type == "bert"  # loaded again
@@ -224,8 +224,8 @@ def test_the_reference_of_sparse_attention_never_holds_all_pairs(tiny_bundles, m
     assert largest.values < 300 * 300  # one head's pairs; there are four heads
 
 
-def test_graphs_whose_weights_do_not_fit_are_skipped_and_reported(tiny_bundles) -> None:
-    bundle, progress = tiny_bundles("bert"), Recorder()
+def test_graphs_with_decisions_whose_weights_do_not_fit_are_skipped_and_reported(tiny_bundles) -> None:
+    bundle, progress = tiny_bundles("reformer"), Recorder()
     weights = 4 * bundle.manifest.parameters
     opened, reference = open_bundle(bundle.path), reference_for(bundle)
     assert verify_bundle(opened, reference, grid=Grid.QUICK, memory_bytes=weights).passed

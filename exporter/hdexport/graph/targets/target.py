@@ -107,6 +107,9 @@ class Target:
         """Write the target's graphs into a bundle's directory. The graphs share the weights of the portable graph."""
         return []
 
+    runs_parts: ClassVar[bool] = False
+    """Whether `run_of` runs parts of graphs, where memory does not hold the weights of a whole graph."""
+
     # Engines.
 
     variant: ClassVar[Backend | None] = None
@@ -142,6 +145,18 @@ class Target:
 
         with hdruntime.load(bundle, self.backend, precision=precision) as session:
             yield lambda feeds: session(**feeds)
+
+    def runs_padding(self, graph: GraphFile) -> bool:
+        """Whether `running` runs batches of a graph with their padding, which the runtime would remove."""
+        return False
+
+    def graph_of(self, manifest: Manifest, graphs: tuple[GraphFile, ...], feeds: Mapping[str, IntArray]) -> GraphFile:
+        """The graph that the runtime runs for a batch, after it has removed padding."""
+        return graphs[0]
+
+    def run_of(self, path: Path, graph: GraphFile, precision: Precision) -> Run:
+        """Open a part of a graph, whose weights are in files beside it, to run batches as given."""
+        raise NotImplementedError
 
     def changed_run(
         self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision, changes: Changes

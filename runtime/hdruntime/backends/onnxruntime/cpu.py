@@ -25,7 +25,7 @@ from hdruntime.process_limits import chosen_threads
 
 logger = logging.getLogger(__name__)
 
-_SLOW_FUSIONS = ["BiasGeluFusion", "SkipLayerNormFusion"]
+SLOW_FUSIONS = ["BiasGeluFusion", "SkipLayerNormFusion"]
 """Fused kernels that lose to the plain ones on long inputs, which work in place: the sample model at 4096 tokens on two
 AMD EPYC cores took 690 ms and grew by 164 MB with both fusions, 660 ms and 136 MB without (ONNX Runtime 1.31.1; see
 findings/onnxruntime_fusions_take_more_memory.sh)."""
@@ -63,6 +63,7 @@ class OnnxRuntimeRunner(EqualLengthRunner):
         spinning: whether waiting threads keep their cores busy: faster, unless others need the cores.
         precision: ``float32``, which is also ``auto``, ``bfloat16`` where `check_bfloat16` accepts it, or ``int8`` of a
             bundle with that graph.
+        copies_bytes: bytes that float32 copies of half-precision weights may take; see `kept_upcasts`.
     """
 
     backend = Backend.ONNXRUNTIME
@@ -76,6 +77,7 @@ class OnnxRuntimeRunner(EqualLengthRunner):
         threads: int | None = None,
         spinning: bool = True,
         precision: Precision = Precision.AUTO,
+        copies_bytes: int | None = None,
     ) -> None:
         graph = graph_on_cpu(bundle, precision)
         self.precision = Precision.FLOAT32 if precision is Precision.AUTO else precision
@@ -89,7 +91,7 @@ class OnnxRuntimeRunner(EqualLengthRunner):
                 graph,
                 options,
                 providers=[("CPUExecutionProvider", {})],
-                disabled_optimizers=[*_SLOW_FUSIONS, *kept_upcasts(bundle)],
+                disabled_optimizers=[*SLOW_FUSIONS, *kept_upcasts(bundle, copies_bytes)],
             )
         super().__init__(bundle)
         self._session: Any = session

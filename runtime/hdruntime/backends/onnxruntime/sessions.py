@@ -63,16 +63,22 @@ def session_options(threads: int | None, *, spinning: bool = True, precision: Pr
     return options
 
 
-def kept_upcasts(bundle: Bundle) -> list[str]:
+def kept_upcasts(bundle: Bundle, copies_bytes: int | None = None) -> list[str]:
     """Optimizers to disable in a CPU session so that half-precision weights are upcast in each run.
 
     ONNX Runtime folds the upcasts to float32 copies of the weights when it opens a session. Where the copies take more
     than `_COPIES_SHARE` of the free memory, it upcasts a weight when a node reads it, which takes longer: six layers of
     Qwen3-Embedding-0.6B at 1, 128 and 512 tokens 2.3, 1.2 and 1.1 times the time, in 0.38 GB instead of 0.53, of which
     0.16 are not the mapped file (ONNX Runtime 1.31.1, two cores of an AMD EPYC, 2026-11-29).
+
+    Args:
+        copies_bytes: bytes that the copies may take; None for the share of the free memory, with a warning where they
+            take more.
     """
     manifest, free = bundle.manifest, free_bytes()
     copies = 4 * manifest.parameters
+    if copies_bytes is not None:
+        return ["ConstantFolding"] if manifest.stores_half_weights and copies > copies_bytes else []
     if free is None or not manifest.stores_half_weights or copies <= _COPIES_SHARE * free:
         return []
     logger.warning(

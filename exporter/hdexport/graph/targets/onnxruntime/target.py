@@ -34,6 +34,7 @@ class OnnxTarget(Target):
     lowerings = (PORTABLE_LOWERING, CPU_LOWERING, CUDA_LOWERING)
     title = "ONNX Runtime"
     rounded = (CPU_LOWERING,)
+    runs_parts = True
 
     def write(self, portable: onnx_ir.Model, directory: Path, request: GraphRequest) -> list[GraphFile]:
         """The graph for a GPU is only written where it differs from the portable one."""
@@ -78,13 +79,6 @@ class OnnxTarget(Target):
                 return Skip(cause=SkipCause.NO_KERNEL, detail=f"this CPU does not compute in {precision}")
         return None
 
-    def weight_bytes(self, bundle: Bundle, precision: Precision) -> int:
-        """Half-precision weights stay mapped where float32 copies do not fit; each is upcast in turn."""
-        from hdruntime.backends.onnxruntime.sessions import kept_upcasts
-
-        of_copies = super().weight_bytes(bundle, precision)
-        return of_copies // 2 if kept_upcasts(bundle) else of_copies
-
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
         """The portable graph as it is, that for a CPU as users run it.
@@ -93,18 +87,32 @@ class OnnxTarget(Target):
         """
         import hdruntime
         from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
-        from hdruntime.backends.onnxruntime.sessions import kept_upcasts, open_session, session_options
+        from hdruntime.backends.onnxruntime.sessions import open_session, session_options
 
         if graphs[0].lowering == PORTABLE_LOWERING:
             options = session_options(None, spinning=False)
-            session = open_session(
-                bundle, graphs[0], options, providers=[(_PROVIDER, {})], disabled_optimizers=kept_upcasts(bundle)
-            )
-            yield _plain_run(session)
+            yield _plain_run(open_session(bundle, graphs[0], options, providers=[(_PROVIDER, {})]))
             return
         opened = OnnxRuntimeRunner(bundle, spinning=False, precision=precision)
         with hdruntime.Session(bundle, opened) as session:
             yield lambda feeds: session(**feeds)
+
+    def runs_padding(self, graph: GraphFile) -> bool:
+        """The portable graph, as other programs do."""
+        return graph.lowering == PORTABLE_LOWERING
+
+    def run_of(self, path: Path, graph: GraphFile, precision: Precision) -> Run:
+        """By a session on the CPU, with the kernels of the runtime's session."""
+        import onnxruntime
+
+        from hdruntime.backends.onnxruntime.cpu import SLOW_FUSIONS
+        from hdruntime.backends.onnxruntime.sessions import session_options
+
+        options = session_options(None, spinning=False, precision=precision)
+        disabled = [] if self.runs_padding(graph) else SLOW_FUSIONS
+        return _plain_run(
+            onnxruntime.InferenceSession(path, options, providers=[_PROVIDER], disabled_optimizers=disabled)
+        )
 
     def changed_run(
         self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision, changes: Changes

@@ -34,6 +34,7 @@ class OpenVinoTarget(Target):
     title = "OpenVINO"
     rounded = lowerings
     fuses_masks = True
+    runs_parts = True
 
     def require(self) -> None:
         """Without the package the bundle could not be verified."""
@@ -114,37 +115,32 @@ class OpenVinoTarget(Target):
 
             yield run_alone
 
+    def graph_of(self, manifest: Manifest, graphs: tuple[GraphFile, ...], feeds: Mapping[str, IntArray]) -> GraphFile:
+        """The first graph, or, for batches without padding, the last."""
+        from hdruntime.backends.openvino.runner import is_unpadded
+
+        return graphs[-1 if is_unpadded(manifest, feeds) else 0]
+
+    def run_of(self, path: Path, graph: GraphFile, precision: Precision) -> Run:
+        """By a request on the CPU."""
+        core = require("openvino").Core()
+        return _run_of_model(core, core.read_model(path), precision)
+
     def changed_run(
         self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision, changes: Changes
     ) -> Run | None:
-        """The first graph, or, in batches without padding, the last."""
-        import numpy as np
-
+        """Of the graph that the runtime would run."""
         from hdexport.graph.targets.openvino.changed_models import sampled, watch
-        from hdruntime.backends.openvino.runner import is_unpadded
 
         manifest, core = bundle.manifest, require("openvino").Core()
-        models = _models(core, bundle, graphs)
-        for model in models:
+        models = {graph.file: core.read_model(bundle.file(graph.file)) for graph in graphs}
+        for model in models.values():
             if changes.discrete_outputs is not None:
                 watch(model, changes.discrete_outputs)
             if changes.is_sampled and not sampled(model, manifest.outputs[0].name, manifest.vocab_size):
                 return None
-        hint = {"INFERENCE_PRECISION_HINT": "bf16" if precision is Precision.BFLOAT16 else "f32"}
-        compiled = [core.compile_model(model, "CPU", hint) for model in models]
-
-        def run(feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
-            chosen = compiled[-1 if is_unpadded(manifest, feeds) else 0]
-            names = {name for value in chosen.inputs for name in value.names}
-            request = chosen.create_infer_request()
-            # Not `infer`, which loses errors on one CPU (OpenVINO 2026.4.1).
-            request.start_async({name: array for name, array in feeds.items() if name in names})
-            request.wait()
-            # The results are in memory of the request.
-            results = {value: np.array(request.get_tensor(value).data) for value in chosen.outputs}
-            return {name: array for value, array in results.items() for name in value.get_names()}
-
-        return run
+        runs = {file: _run_of_model(core, model, precision) for file, model in models.items()}
+        return lambda feeds: runs[self.graph_of(manifest, graphs, feeds).file](feeds)
 
 
 _LARGE_BYTES = 2**30
@@ -153,5 +149,20 @@ _LARGE_BYTES = 2**30
 TARGETS = (OpenVinoTarget(),)
 
 
-def _models(core: Any, bundle: Bundle, graphs: Sequence[GraphFile]) -> list[Any]:
-    return [core.read_model(bundle.file(graph.file)) for graph in graphs]
+def _run_of_model(core: Any, model: Any, precision: Precision) -> Run:
+    import numpy as np
+
+    hint = {"INFERENCE_PRECISION_HINT": "bf16" if precision is Precision.BFLOAT16 else "f32"}
+    compiled = core.compile_model(model, "CPU", hint)
+    names = {name for value in compiled.inputs for name in value.names}
+
+    def run(feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
+        request = compiled.create_infer_request()
+        # Not `infer`, which loses errors on one CPU (OpenVINO 2026.4.1).
+        request.start_async({name: array for name, array in feeds.items() if name in names})
+        request.wait()
+        # The results are in memory of the request.
+        results = {value: np.array(request.get_tensor(value).data) for value in compiled.outputs}
+        return {name: array for value, array in results.items() for name in value.get_names()}
+
+    return run

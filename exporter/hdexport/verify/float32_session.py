@@ -1,0 +1,21 @@
+"""A session in float32 within a build's memory."""
+
+from __future__ import annotations
+
+import hdruntime
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.reader import Bundle
+
+MAX_COPIES_BYTES = 2**30
+"""Bytes of float32 copies of half-precision weights that a build makes at once. ONNX Runtime upcasts the weights of a
+larger model in each run, and what computes in copies alone runs in parts."""
+
+
+def float32_session(bundle: Bundle, *, threads: int | None = None) -> hdruntime.Session:
+    """A session of the whole graph in ONNX Runtime on the CPU, whose float32 copies take `MAX_COPIES_BYTES` or none."""
+    from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
+
+    return hdruntime.Session(
+        bundle,
+        OnnxRuntimeRunner(bundle, threads=threads, precision=Precision.FLOAT32, copies_bytes=MAX_COPIES_BYTES),
+    )
