@@ -33,6 +33,8 @@ def test_copies_that_do_not_fit_are_not_made(
         assert not caplog.records
         assert sessions.kept_upcasts(half) == ["ConstantFolding"]
     assert "upcasts them in each run" in caplog.text
+    assert sessions.kept_upcasts(half, copies) == sessions.kept_upcasts(full, 1) == []
+    assert sessions.kept_upcasts(half, copies - 1) == ["ConstantFolding"]
     for free in (None, 2 * copies):
         monkeypatch.setattr(sessions, "free_bytes", lambda free=free: free)
         assert sessions.kept_upcasts(half) == []
@@ -44,7 +46,7 @@ def test_outputs_without_copies_are_equal(tiny_bundles, monkeypatch: pytest.Monk
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     with hdruntime.load(half, "onnxruntime", threads=1) as session:
         wanted = session(**feeds)
-    monkeypatch.setattr("hdruntime.backends.onnxruntime.cpu.kept_upcasts", lambda bundle: ["ConstantFolding"])
+    monkeypatch.setattr("hdruntime.backends.onnxruntime.cpu.kept_upcasts", lambda *_: ["ConstantFolding"])
     with hdruntime.load(half, "onnxruntime", threads=1) as session:
         got = session(**feeds)
     assert {name: array.tobytes() for name, array in got.items()} == {
