@@ -17,7 +17,6 @@ from hdexport.checkpoint.config import QUANTIZED_HINT, file_key
 from hdexport.checkpoint.weight_files import StoredWeight
 from hdexport.support.json_files import listing, shown
 from hdruntime.errors import ModelError
-from hdruntime.process_limits import free_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -40,8 +39,6 @@ _OPTIONAL_PARTS = ("embeddings_project",)
 
 _NUM_LABELS = "num_labels"
 """The number of labels, which transformers counts in ``id2label``, or reads here if the file has no ``id2label``."""
-
-_BYTES_PER_WEIGHT = 4  # float32, also where the file has another type
 
 
 def check_layers(path: Path, names: Iterable[str], settings: PreTrainedConfig) -> None:
@@ -85,7 +82,6 @@ class Agreement:
         self._check_types([name for name in self.stored if name in within or self._plain(name) in wanted])
         self._check_shapes(wanted)
         self._check_all_used(sorted(name for name in within if self._plain(name) not in wanted))
-        self._check_memory(sum(parameter.numel() for parameter in self.skeleton.parameters()))
 
     def unused(self) -> str | None:
         """The weights that the task does not need, in groups such as ``cls (7 weights)``; None where it needs all."""
@@ -190,15 +186,6 @@ class Agreement:
                 f"{self.path} has weights within the encoder that the model of config.json does not use: "
                 f"{listing(left)}.",
                 hint="Check that config.json belongs to the weights; adapters have to be merged into them.",
-            )
-
-    def _check_memory(self, weights: int) -> None:
-        needed, free = weights * _BYTES_PER_WEIGHT, free_bytes()
-        if free is not None and needed > free:
-            raise ModelError(
-                f"The weights of {self.path} take {needed / 1e9:.1f} GB in float32, and {free / 1e9:.1f} GB of memory "
-                "are free.",
-                hint="Free some, or build it on a machine with more; the bundle runs on this one.",
             )
 
 

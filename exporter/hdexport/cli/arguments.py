@@ -202,8 +202,8 @@ def add_verify_memory_argument(parser: argparse.ArgumentParser) -> None:
         "--verify-memory",
         metavar="GB",
         type=gigabytes,
-        help="memory for the weights of a session in the comparison with PyTorch; graphs that need more are compared part "
-        "by part, or skipped if their precision is not float32 (default: the free memory less a fifth)",
+        help="memory for the weights of a session in the comparison with PyTorch; graphs that need more are compared "
+        "in parts, or skipped if their precision is not float32 (default: the free memory less a fifth)",
     )
 
 

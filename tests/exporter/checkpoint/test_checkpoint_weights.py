@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
-import hdexport.checkpoint.agreement
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.families import SUPPORTED_MODEL_TYPES
@@ -145,11 +144,6 @@ def test_absurd_sizes_are_refused_before_anything_of_them_is_made(
     """They would take terabytes, or years."""
     change_json(tiny_bert / "config.json", **changes)
     assert message in refusal(tiny_bert)
-
-
-def test_a_model_that_does_not_fit_into_memory_is_refused(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdexport.checkpoint.agreement, "free_bytes", lambda: 50_000)
-    assert "take 0.0 GB in float32, and 0.0 GB of memory are free.\nFree some" in refusal(tiny_bert)
 
 
 @pytest.mark.parametrize(

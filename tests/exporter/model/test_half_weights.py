@@ -160,3 +160,18 @@ def test_copies_of_weights_that_do_not_fit_are_rejected_before_they_are_read(
         find_checkpoint(options.model).load(Task.FEATURE_EXTRACTION)
     assert not read
     assert not options.output.exists()
+
+
+@pytest.mark.usefixtures("every_weight_is_large")
+def test_weights_that_stay_in_the_file_need_no_memory_for_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = saved(tmp_path, "bert")
+    size = 2 * (Path(options.model) / "model.safetensors").stat().st_size
+    for module in ("loading", "agreement"):
+        monkeypatch.setattr(f"hdexport.checkpoint.{module}.free_bytes", lambda: size // 2, raising=False)
+    checkpoint = find_checkpoint(options.model)
+    with pytest.raises(OutOfMemoryError):
+        checkpoint.load(Task.FEATURE_EXTRACTION)
+    model = checkpoint.load(Task.FEATURE_EXTRACTION, keeps_half=True)
+    assert model.get_input_embeddings().weight.dtype is torch.bfloat16
