@@ -232,6 +232,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
         "late_chunking reads texts",
     ),
     "deep": ("/v1/embeddings", b"[" * 100_000, 400, "not valid"),
+    "no body": ("/v1/embeddings", b"", 400, "The body is empty"),
     "a path": ("/nowhere", {}, 404, "POST /v1/embeddings"),
 }
 

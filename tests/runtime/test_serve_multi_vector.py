@@ -199,6 +199,14 @@ def test_rows_in_another_thread_are_those_of_this_one(ask: Ask, monkeypatch: pyt
     assert threading.get_ident() not in threads
 
 
+def test_models_that_text_embeddings_inference_does_not_serve_have_no_pooling(bundle: Bundle, session: Session) -> None:
+    (response,) = answers_of(application(bundle, session, ServeOptions()), ("/info", None))
+    assert (response.status_code, "There is no route GET /info for models of token-similarity" in response.text) == (
+        404,
+        True,
+    )
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_request_is_refused(case: str, ask: Ask) -> None:
     body, expected = REFUSED[case]

@@ -136,6 +136,8 @@ def limit_of(key: str, tokens: int | None, tokenizer: TextTokenizer, *, is_pair:
 
 def read_values(content: bytes | bytearray) -> dict[str, Any]:
     """The keys and values of a JSON object."""
+    if not content:
+        raise InputError("The body is empty.", hint="Send a JSON object with the keys of the route.")
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
     except _NOT_VALID as error:
