@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 CONTRIB_DOMAIN = "com.microsoft"
 
-# ONNX Runtime adds this to masked scores; exp() of it is exactly 0 beside any real score.
+# ONNX Runtime adds this to masked scores; exp() of it is exactly 0 beside any real score. By default it adds -10000,
+# and a row without a real key sees all keys (findings/onnxruntime_attention_of_masked_keys_alone.sh).
 _MASKED_SCORE = -1.0e30
 
 

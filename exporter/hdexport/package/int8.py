@@ -95,7 +95,7 @@ def _source(model: onnx_ir.Model, directory: Path) -> Path:
     """A file without shapes of inner values.
 
     onnxruntime transposes the weights of ``Gemm`` and leaves their shapes, which its own inference then rejects
-    (1.31.1).
+    (1.31.1; findings/onnxruntime_quantize_dynamic_rejects_shapes_of_weights.sh).
     """
     import onnx
     import onnx_ir as ir

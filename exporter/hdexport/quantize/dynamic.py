@@ -1,7 +1,8 @@
 """8-bit weights without calibration: OpenVINO quantizes activations while it runs.
 
 OpenVINO (2026.4.1) reads ``DequantizeLinear`` of a constant as a compressed weight, and quantizes activations by token
-and group of channels. A sequence's outputs are equal alone and in a batch, and no text is needed.
+and group of channels (findings/int8_weights_round_activations.sh). A sequence's outputs are equal alone and in a batch,
+and no text is needed.
 """
 
 from __future__ import annotations

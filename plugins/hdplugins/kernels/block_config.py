@@ -77,11 +77,11 @@ class BlockConfig:
 
 
 # Each config has the largest blocks that spill no register on the architecture, for float16 and bfloat16 alike, as
-# `ptxas -v` of Triton 3.6, 3.7.1 and 3.9 reports (docs/sliding_window_attention.md). The configs of sliding windows,
-# and some of other operators, were timed on an H100 (docs/gpu.md), where smaller blocks are faster: tune others with
-# `benchmarks.gpu kernels --tune`. A head of 128 is split in two if its fragments would not fit into registers, and so
-# is every float32 head above 32: float32 products are multiply-adds, whose operands Triton keeps in registers over the
-# whole head.
+# `ptxas -v` of Triton 3.6, 3.7.1 and 3.9 reports (docs/sliding_window_attention.md); versions differ in what they
+# spill (findings/triton_versions_move_spills.sh). The configs of sliding windows, and some of other operators, were
+# timed on an H100 (docs/gpu.md), where smaller blocks are faster: tune others with `benchmarks.gpu kernels --tune`. A
+# head of 128 is split in two if its fragments would not fit into registers, and so is every float32 head above 32:
+# float32 products are multiply-adds, whose operands Triton keeps in registers over the whole head.
 _HALF_LARGE = {
     32: BlockConfig(128, 64, 8, 3, 32),
     64: BlockConfig(128, 64, 8, 3, 64),
