@@ -19,8 +19,8 @@ heads                 attention                     2048 tokens  4096 tokens
 
 In OpenVINO, dense attention is the standard's ``Attention``, but where it is causal, parts of its operators, which
 OpenVINO fuses: of the standard's ``is_causal`` OpenVINO 2026.4.1 makes a mask of all queries and keys
-(`openvino_causal.py`). Two layers of Qwen3-Embedding-0.6B's shape, one text, bfloat16, seconds of CPU time and gigabytes
-of growth, OpenVINO 2026.4.1 on two shared cores of an AMD EPYC, 2026-11-29:
+(`openvino_causal.py`). Two layers of Qwen3-Embedding-0.6B's shape, one text, bfloat16, seconds of CPU time, and
+gigabytes of growth, on two shared cores of an AMD EPYC, 2026-11-29:
 
 ====================  ===========  ===========  ============
 attention             512 tokens   2048 tokens  16384 tokens
