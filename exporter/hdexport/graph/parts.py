@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedFunctionsPass, ShapeInferencePass
+from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass, ShapeInferencePass
 
 
 class Part(NamedTuple):
@@ -33,9 +33,10 @@ def cut(model: ir.Model, max_weights: int) -> list[Part]:
     3. A node whose own weights are too many is not cut.
 
     Args:
-        model: the graph. Missing types and shapes of its values are inferred in place.
+        model: the graph. In place, unused nodes are removed, and missing types and shapes of its values are inferred.
         max_weights: largest number of weights of a part.
     """
+    RemoveUnusedNodesPass()(model)
     ShapeInferencePass()(model)
     nodes = _Nodes(model.graph)
     bounds = [0]

@@ -27,6 +27,7 @@ network (float[n, 4] x, bool flag) => (float[n, 4] y, float[n, 4] early)
     again = MatMul(chosen, upcast)
     shared = MatMul(again, first)
     y = MatMul(shared, last)
+    unused = MatMul(y, first)
 }}
 <domain: "local", opset_import: ["" : 20]>
 scaled_square (x) => (y)
