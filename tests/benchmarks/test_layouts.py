@@ -26,8 +26,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "_SIZES", layouts._SIZES | sizes)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", [nightly_unless(name == "gte-qwen2", name) for name in layouts.LAYOUTS])
+@pytest.mark.parametrize("name", layouts.LAYOUTS)
 def test_a_layout_answers_as_its_library(rehearse: Any, name: str) -> None:
     result, _ = rehearse(layouts, f"{name} --tokens 40 72 --texts 2")
     counts = [result["tokens"][name][tokens] for tokens in ("40", "72")]

@@ -12,11 +12,11 @@ from transformers import AutoModel, AutoModelForMaskedLM
 
 from hdexport.checkpoint.trust import Trust
 from hdexport.extend import ExtendOptions, extend
-from hdexport.families import family_of
+from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.positions import extend_table
 from hdruntime.bundle.manifest import Scheme, Task
 from hdruntime.errors import ModelError
-from support.grids import EVERY_RUN_TYPES
+from support.grids import EVERY_RUN_TYPES, nightly_unless
 from support.hugging_face import AFTER_PADDING_ROW
 from support.tiny_models import BASE, save_tiny_model
 
@@ -44,7 +44,11 @@ def longer(tmp_path: Path) -> Path:
 # Encoders of larger models fill no mask; their extension is in test_longformer.py and test_big_bird.py.
 @pytest.mark.parametrize(
     "model_type",
-    [name for name in EVERY_RUN_TYPES if family_of(name).learned_positions and family_of(name).tasks is None],
+    [
+        nightly_unless(name in EVERY_RUN_TYPES, name)
+        for name in SUPPORTED_MODEL_TYPES
+        if family_of(name).learned_positions and family_of(name).tasks is None
+    ],
 )
 def test_hugging_face_loads_every_family_and_runs_it_at_the_new_length(
     tmp_path: Path, longer: Path, model_type: str

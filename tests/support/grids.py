@@ -11,7 +11,20 @@ from hdexport.families import SUPPORTED_MODEL_TYPES
 EVERY_RUN_TYPES = tuple(
     name
     for name in SUPPORTED_MODEL_TYPES
-    if name not in ("camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "mt5", "xlm-roberta")
+    if name
+    not in (
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "luke",
+        "megatron-bert",
+        "mt5",
+        "nomic_bert",
+        "rembert",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+    )
 )
 """Model types whose bundles every run builds.
 

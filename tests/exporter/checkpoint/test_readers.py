@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from hdexport.build import BuildOptions, build
+from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.package.readers import djl_tokenizer, transformers_tokenizer
 from hdruntime.bundle.manifest import Task
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -64,7 +65,9 @@ def around(length: int) -> list[int]:
     return sorted({1, 128, 129, 512, 513, *range(max(1, length - 4), length + 3)})
 
 
-@pytest.mark.parametrize("model_type", [nightly_unless(name in EVERY_RUN_TYPES, name) for name in EVERY_RUN_TYPES])
+@pytest.mark.parametrize(
+    "model_type", [nightly_unless(name in EVERY_RUN_TYPES, name) for name in SUPPORTED_MODEL_TYPES]
+)
 def test_readers_of_every_family_truncate_as_the_session(model_type: str, tiny_bundles: Any) -> None:
     bundle = open_bundle(tiny_bundles(model_type).path)
     assert differences(bundle, around(bundle.manifest.positions.base)) == []

@@ -20,6 +20,7 @@ from support.answers import inputs_of
 from support.attention_graphs import BATCH, answer_by_definition, attention_model, portable_graph, session_of, states_of
 from support.attention_layers import PADDINGS, Layer, token_kinds
 from support.comparators import assert_close, named_case
+from support.grids import nightly_unless
 from support.operators.blocks import Blocks
 from support.operators.dense import Dense
 from support.operators.distance import Shared
@@ -255,7 +256,8 @@ def test_layers_share_a_block_index_which_bodies_ignore(layers: tuple[Layer, Lay
         ("mpnet", "float32", 5e-6),
         ("modernbert", "float32", 5e-6),
         ("bert", "float16", 6e-3),
-        ("longformer", "float16", 1.2e-2),
+        ("longformer", "float32", 1e-5),
+        nightly_unless(False, "longformer", "float16", 1.2e-2),
     ],
 )
 def test_a_bundle_s_graph_answers_as_its_portable_one(
