@@ -75,7 +75,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def require_readable(path: Path) -> None:
-    """Refuse a path that is no file, or a file that cannot be opened."""
+    """Reject a path that is no file, or a file that cannot be opened."""
     try:
         kind = special_kind(path.stat().st_mode)
         if kind is None:
@@ -92,7 +92,7 @@ def special_kind(mode: int) -> str | None:
 
 
 def require_utf8(path: Path) -> None:
-    """Refuse a path whose bytes are not UTF-8: libraries in C++ and Rust take text for a path."""
+    """Reject a path whose bytes are not UTF-8: libraries in C++ and Rust take text for a path."""
     encoded = os.fsencode(path.absolute())  # text of another locale, as Python reads it
     try:
         encoded.decode()

@@ -1,5 +1,4 @@
-"""The modules after a model that embeds texts in three ways, as BGE-M3 does: a vector for the text, and a weight and a
-vector for each token."""
+"""The head of a model such as BGE-M3, which gives each text a vector, and each token a weight and a vector."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ class HybridHead(Head):
     """The outputs of hybrid-similarity, as FlagEmbedding's ``BGEM3FlagModel`` computes them.
 
     Args:
-        sentence: gives the vector of a text as its only output.
-        sparse: gives a token's weight before its ReLU, of width 1.
-        colbert: gives a token's vector before its normalization.
+        sentence: head whose only output is the vector of a text.
+        sparse: linear layer that gives a token's weight before its ReLU, of width 1.
+        colbert: linear layer that gives a token's vector before its normalization.
     """
 
     def __init__(self, sentence: Head, sparse: torch.nn.Linear, colbert: torch.nn.Linear) -> None:
@@ -53,13 +52,13 @@ def hybrid_head(path: Path, sentence: Head, *, hidden_size: int, trust: Trust) -
 
 
 def unweighted_ids(tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that FlagEmbedding leaves out of sparse vectors, of the tokenizer in transformers."""
+    """The ids of a transformers tokenizer that FlagEmbedding leaves out of sparse vectors."""
     special = (tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
     return tuple(sorted({token for token in special if token is not None}))
 
 
 def _linear(path: Path, name: str, inputs: int, outputs: int | None, trust: Trust) -> torch.nn.Linear:
-    """The layer of a file, `outputs` wide, or of any width for None."""
+    """The linear layer of a file with `outputs` outputs, or with any number for None."""
     file = head_file(path, name)
     if file is None:
         raise ModelError(

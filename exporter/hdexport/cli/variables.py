@@ -14,14 +14,14 @@ _PREFIX = "HDEXPORT_"
 def take_defaults(
     parser: argparse.ArgumentParser, environ: Mapping[str, str], others: Mapping[str, Sequence[str]]
 ) -> None:
-    """Give options the values of their variables as defaults: a platform's, or ``HDEXPORT_`` and the option's name.
+    """Set defaults of options from environment variables: a platform's, or ``HDEXPORT_`` and the option's name.
 
-    An empty variable counts as absent. A list has its values between spaces.
+    An empty variable counts as absent. Spaces separate the values of a list.
 
     Args:
-        parser: with all options declared.
+        parser: parser with all options.
         environ: the environment.
-        others: an option -> variables of platforms.
+        others: option -> variables of platforms; the first variable that is set counts.
 
     Raises:
         InputError: a variable has a value that the option does not take.

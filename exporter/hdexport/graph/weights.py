@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def initializer_of(value: onnx_ir.Value | None) -> onnx_ir.Value | None:
-    """The initializer that a value is, or is cast from; None for other values."""
+    """The initializer behind a value and its casts; None for other values."""
     if value is None:
         return None
     if value.is_initializer():

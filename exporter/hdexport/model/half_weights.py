@@ -1,7 +1,6 @@
-"""Half-precision weights of models that compute in float32: mapped from the checkpoint's files, upcast where they are
-used.
+"""Half-precision weights that stay in the checkpoint's files, mapped, while their model computes in float32.
 
-A weight in bfloat16 or float16 is exact in float32, so that outputs are equal to the bit to those of float32 weights.
+A weight in bfloat16 or float16 is exact in float32, so outputs equal the outputs of float32 weights to the bit.
 Float32 copies of all weights would take twice the memory of the files.
 """
 
@@ -48,7 +47,7 @@ def kept_in_half(shapes: Mapping[str, Sequence[int]]) -> frozenset[str]:
 
 
 class MappedWeights:
-    """The weights of a model's files, of which large ones in half precision stay in the files.
+    """The weights of a model's files; large weights in half precision stay in the files.
 
     Args:
         state: name -> weight as the file has it, mapped.
@@ -124,7 +123,7 @@ def upcast_in_forward(model: PreTrainedModel) -> None:
 class VirtualWeights:
     """Float32 parameters without memory in the place of a module's half-precision weights, for a trace.
 
-    Their first values are NaN, so that what a trace computes with them, in place of a view of them, can be told.
+    Their first values are NaN: a constant that a trace computes with them, and is no view of them, has NaN.
 
     Args:
         module: the module; its half-precision weights are replaced.

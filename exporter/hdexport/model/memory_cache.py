@@ -33,11 +33,11 @@ def memory_input(part: int | str, *sizes: int | str, bound: int | None = None, f
     size].
 
     Args:
-        part: number of its layer, or its own name.
+        part: number of the state's layer, or the state's name.
         sizes: sizes of the axes after ``batch``.
-        bound: the most tokens of an axis ``memory``; of one number that counts tokens, the most tokens with a call's
-            own; None for others.
-        fill: its value before the first call.
+        bound: maximum tokens of an axis ``memory``; for a state that counts tokens, the maximum count with the call's
+            tokens; None for other states.
+        fill: value of the state before the first call.
     """
     return InputSpec(
         name=memory_name(part),
@@ -64,11 +64,10 @@ def text_ends(attention_mask: torch.Tensor) -> torch.Tensor:
 
 
 def updated_memory(memory: torch.Tensor, states: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """A recurrent state, [batch, memory, ...], after a call: as many of the last tokens as it had, of it and the call's
-    own.
+    """A recurrent state, [batch, memory, ...], after a call: the last ``memory`` tokens of the state and the call.
 
-    Padding behind a text is not among them: the state is the one that the text alone would leave. The call's own are
-    [batch, tokens, ...], and end at `text_ends`.
+    Padding after a text does not enter the state. `states`, [batch, tokens, ...], are the call's; a row has `ends`
+    tokens, see `text_ends`.
     """
     import torch
 

@@ -54,7 +54,7 @@ class Compared:
 
 
 def sample_texts() -> Iterator[tuple[int, str]]:
-    """The number of words, and a text of so many."""
+    """Texts of several lengths, each with its number of words."""
     sentence = _SENTENCE.split(" ")
     for words in LENGTHS:
         yield words, " ".join((sentence * (words // len(sentence) + 1))[:words])
@@ -122,7 +122,7 @@ def _expected(session: Session, package: Package, texts: tuple[str, ...]) -> Map
 def _compared(
     dtype: Dtype, words: int, found: Mapping[str, FloatArray], expected: Mapping[str, FloatArray]
 ) -> Compared:
-    """Of the outputs that both have, the one with the smallest cosine."""
+    """The comparison of the output with the smallest cosine, among the outputs of both."""
     shared = [name for name in found if name in expected]
     assert shared, f"{sorted(found)} and {sorted(expected)} have no output in common"
     worst = min(shared, key=lambda name: cosine(found[name], expected[name]))

@@ -1,4 +1,4 @@
-"""Files of a bundle that a package has, too."""
+"""Files that a package takes from its bundle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_THE_LIBRARY = ("config.json", "special_tokens_map.json")
 
 
 def write_tokenizer(package: Package, directory: Path | None = None) -> None:
-    """Write the tokenizer's files, whose truncation is that of the package."""
+    """Write the tokenizer's files, with the package's truncation."""
     from tokenizers import Tokenizer
 
     directory = directory or package.directory

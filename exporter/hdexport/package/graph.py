@@ -1,4 +1,4 @@
-"""A bundle's graph as one that any reader of ONNX loads: standard operators only, an older opset, weights inside.
+"""A bundle's graph for any reader of ONNX: standard operators only, an older opset, weights inside.
 
 `onnx.inliner` replaces calls of functions by their nodes, and `onnx.version_converter` lowers the opset. What they lack
 is here: outputs for readers that pool themselves, an input that a reader insists on, float32 arithmetic.
@@ -46,7 +46,7 @@ _STATES, _EMBEDDING = "last_hidden_state", "sentence_embedding"
 class Outputs(StrEnum):
     """Outputs of the graph.
 
-    BUNDLE: those of the bundle.
+    BUNDLE: the outputs of the bundle.
     POOLED: the pooled embedding alone, ``[batch, hidden]``.
     POOLED_TOKENS: the pooled embedding in place of each token's state, ``[batch, tokens, hidden]``, so that a reader's
         own pooling, whichever it is, gives the embedding.
@@ -59,7 +59,7 @@ class Outputs(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
-    """What a graph is made for.
+    """Options of a graph for another system.
 
     Attributes:
         opset: opset of the standard operators, 17 to 20.
@@ -81,7 +81,7 @@ class GraphOptions:
     weights_file: str = "model.onnx.data"
 
     def check(self) -> None:
-        """Refuse versions that are not supported.
+        """Reject versions that are not supported.
 
         Raises:
             InputError: an option is out of range.
@@ -158,7 +158,7 @@ def _save(model: onnx_ir.Model, path: Path, options: GraphOptions, bundle: Bundl
 
 
 def check_inputs(bundle: Bundle) -> None:
-    """Refuse a bundle with an input that is not computed of the ids and the attention mask.
+    """Reject a bundle with an input that is not computed of the ids and the attention mask.
 
     Raises:
         InputError: the question of question-answering has global attention, and its length a limit, which a graph

@@ -1,4 +1,4 @@
-"""The prompts of a package's texts: where its system has a place for them, and where it has none."""
+"""The prompts of a package, which its system writes, the graph writes, or the user writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prompts_of_package(package: Package) -> Prompts:
 
 
 def check_prompts(bundle: Bundle, target: PackageTarget, options: PackageOptions) -> tuple[str, ...]:
-    """What a user has to know of a bundle's prompts in a system.
+    """Notes for the user about a bundle's prompts in a system.
 
     Raises:
         InputError: the system would run texts without the chat template or the prompt that the bundle gives them.
@@ -64,7 +64,7 @@ def check_prompts(bundle: Bundle, target: PackageTarget, options: PackageOptions
             ),
         )
     shown = "; ".join(f"{name}: {prompt!r:.60}" for name, prompt in named.items())
-    return (f"{target.system} adds no prompts. Write those of the model before your texts: {shown}",)
+    return (f"{target.system} adds no prompts. Write the model's prompts before your texts: {shown}",)
 
 
 def _prompts(manifest: Manifest) -> Prompts:

@@ -1,4 +1,4 @@
-"""What other readers compute of a package's files, by their own rules; the check runs them."""
+"""Other systems' rules for reading a package's files, by which the check runs a package."""
 
 from __future__ import annotations
 

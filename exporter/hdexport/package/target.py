@@ -1,4 +1,4 @@
-"""What `hdexport package` can write for: a `PackageTarget` in each file of ``targets/``."""
+"""The systems that `hdexport package` writes for: a `PackageTarget` in each file of ``targets/``."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ EMBEDDERS = frozenset({Task.SENTENCE_SIMILARITY})
 
 @dataclass(frozen=True, kw_only=True)
 class PackageOptions:
-    """What to write, and where.
+    """Options of `hdexport package`.
 
     Attributes:
         target: name of the system, of `targets()`.
         output: directory to write; for Triton, the model repository.
-        force: replace a package that is there.
+        force: replace a package at the output.
         check: run the package as its system would, and compare it with the bundle.
         opset, ir_version, dtype, token_type_ids, single_file: see `GraphOptions`; None for the
             target's own.
         pooled: give every token's state the pooled embedding, so that any pooling of the reader is right.
         max_seq_length: tokens to which the package's tokenizer truncates; None for the bundle's number.
         name: name of the model in the system; None for the bundle's.
-        backend: what runs the bundle, for targets that run hdexport's runtime.
+        backend: backend that runs the bundle, for targets that run hdexport's runtime.
         prompts: give the system the model's prompts, and reject one that has no place for the default prompt. False:
             texts have no prompts, or have them already.
         prompt_name: name of the prompt that a graph puts before every text; None for the model's default.
@@ -77,7 +77,7 @@ class Package:
         dtypes: data types of its graphs, one for each; see `of`.
         max_seq_length: tokens to which its tokenizer truncates.
         name: name of the model.
-        prompt: put before every text by the package itself; empty where its users do.
+        prompt: prompt that the package puts before every text; empty where users write prompts.
     """
 
     bundle: Bundle
@@ -109,9 +109,9 @@ class PackageTarget:
     Attributes:
         name: value of ``--for``.
         system: the system, as its users call it, with the version whose rules are followed.
-        source: file or page, and version, in which these rules were read.
-        tried: what the package was run with, as ``name version``; empty where it was only read.
-        write: writes the files of a package, and returns what its users have to know.
+        source: file or page, with its version, that states these rules.
+        tried: libraries that ran the package, as ``name version``; empty where only `source` was read.
+        write: writes the files of a package, and returns notes for its users.
         run: what the system computes of a package and a text, or a query and a document: output name -> array. None
             where hdexport's runtime runs the bundle, which is what a package is compared with.
         next_step: the command or the place in the system that takes the package.
@@ -119,7 +119,7 @@ class PackageTarget:
         graph: options of the graph.
         dtypes: data types of a bundle's graphs, for systems that choose one when they load a package.
         takes: names of the further options that the target takes.
-        names: pattern of the names that the system takes; None for those of a plain file.
+        names: pattern of the names that the system takes; None for names of plain files.
         prompts: whether the system writes prompts before queries and documents, which the package names.
         longest: tokens to which the system truncates, whatever the tokenizer says; None if it does not.
         check: rejects a bundle that the system cannot run, before anything is written.
@@ -153,10 +153,10 @@ def targets() -> dict[str, PackageTarget]:
 
 
 def target_named(name: str) -> PackageTarget:
-    """A target.
+    """The target with a name.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: no target has the name.
     """
     modules = names()
     if name not in modules:
@@ -166,10 +166,10 @@ def target_named(name: str) -> PackageTarget:
 
 
 def check_options(target: PackageTarget, options: PackageOptions) -> None:
-    """Refuse options that the target does not take.
+    """Reject options that the target does not take.
 
     Raises:
-        InputError: an option is given that changes nothing.
+        InputError: an option has no effect on the target.
     """
     defaults = PackageOptions(target=options.target, output=options.output)
     for option in (*sorted(GRAPH), "name", "backend", "prompt_name", "accept_differences"):

@@ -36,7 +36,7 @@ class Packaged:
         target: the system that loads it.
         compared: each sample text, compared with the bundle; empty where nothing was run.
         not_compared: why nothing was run; empty where it was.
-        notes: what a user of the package has to know.
+        notes: notes for users of the package.
     """
 
     path: Path

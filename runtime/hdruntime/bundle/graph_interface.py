@@ -17,7 +17,7 @@ Found = Mapping[str, tuple[str, Sequence[object]]]
 
 
 def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs: Found) -> None:
-    """Refuse a graph whose names, types or axes are not the manifest's; the error has both."""
+    """Reject a graph whose names, types or axes are not the manifest's; the error has both."""
     for kind, listed, found in (
         ("inputs", bundle.manifest.inputs, inputs),
         ("outputs", bundle.manifest.outputs, outputs),

@@ -104,7 +104,7 @@ def locked_directory(directory: Path, *, wait: bool) -> Iterator[None]:
 
 
 def require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) -> None:
-    """Refuse a destination that `staged_directory` would not replace; for a check before long work."""
+    """Reject a destination that `staged_directory` would not replace; for a check before long work."""
     if not os.path.lexists(destination):
         return
     if not (destination.is_dir() and kind.is_one(destination)):

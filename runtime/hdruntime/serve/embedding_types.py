@@ -23,7 +23,7 @@ OutputDtype = Literal["float", "int8", "uint8", "binary", "ubinary"]
 """Voyage's types of an embedding's values."""
 
 EncodingFormat = Literal["float", "base64", "int8", "uint8", "binary", "ubinary", "base64_int8", "base64_binary"]
-"""OpenAI's and Jina's formats, the types of which are in JSON as numbers, and Perplexity's."""
+"""OpenAI's, Jina's and Perplexity's formats; OpenAI's and Jina's types are numbers in JSON."""
 
 _PRECISIONS: Mapping[OutputDtype, EmbeddingPrecision] = {
     "float": EmbeddingPrecision.FLOAT32,
@@ -95,7 +95,7 @@ class EmbeddingTypes:
 
     def rows(self, embeddings: FloatingArray, ranges: Ranges | None, *, is_rescaled: bool = False) -> list[Any]:
         """The embeddings, float32 [rows, dimensions], as a response has them: a value for each row, or where several
-        formats were asked for, an object with a value for each. The arguments are those of `typed_embeddings`."""
+        formats were asked for, an object with a value for each. See `typed_embeddings` for the arguments."""
         values = self._values(embeddings, ranges, is_rescaled=is_rescaled)
         return values[0] if self._is_one else [self._object(row) for row in zip(*values, strict=True)]
 
@@ -106,7 +106,7 @@ class EmbeddingTypes:
         return [part[0] if self._is_one else self._object(part) for part in parts]
 
     def check_ranges_are_not_needed(self, key: str) -> None:
-        """Refuse int8 and uint8, since the server's ranges are not of the embeddings of a key."""
+        """Reject int8 and uint8, since the server's ranges are not of the embeddings of a key."""
         for precision, _ in self._types.values():
             if precision.needs_ranges:
                 raise InputError(

@@ -79,7 +79,7 @@ class H11WithoutUpgrade(LimitedConnection, H11Protocol):
         self.note_request()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, or has too long a head."""
+        """Reject what is no request, or has too long a head."""
         if self._read.has_long_head:
             self.reject_head()
         else:

@@ -73,16 +73,16 @@ class ServeRequest(Protocol):
     models: Sequence[ServedModel]
 
     def check_number(self, texts: int) -> None:
-        """Refuse no texts, and more texts than a request may have."""
+        """Reject no texts, and more texts than a request may have."""
 
     def add_response_bytes(self, size: int) -> int:
         """Count bytes of a part of the response, and return the bytes of all parts that were counted."""
 
     async def check_ready(self) -> None:
-        """Refuse with 503 and the reason, within a second, if a text cannot be answered now."""
+        """Reject with 503 and the reason, within a second, if a text cannot be answered now."""
 
     def check_alive(self) -> None:
-        """Refuse with 503 and the reason if a restart may help."""
+        """Reject with 503 and the reason if a restart may help."""
 
     def part(self) -> ServeRequest:
         """One of several requests that came as one, with `truncated` of its own."""
@@ -180,7 +180,7 @@ class ServedModel:
         return self.names[0]
 
     def check_name(self, request: ServeRequest) -> None:
-        """Refuse a request whose path names another model.
+        """Reject a request whose path names another model.
 
         Raises:
             ModelNotFoundError: it does.
@@ -194,7 +194,7 @@ class ServedModel:
     def check_size_of_tokens(
         self, request: ServeRequest, body: RequestBody, texts: Sequence[Text], dimensions: int, value_bytes: float
     ) -> None:
-        """Refuse texts whose response might be too large, before they run.
+        """Reject texts whose response might be too large, before they run.
 
         Args:
             request: the request, whose parts have one response.

@@ -1,6 +1,6 @@
 """The OpenAPI description of a server's routes, https://spec.openapis.org/oas/v3.1.0.
 
-Bodies of requests are described by their msgspec types. Responses are those of others' APIs: JSON.
+Bodies of requests are described by their msgspec types. Responses are JSON, as the APIs' documentation describes it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def description(
     Args:
         routes: method and path -> the route of each model that has it.
         models: names by which requests may choose a model.
-        chooses: whether a request has to choose; one model alone takes any name.
+        chooses: whether a request has to name a model; one model alone takes any name.
         prefix: what precedes every path.
         has_key: whether requests need the API key.
         json_lines: content type of JSON lines.

@@ -206,7 +206,7 @@ class ServeOptions:
         return max(1, min(_MAX_QUEUE_TOKENS, room))
 
     def check(self) -> None:
-        """Refuse values under which nothing could be served, and keys, origins and paths that no client can send."""
+        """Reject values under which nothing could be served, and keys, origins and paths that no client can send."""
         for each in fields(self):
             value, described = getattr(self, each.name), each.metadata.get("help")
             if described is not None and value is not None and not described.accepts(value):

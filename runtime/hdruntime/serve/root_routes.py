@@ -1,4 +1,4 @@
-"""The routes by which hosting platforms reach a model, whose paths say nothing of its task."""
+"""The route ``/``, by which hosting platforms reach a model of any task."""
 
 from __future__ import annotations
 

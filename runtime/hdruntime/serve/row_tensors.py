@@ -1,4 +1,4 @@
-"""Answers of equal length as rows of a tensor, for inference servers: embeddings and scores."""
+"""Embeddings and scores as rows of a tensor, for inference servers."""
 
 from __future__ import annotations
 

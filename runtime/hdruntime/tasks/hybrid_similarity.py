@@ -1,4 +1,4 @@
-"""Three kinds of embeddings of a text from one run of the model, as BGE-M3 has them: dense, sparse and of tokens."""
+"""Dense, sparse and token embeddings of a text from one run of the model, as BGE-M3 has them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OUTPUTS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HybridEmbedding:
-    """The embeddings of a text; a kind that was not asked for is None.
+    """The embeddings of a text; a kind that was not requested is None.
 
     Attributes:
         dense: float32 [dimensions].
@@ -58,7 +58,7 @@ class HybridEmbedding:
 
 
 class HybridDense(Embedding):
-    """The dense vector of a text alone, by which a bundle answers wherever a text has one vector."""
+    """The dense vector of a text, for interfaces that give a text one vector."""
 
     name = Task.HYBRID_SIMILARITY
     encoder = Encoder("SentenceEncoder", "SentenceTransformer", "texts", "encode(texts)")
@@ -146,7 +146,7 @@ class HybridEmbeddings(TextTask):
         return outputs[_TOKENS][1:].copy()
 
     def sparse(self, encoding: Encoding, outputs: Outputs) -> SparseVector:
-        """The largest weight of each token that has one above 0, from a text's outputs."""
+        """The largest weight of each token whose weight is above 0, from a text's outputs."""
         ids, places = np.unique(encoding.input_ids, return_inverse=True)
         largest = np.zeros(len(ids), np.float32)
         np.maximum.at(largest, places, outputs[_WEIGHTS][:, 0])

@@ -52,7 +52,7 @@ def task_of_bundle(bundle: Bundle, options: TaskOptions | None = None, *, tokeni
 
 
 def _check_options(name: Task, options: TaskOptions) -> None:
-    """Refuse options that another task has alone."""
+    """Reject options that another task has alone."""
     for other in Task:
         for option in class_of(other).job_options:
             if getattr(options, option) is None or name == other:
@@ -73,7 +73,7 @@ def _settings_of(option: str) -> list[str | Setting]:
 
 
 def check_pairs(task: TextTask, *, has_pair: bool, has_ids: bool) -> None:
-    """Refuse columns that do not fit the task: whether rows have a second text, and whether they are ids."""
+    """Reject columns that do not fit the task: whether rows have a second text, and whether they are ids."""
     name, leave_out = task.manifest.task, ("Leave out ", Setting("text_pair_column"), ".")
     if has_pair and has_ids:
         raise InputError("A row has texts or ids, not both.", hint=leave_out)

@@ -119,7 +119,7 @@ def ranked_documents(
 
 
 def check_classifier(manifest: Manifest) -> None:
-    """Refuse bundles that do not score texts."""
+    """Reject bundles that do not score texts."""
     if manifest.task != TextClassification.name:
         raise InputError(
             f"This bundle's task is {manifest.task}, which gives no scores of pairs.",
@@ -132,7 +132,7 @@ def check_classifier(manifest: Manifest) -> None:
 
 
 def check_reranker(manifest: Manifest) -> None:
-    """Refuse bundles that do not give one score per pair of texts."""
+    """Reject bundles that do not give one score per pair of texts."""
     check_classifier(manifest)
     labels = labels_of(manifest)
     if len(labels) != 1:
@@ -143,7 +143,7 @@ def check_reranker(manifest: Manifest) -> None:
 
 
 def _check_query(query: str, tokenizer: TextTokenizer, encode_options: EncodeOptions, *, prompt: str) -> None:
-    """Refuse a query that is no string, or leaves no room for the chunks of documents."""
+    """Reject a query that is no string, or leaves no room for the chunks of documents."""
     if not isinstance(query, str):
         raise InputError(f"query is {query!r:.60}, of type {type(query).__name__}; it must be a string.")
     if encode_options.overflow is not Overflow.SPLIT:

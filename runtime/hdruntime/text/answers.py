@@ -54,7 +54,7 @@ class AnswerOptions:
     max_answer_tokens: int = MAX_ANSWER_TOKENS
 
     def check(self) -> None:
-        """Refuse numbers less than 1."""
+        """Reject numbers less than 1."""
         for name in ("top_k", "max_answer_tokens"):
             if (number := getattr(self, name)) < 1:
                 raise InputError(parameter=name, value=number, accepted="1 or more")

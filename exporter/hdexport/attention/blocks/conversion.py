@@ -259,7 +259,7 @@ def _contradicts(bundle: Bundle, name: str, found: str, expected: str) -> Bundle
 
 
 def _check_own(request: BlockRequest, own: BlockSparse | None, model_type: str) -> None:
-    """Refuse a pattern that a BigBird's own attention cannot get; `own` is None where this checkpoint is dense."""
+    """Reject a pattern that a BigBird's own attention cannot get; `own` is None where this checkpoint is dense."""
     if own is None:
         raise ModelError(
             f"The checkpoint's attention_type is original_full: {model_type} trained densely.",

@@ -352,7 +352,7 @@ def _window(spec: str) -> Window:
 
 
 def _check(window: Window, *, heads: int, max_len: int) -> None:
-    """Refuse dilations that do not fit the heads, and warn of a window that changes nothing."""
+    """Reject dilations that do not fit the heads, and warn of a window that changes nothing."""
     if len(window.dilation) not in (1, heads):
         raise InputError(
             Setting("attention"),

@@ -32,7 +32,7 @@ model, and far below what a token of padding makes that is seen."""
 
 
 def check_behaviour(model: PreTrainedModel, *, most_positions: int = 0) -> None:
-    """Refuse a loaded model in float32 whose answers to a text depend on its padding, its batch or the calls before.
+    """Reject a loaded model in float32 whose answers to a text depend on its padding, its batch or the calls before.
 
     `most_positions` are those of its configuration, 0 for any number.
     """

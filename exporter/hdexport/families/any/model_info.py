@@ -167,7 +167,7 @@ def _token_types(model: torch.nn.Module) -> int:
 
 
 def _check_inputs_and_outputs(model: torch.nn.Module, model_type: str) -> None:
-    """Refuse a model that reads something else than ids, or that gives scores in the place of vectors."""
+    """Reject a model that reads something else than ids, or that gives scores in the place of vectors."""
     name, inputs = type(model).__name__, list(inspect.signature(model.forward).parameters)
     if "input_ids" not in inputs:
         raise ModelError(
@@ -182,7 +182,7 @@ def _check_inputs_and_outputs(model: torch.nn.Module, model_type: str) -> None:
 
 
 def _check_position_kind(kind: type, config: Mapping[str, Any]) -> None:
-    """Refuse positions of a kind that the class's file does not know, which it would silently leave out."""
+    """Reject positions of a kind that the class's file does not know, which it would silently leave out."""
     key = "position_embedding_type"
     value = config.get(key)
     if value not in (None, "absolute") and key not in inspect.getsource(sys.modules[kind.__module__]):

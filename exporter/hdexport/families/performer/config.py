@@ -83,7 +83,7 @@ class PerformerConfig(PreTrainedConfig):
         return int(self.dim_head * math.log(self.dim_head)) if self.nb_features is None else self.nb_features
 
     def validate_architecture(self) -> None:
-        """Refuse settings that are not computed here, and configurations of no Performer.
+        """Reject settings that are not computed here, and configurations of no Performer.
 
         Raises:
             ValueError: the message says which value arrived and which fits.

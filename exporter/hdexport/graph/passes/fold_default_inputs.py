@@ -1,4 +1,4 @@
-"""Compute the inputs that only hdexport's runtime feeds from the ids and the attention mask, in the graph."""
+"""Compute in the graph, from ids and attention mask, the inputs that only hdexport's runtime feeds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 class FoldDefaultInputs(ir.passes.InPlacePass):
-    """Replace inputs by their defaults for a text that is run whole, as `hdruntime.inference.inputs` has them.
+    """Replace inputs by the defaults of `hdruntime.inference.inputs` for a text that is run whole.
 
     1. A mask of global tokens is the first real token of each row, or no token.
     2. The masks of pooled and of attended tokens are the attention mask: the texts have no prompt that is not pooled,
        and no added tokens.
     3. Token types that the tokenizer does not give are 0, or 1 after the first token of an id.
-    4. Carried states are those before the first call, and their outputs go.
+    4. Recurrent states have their values before the first call; the outputs that feed them are removed.
 
     Args:
         manifest: manifest of the graph's bundle.
@@ -82,7 +82,7 @@ def _token_types(op: OpBuilder, spec: InputSpec, ids: ir.Value, mask: ir.Value, 
 
 
 def _state_at_start(op: OpBuilder, spec: InputSpec, ids: ir.Value, mask: ir.Value, manifest: Manifest) -> ir.Value:
-    """A state of so many tokens as the runtime gives a text of one segment: [batch, ...]."""
+    """The recurrent state that the runtime gives a text of one segment: [batch, ...]."""
     sizes = [manifest.min_memory if axis == "memory" else int(axis) for axis in spec.shape[1:]]
     shape = op.Concat(op.Shape(ids, start=0, end=1), sizes, axis=0)
     return op.Expand(float(spec.default.fill is Fill.ONES), shape)

@@ -111,7 +111,7 @@ def _put_before(model: onnx_ir.Model, bundle: Bundle, write: Any) -> None:
 def _compare_ids(
     package: Package, graph: TokenizerGraph, tokenizer: Any, options: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Refuse a tokenizer whose ids differ on a kind of text that is not accepted."""
+    """Reject a tokenizer whose ids differ on a kind of text that is not accepted."""
     accepted = set(package.options.accept_differences)
     limit = package.max_seq_length
     opset = package.graph.opset

@@ -1,4 +1,4 @@
-"""What a normalizer and a pre-tokenizer make of each character, read from the tokenizer itself."""
+"""Rules of a normalizer and a pre-tokenizer for each character, read from the tokenizer itself."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def _steps(settings: Mapping[str, Any] | None, name: str) -> list[Mapping[str, A
 
 @dataclass(frozen=True, kw_only=True)
 class CharacterRules:
-    """What a normalizer makes of each character.
+    """A normalizer's rules for each character.
 
     Attributes:
         removed: characters that vanish.
         spaces: characters that become a space.
-        apart: characters that become one between spaces, as BERT's Chinese ones.
+        apart: characters that get a space on each side, such as Chinese characters for BERT.
         others: character -> normal form, of other characters.
     """
 
@@ -63,7 +63,7 @@ class CharacterRules:
         )
 
     def rewrites(self) -> tuple[tuple[str, str], ...]:
-        """(pattern, replacement) of what is no change of a single character."""
+        """(pattern, replacement) for the characters that vanish, become a space, or get spaces around them."""
         forms = ((self.removed, ""), (self.spaces, " "), (self.apart, r" \1 "))
         return tuple((f"({character_class(characters)})", form) for characters, form in forms if characters)
 

@@ -1,4 +1,4 @@
-"""Compares the token ids of a tokenizer's graph with the tokenizer's, on texts of every kind that differ somewhere."""
+"""Comparison of the token ids of a tokenizer's graph with the tokenizer's, on texts of many kinds."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def differences(graph_ids: Ids, truncated_ids: Ids, tokenizer: Tokenizer, *, max
     Args:
         graph_ids: ids of the graph, which truncates none of these texts.
         truncated_ids: ids of the graph that truncates to `max_tokens`.
-        tokenizer: truncates to `max_tokens`, and does not pad.
+        tokenizer: tokenizer that truncates to `max_tokens` and does not pad.
         max_tokens: maximum tokens of a text.
     """
     whole = type(tokenizer).from_str(tokenizer.to_str())

@@ -1,7 +1,7 @@
 """A tokenizer as nodes of a graph: strings in, token ids and their mask out, with onnxruntime-extensions' operators.
 
-Its tokenizers (``BertTokenizer``, ``GPT2Tokenizer``, ``SentencepieceTokenizer``) split words into tokens.
-What they lack, or do in another way than the tokenizers library (0.15.2):
+Its tokenizers (``BertTokenizer``, ``GPT2Tokenizer``, ``SentencepieceTokenizer``) split words into tokens. The graph
+adds what they lack, or do in another way than the tokenizers library (0.15.2):
 
 1. Special tokens inside a text, such as ``[SEP]``: the texts are split at them first.
 2. BERT's normalization: accents, capital letters that are not ASCII, control characters. Each character's normal form
@@ -69,8 +69,8 @@ class TokenizerGraph:
         prefix, suffix: ids of the special tokens around a text.
         special: token in the text -> id; matched before normalization.
         normal_special: token in the text -> id; matched after normalization.
-        left_spaces, right_spaces: tokens of both that take the white space before or after them.
-        rules: what its normalizer makes of each character.
+        left_spaces, right_spaces: special tokens that take the white space before or after them.
+        rules: the normalizer's rules for each character.
         words: rewrites of normal texts, whose special tokens are sentinels.
     """
 
@@ -97,12 +97,12 @@ class TokenizerGraph:
         """Write the nodes.
 
         Args:
-            op: where they go.
-            texts: string, ``[batch]``.
+            op: builder of the nodes.
+            texts: texts, strings, ``[batch]``.
             max_tokens: tokens of a text with its special tokens; longer texts are truncated.
             pad_id: token after the end of shorter texts.
             truncation_side: end at which texts are truncated.
-            prompt: put before every text.
+            prompt: prompt before every text.
 
         Returns:
             The ids and the attention mask, int64, ``[batch, tokens]``.
@@ -183,7 +183,7 @@ class TokenizerGraph:
         """Rows of ids in the frame of their special tokens.
 
         Args:
-            op: where nodes go.
+            op: builder of the nodes.
             ids: ``[tokens]``, of all texts.
             rows: text of each id, ascending.
             batch: ``[1]``, the number of texts.
@@ -233,7 +233,7 @@ def read_tokenizer(bundle: Bundle) -> Tokenizer:
 
 
 def tokenizer_model(graph: TokenizerGraph, *, opset: int, **options: Any) -> onnx_ir.Model:
-    """A tokenizer alone: ``input`` -> ``input_ids`` and ``attention_mask``; `options` are those of its `write`."""
+    """A tokenizer alone: ``input`` -> ``input_ids`` and ``attention_mask``; see `write` for `options`."""
     import onnx_ir as ir
 
     texts = ir.Value(name="input", type=ir.TensorType(ir.DataType.STRING), shape=ir.Shape(["batch"]))

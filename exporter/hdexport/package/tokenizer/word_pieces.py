@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _WORD_END, _SEGMENT_END = "\x02", "\x03"
-"""Words between those of a text: control characters, which BERT's normalization removes."""
+"""Words between the words of a text: control characters, which BERT's normalization removes."""
 
 _MAX_WORD = 100
 """Characters of a word that the operator looks up."""

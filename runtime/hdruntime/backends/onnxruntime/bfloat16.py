@@ -1,4 +1,4 @@
-"""bfloat16 of ONNX Runtime on a CPU: its fast math for ARM, which rounds the inputs of matmuls."""
+"""bfloat16 in ONNX Runtime on a CPU: the fast math for ARM, which rounds the inputs of matmuls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PRODUCT = (
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Whether matmuls of a session in bfloat16 round their inputs, which is tried on numbers that only float32 has.
+    """Whether matmuls of a session in bfloat16 round their inputs; a matmul of numbers that only float32 has shows it.
 
     A processor without bfloat16 instructions, or a build of ONNX Runtime without its kernels, computes in float32 and
     does not say so.

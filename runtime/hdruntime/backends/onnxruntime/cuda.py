@@ -196,7 +196,7 @@ def _preload_libraries() -> None:
 
 
 def _check_provider(session: Any) -> None:
-    """Refuse a session that fell back to the CPU, as ONNX Runtime's sessions do where CUDA does not load."""
+    """Reject a session that fell back to the CPU, as ONNX Runtime's sessions do where CUDA does not load."""
     providers = session.get_providers()
     if providers[0] != CUDA_PROVIDER:
         import onnxruntime

@@ -72,7 +72,7 @@ def longest(profiles: Sequence[ProfileShape]) -> int:
 
 
 def check_limits(profiles: Sequence[ProfileShape], limit_of: Callable[[int], int]) -> None:
-    """Refuse an engine that would have to pad some rows beyond their limit, which `Manifest.padding_limit` gives."""
+    """Reject an engine that would have to pad some rows beyond their limit, which `Manifest.padding_limit` gives."""
     tokens, last = 0, longest(profiles)
     while tokens < last:
         limit = limit_of(tokens + 1)

@@ -234,7 +234,7 @@ def _error(status: int, message: str) -> object:
 
 
 def _check_binary(body: InferBody) -> None:
-    """Refuse requests of the binary extension, whose answers are no JSON."""
+    """Reject requests of the binary extension, whose answers are no JSON."""
     of_inputs = [each.parameters for each in body.inputs]
     of_outputs = [each.parameters for each in body.outputs]
     for parameters in (body.parameters, *of_inputs, *of_outputs):

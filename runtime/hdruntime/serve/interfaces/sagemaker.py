@@ -1,4 +1,4 @@
-"""The contract of a SageMaker container: ``GET /ping`` and ``POST /invocations``, whose body is that of ``POST /``.
+"""The contract of a SageMaker container: ``GET /ping``, and ``POST /invocations`` with the bodies of ``POST /``.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html, and for batch transform
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-batch-code.html
