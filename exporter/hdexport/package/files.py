@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import string
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from hdexport.package.graph import write_graph
 from hdexport.package.target import Package
 
 _OF_THE_LIBRARY = ("config.json", "special_tokens_map.json")
@@ -58,3 +60,34 @@ def write_text(package: Package, name: str, template: str) -> None:
         values["size"] = str(package.hidden_size)
     text = string.Template(template).safe_substitute(values)
     (package.directory / name).write_text(text, encoding="utf-8")
+
+
+def with_bundle(templates: Mapping[str, str]) -> Callable[[Package], None]:
+    """The function that writes a package of the bundle, in the folder ``bundle``, and files.
+
+    Args:
+        templates: name of a file -> its template, see `write_text`.
+    """
+
+    def write(package: Package) -> None:
+        write_bundle(package, package.directory / "bundle")
+        for name, template in templates.items():
+            write_text(package, name, template)
+
+    return write
+
+
+def with_graph(templates: Mapping[str, str]) -> Callable[[Package], None]:
+    """The function that writes a package of ``model.onnx``, the files of `write_library_files`, and files.
+
+    Args:
+        templates: name of a file -> its template, see `write_text`.
+    """
+
+    def write(package: Package) -> None:
+        write_graph(package.bundle, package.directory / "model.onnx", package.graph)
+        write_library_files(package)
+        for name, template in templates.items():
+            write_text(package, name, template)
+
+    return write

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, PackageTarget
+from hdexport.package.files import with_bundle
+from hdexport.package.target import PackageTarget
 
 _SCRIPT = '''"""$name in BentoML: `bentoml serve service:Embedder`, then POST /embed with {"texts": [...]}."""
 
@@ -28,15 +28,10 @@ class Embedder:
 '''
 
 
-def _write(package: Package) -> None:
-    write_bundle(package, package.directory / "bundle")
-    write_text(package, "service.py", _SCRIPT)
-
-
 TARGET = PackageTarget(
     name="bentoml",
     system="BentoML",
     source="https://docs.bentoml.com/en/latest/build-with-bentoml/services.html",
-    write=_write,
+    write=with_bundle({"service.py": _SCRIPT}),
     next_step="cd FOLDER && bentoml serve service:Embedder",
 )

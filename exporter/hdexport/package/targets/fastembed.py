@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hdexport.package.files import write_library_files, write_text
-from hdexport.package.graph import GraphOptions, Outputs, write_graph
+from hdexport.package.files import with_graph
+from hdexport.package.graph import GraphOptions, Outputs
 from hdexport.package.readers import run_onnx, transformers_tokenizer
 from hdexport.package.target import Package, PackageTarget
 
@@ -34,12 +34,6 @@ model = TextEmbedding(NAME, specific_model_path=str(Path(__file__).parent))
 '''
 
 
-def _write(package: Package) -> None:
-    write_graph(package.bundle, package.directory / "model.onnx", package.graph)
-    write_library_files(package)
-    write_text(package, "embed.py", _SCRIPT)
-
-
 def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     """The state of the first token."""
     encoding = transformers_tokenizer(package.directory).encode(text)
@@ -51,7 +45,7 @@ TARGET = PackageTarget(
     system="fastembed",
     source="fastembed/common/preprocessor_utils.py and text/custom_text_embedding.py, fastembed 0.9.1",
     tried=("fastembed 0.9.1",),
-    write=_write,
+    write=with_graph({"embed.py": _SCRIPT}),
     run=_run,
     next_step="FOLDER/embed.py registers the model; TextEmbedding(...).embed(texts) gives the embeddings.",
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS),

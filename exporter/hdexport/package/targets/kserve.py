@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, PackageTarget
+from hdexport.package.files import with_bundle
+from hdexport.package.target import PackageTarget
 from hdruntime.bundle.manifest import Task
 
 _YAML = """# kubectl apply -f inferenceservice.yaml, after the bundle is at storageUri and the image of
@@ -31,16 +31,11 @@ spec:
 """
 
 
-def _write(package: Package) -> None:
-    write_bundle(package, package.directory / "bundle")
-    write_text(package, "inferenceservice.yaml", _YAML)
-
-
 TARGET = PackageTarget(
     name="kserve",
     system="KServe",
     source="https://kserve.github.io/website/docs/model-serving/predictive-inference/frameworks/custom-predictor",
-    write=_write,
+    write=with_bundle({"inferenceservice.yaml": _YAML}),
     tried=("kserve 0.21.0 (its client)",),
     next_step="Put FOLDER/bundle at STORAGE_URI, then: kubectl apply -f FOLDER/inferenceservice.yaml; texts go to "
     "POST /v2/models/NAME/infer.",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, PackageTarget
+from hdexport.package.files import with_bundle
+from hdexport.package.target import PackageTarget
 
 _SCRIPT = '''"""$name in LanceDB: `from embed import function`, then `function.VectorField()`."""
 
@@ -38,16 +38,11 @@ function = get_registry().get("hdexport").create()
 '''
 
 
-def _write(package: Package) -> None:
-    write_bundle(package, package.directory / "bundle")
-    write_text(package, "embed.py", _SCRIPT)
-
-
 TARGET = PackageTarget(
     name="lancedb",
     system="LanceDB",
     source="python/lancedb/embeddings/base.py, lancedb 0.40",
     tried=("lancedb 0.40.0",),
-    write=_write,
+    write=with_bundle({"embed.py": _SCRIPT}),
     next_step="FOLDER/embed.py registers the function; its Python needs hdexport.",
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hdexport.package.files import write_library_files, write_text
-from hdexport.package.graph import GraphOptions, Outputs, write_graph
+from hdexport.package.files import with_graph
+from hdexport.package.graph import GraphOptions, Outputs
 from hdexport.package.readers import run_onnx, transformers_tokenizer
 from hdexport.package.target import Package, PackageTarget
 
@@ -25,12 +25,6 @@ model = TextEmbedding(str(Path(__file__).parent), model_config=CONFIG)
 '''
 
 
-def _write(package: Package) -> None:
-    write_graph(package.bundle, package.directory / "model.onnx", package.graph)
-    write_library_files(package)
-    write_text(package, "embed.py", _SCRIPT)
-
-
 def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     return run_onnx(package.directory / "model.onnx", transformers_tokenizer(package.directory).encode(text))
 
@@ -40,7 +34,7 @@ TARGET = PackageTarget(
     system="light-embed",
     source="light_embed/text_embedding.py and modules/ort_text.py, light-embed 1.0.9",
     tried=("light-embed 1.0.9",),
-    write=_write,
+    write=with_graph({"embed.py": _SCRIPT}),
     run=_run,
     next_step="FOLDER/embed.py loads the model; model.encode(texts) gives the embeddings.",
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED),

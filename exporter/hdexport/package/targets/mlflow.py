@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, PackageTarget
+from hdexport.package.files import with_bundle
+from hdexport.package.target import PackageTarget
 
 _SCRIPT = '''"""$name in MLflow: `python save.py OUTPUT`, mlflow.pyfunc.load_model(OUTPUT).predict(texts)."""
 
@@ -43,17 +43,11 @@ mlflow.models.set_model(Embedder())
 '''
 
 
-def _write(package: Package) -> None:
-    write_bundle(package, package.directory / "bundle")
-    write_text(package, "model.py", _MODEL)
-    write_text(package, "save.py", _SCRIPT)
-
-
 TARGET = PackageTarget(
     name="mlflow",
     system="MLflow and Databricks Model Serving",
     source="https://mlflow.org/docs/latest/ml/model/models-from-code",
     tried=("mlflow-skinny 3.18.0",),
-    write=_write,
+    write=with_bundle({"model.py": _MODEL, "save.py": _SCRIPT}),
     next_step="python FOLDER/save.py OUTPUT, then mlflow.pyfunc.load_model(OUTPUT)",
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, PackageTarget
+from hdexport.package.files import with_bundle
+from hdexport.package.target import PackageTarget
 from hdruntime.bundle.manifest import Task
 
 _DOCKERFILE = """# docker build --tag IMAGE . makes the image.
@@ -50,18 +50,12 @@ if __name__ == "__main__":
 '''
 
 
-def _write(package: Package) -> None:
-    write_bundle(package, package.directory / "bundle")
-    (package.directory / "Dockerfile").write_text(_DOCKERFILE, encoding="utf-8")
-    write_text(package, "deploy.py", _SCRIPT)
-
-
 TARGET = PackageTarget(
     name="sagemaker",
     system="Amazon SageMaker",
     source="https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html",
     tried=("boto3 1.44.8 (its checks of parameters)",),
-    write=_write,
+    write=with_bundle({"Dockerfile": _DOCKERFILE, "deploy.py": _SCRIPT}),
     next_step="Push the image of FOLDER/Dockerfile to ECR, put FOLDER/bundle into S3, then: python FOLDER/deploy.py "
     "IMAGE ROLE_ARN S3_URI",
     tasks=frozenset(Task),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, PackageTarget
+from hdexport.package.files import with_bundle
+from hdexport.package.target import PackageTarget
 
 _SCRIPT = '''"""$name in Snowflake's model registry: `python register.py`, with a connection in ~/.snowflake."""
 
@@ -41,16 +41,11 @@ if __name__ == "__main__":
 '''
 
 
-def _write(package: Package) -> None:
-    write_bundle(package, package.directory / "bundle")
-    write_text(package, "register.py", _SCRIPT)
-
-
 TARGET = PackageTarget(
     name="snowflake",
     system="Snowflake",
     source="https://docs.snowflake.com/en/developer-guide/snowflake-ml/model-registry/bring-your-own-model-types",
-    write=_write,
+    write=with_bundle({"register.py": _SCRIPT}),
     next_step="python FOLDER/register.py",
     takes=frozenset({"name"}),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hdexport.package.files import write_bundle, write_text
-from hdexport.package.target import Package, PackageTarget
+from hdexport.package.files import with_bundle
+from hdexport.package.target import PackageTarget
 
 _SQL = """-- hdexport serve BUNDLE behind https; its API key is the secret.
 CREATE DATABASE SCOPED CREDENTIAL [https://HOST/v1/embeddings]
@@ -22,16 +22,11 @@ WITH (
 """
 
 
-def _write(package: Package) -> None:
-    write_bundle(package, package.directory / "bundle")
-    write_text(package, "model.sql", _SQL)
-
-
 TARGET = PackageTarget(
     name="sql-server",
     system="SQL Server 2025",
     source="https://learn.microsoft.com/en-us/sql/t-sql/statements/create-external-model-transact-sql",
-    write=_write,
+    write=with_bundle({"model.sql": _SQL}),
     next_step="hdexport serve FOLDER/bundle behind https, then run FOLDER/model.sql",
     takes=frozenset({"name"}),
 )
