@@ -401,7 +401,7 @@ def test_a_system_gets_the_prompts_for_which_it_has_a_place(bundle: Bundle, tmp_
 def test_a_system_without_a_place_for_prompts_says_so_or_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     e5, default = with_settings(bundle, prompts=E5), with_settings(bundle, prompts=E5, default_prompt_name="passage")
     (note,) = packaged(e5, "onnx", tmp_path / "e5", check=False).notes
-    assert "adds no prompts. Write the model's prompts before your texts: query: 'query: '; passage: 'passage: '" in note
+    assert "Write the model's prompts before your texts: query: 'query: '; passage: 'passage: '" in note
     assert packaged(bundle, "onnx", tmp_path / "plain", check=False).notes == ()
     template = TextTemplate(plain=Wording(parts=(TemplatePart(before="<user>", slot="text"),), after=""), prompted=None)
     for refused, message in (

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.jobs import JobOptions, input_files, plan_job, row_reader, run_job, shards, writers
+from hdruntime.jobs import JobOptions, arrow_columns, input_files, plan_job, row_reader, run_job, shards
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.kept_columns import AS_COLUMNS
 from hdruntime.jobs.row_reader import read_rows
@@ -93,7 +93,7 @@ def test_a_kept_column_stays_a_column(bundle_path: Path, tmp_path: Path, monkeyp
         return input_files.cells_of_column(column)
 
     monkeypatch.setattr(row_reader, "cells_of_column", cells)
-    monkeypatch.setattr(writers, "cells_of_column", cells)
+    monkeypatch.setattr(arrow_columns, "cells_of_column", cells)
     keep = (*STAY, *VALUES)
     run_words(open_bundle(bundle_path), [file], tmp_path / "out.parquet", columns=Columns(keep=keep))
     assert set(converted) == {pa.string(), *(table.schema.field(name).type for name in VALUES)}
