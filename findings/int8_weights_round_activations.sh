@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Library: onnxruntime 1.31.1, openvino 2026.4.1
-# Guess: a graph whose only quantized tensors are weights, int8 constants that DequantizeLinear makes float32, computes in float32,
-#   at least where OpenVINO's INFERENCE_PRECISION_HINT is f32: the result is off by the rounding of weights alone.
-# Happens: on a CPU both round the activations to int8 as well, 32 channels of a token at a time: with one value of 100 among values
-#   of about 1, a product is off by 2 % of the largest. ONNX Runtime makes MatMulNBits of the nodes, and only its session option
-#   session.qdq_matmulnbits_accuracy_level 1 computes in float32; OpenVINO needs DYNAMIC_QUANTIZATION_GROUP_SIZE 0.
+# Guess: a graph whose only quantized tensors are weights, int8 constants that DequantizeLinear makes float32, computes in
+#   float32, at least where OpenVINO's INFERENCE_PRECISION_HINT is f32: the result is off by the rounding of weights alone.
+# Happens: on a CPU both round the activations to int8 as well, 32 channels of a token at a time: with one value of 100 among
+#   values of about 1, a product is off by 2 % of the largest. ONNX Runtime makes MatMulNBits of the nodes, and only its
+#   session option session.qdq_matmulnbits_accuracy_level 1 computes in float32; OpenVINO needs
+#   DYNAMIC_QUANTIZATION_GROUP_SIZE 0.
 # Minded: exporter/hdexport/quantize/dynamic.py
 # Seen: 2026-11-29
 set -euo pipefail

@@ -40,7 +40,8 @@ def standard():
     state = f"float[1, 1, tokens, {SIZE}]"
     model = onnx.parser.parse_model(f"""
         <ir_version: 11, opset_import: ["" : 23]>
-        attend ({state} q, {state} k, {state} v, bool[1, 1, tokens, tokens] mask) => ({state} y) {{ y = Attention(q, k, v, mask) }}""")
+        attend ({state} q, {state} k, {state} v, bool[1, 1, tokens, tokens] mask) => ({state} y)
+        {{ y = Attention(q, k, v, mask) }}""")
     onnx.checker.check_model(model)
     data = model.SerializeToString()
     feeds = {"q": q[:, None], "k": k[:, None], "v": v[:, None], "mask": np.zeros((1, 1, TOKENS, TOKENS), bool)}

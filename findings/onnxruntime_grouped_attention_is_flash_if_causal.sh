@@ -52,7 +52,8 @@ run "$multi>; float[1, 8, 4096, 32]" quadratic
 run "$multi, unidirectional = 1>" quadratic
 run "$group>" linear
 run "$group, causal = 0>" quadratic
-for version in 1.28.0:linear 1.27.0:quadratic; do
-    "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "onnxruntime==${version%:*}"
-    run "$group>" "${version#*:}"
+for case in 1.28.0:linear 1.27.0:quadratic; do
+    version=${case%:*}
+    "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "onnxruntime==$version"
+    run "$group>" "${case#*:}"
 done

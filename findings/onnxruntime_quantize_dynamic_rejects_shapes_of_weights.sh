@@ -2,9 +2,10 @@
 # Library: onnxruntime 1.31.1 (its quantization), onnx_ir 1.1.0
 # Guess: `quantize_dynamic` takes every valid model, and shapes that a model says of its values, which the format allows for
 #   weights as well, change nothing.
-# Happens: it transposes the weight of a Gemm with transB and leaves the shape that the model says of it, which its own inference then
-#   rejects: "Inferred shape and existing shape differ". onnx.shape_inference says no shapes of weights, and onnx_ir, which
-#   PyTorch's exporter and onnxscript write with, says them all: a model that it reads and writes is no longer quantized.
+# Happens: it transposes the weight of a Gemm with transB and leaves the shape that the model says of it, which its own
+#   inference then rejects: "Inferred shape and existing shape differ". onnx.shape_inference says no shapes of weights, and
+#   onnx_ir, which PyTorch's exporter and onnxscript write with, says them all: a model that it reads and writes is no longer
+#   quantized.
 # Minded: exporter/hdexport/package/int8.py
 # Seen: 2026-11-29
 set -euo pipefail

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Library: onnxruntime 1.24.1, 1.24.4, 1.31.1
-# Guess: a model with external data in the cache of the Hugging Face Hub, where both files are links to blobs elsewhere, loads in a
-#   release as in the next patch of it.
-# Happens: 1.24.1 does not load it, as the weights' real path is outside of the model's folder. 1.24.4 and 1.31.1 do. All load the
-#   same files without links.
+# Guess: a model with external data in the cache of the Hugging Face Hub, where both files are links to blobs elsewhere, loads
+#   in a release as in the next patch of it.
+# Happens: 1.24.1 does not load it, as the weights' real path is outside of the model's folder. 1.24.4 and 1.31.1 do. All load
+#   the same files without links.
 # Minded: pyproject.toml
 # Seen: 2026-11-29
 set -euo pipefail
@@ -48,7 +48,8 @@ print("onnxruntime", onnxruntime.__version__, "files and links:", *found)
 assert found == (True, sys.argv[1] == "loads")
 PYTHON
 "$folder/venv/bin/python" load.py loads
-for version in 1.24.4:loads 1.24.1:fails; do
-    "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "onnxruntime==${version%:*}"
-    "$folder/venv/bin/python" load.py "${version#*:}"
+for case in 1.24.4:loads 1.24.1:fails; do
+    version=${case%:*}
+    "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "onnxruntime==$version"
+    "$folder/venv/bin/python" load.py "${case#*:}"
 done

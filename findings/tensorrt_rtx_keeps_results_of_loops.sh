@@ -2,9 +2,9 @@
 # Library: TensorRT-RTX 1.7.1
 # Guess: the results of a loop are a tensor as others, whose memory serves again once it is read; and a Scan without a state,
 #   which only maps, is the simplest of loops.
-# Happens: an engine keeps the results of each Loop and Scan to its end. One, two, four and eight products of 16384 rows, each of
-#   the one before, take 8, 17, 25 and 25 MB, and in loops of 256 rows 25, 33, 50 and 84 MB: computing in chunks to save memory costs
-#   memory. A Scan without a state is not parsed ("Invalid Node", without a reason). It takes no GPU to see this.
+# Happens: an engine keeps the results of each Loop and Scan to its end. One, two, four and eight products of 16384 rows, each
+#   of the one before, take 8, 17, 25 and 25 MB, and in loops of 256 rows 25, 33, 50 and 84 MB: computing in chunks to save
+#   memory costs memory. A Scan without a state is not parsed ("Invalid Node", without a reason). It takes no GPU to see this.
 # Minded: exporter/hdexport/graph/targets/tensorrt/lowering.py, plugins/hdplugins/op_builder.py
 # Seen: 2026-11-29
 set -euo pipefail
@@ -43,7 +43,8 @@ def in_chunks(i, loop):
 def scan(i):
     block = f"float16[256, {WIDTH}]"
     return in_chunks(i, f"""zero{i} = Constant <value = float16 {{0}}> ()
-        end{i}, results{i} = Scan <num_scan_inputs = 1, body = step{i} (float16 old{i}, {block} a{i}) => (float16 new{i}, {block} o{i})
+        end{i}, results{i} = Scan <num_scan_inputs = 1, body = step{i}
+            (float16 old{i}, {block} a{i}) => (float16 new{i}, {block} o{i})
             {{ new{i} = Identity(old{i}) u{i} = MatMul(a{i}, w) o{i} = Tanh(u{i}) }}> (zero{i}, chunks{i})""")
 
 
@@ -57,7 +58,8 @@ def loop(i):
     return in_chunks(i, f"""count{i} = Shape <start = 0, end = 1> (chunks{i}) steps{i} = Squeeze(count{i})
         yes{i} = Constant <value = bool {{1}}> ()
         results{i} = Loop <body = step{i} (int64 n{i}, bool old{i}) => (bool new{i}, float16[256, {WIDTH}] o{i})
-            {{ new{i} = Identity(old{i}) a{i} = Gather(chunks{i}, n{i}) u{i} = MatMul(a{i}, w) o{i} = Tanh(u{i}) }}> (steps{i}, yes{i})""")
+            {{ new{i} = Identity(old{i}) a{i} = Gather(chunks{i}, n{i}) u{i} = MatMul(a{i}, w) o{i} = Tanh(u{i}) }}>
+            (steps{i}, yes{i})""")
 
 
 def planned(form, count):

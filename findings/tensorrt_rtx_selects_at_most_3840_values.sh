@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Library: TensorRT-RTX 1.7.1
-# Guess: TopK is as large as memory allows, as in ONNX Runtime, so that it can sort; or the parser, which sees the number, says no.
-# Happens: 3840 values are the most. A constant of 3841 is parsed, and the build fails, in the last of its steps; a number that
-#   the graph computes, as in a sort of all values, fails if the profile's longest input is longer. TensorRT's page of ITopKLayer
-#   has the limit. It takes no GPU to see this.
+# Guess: TopK is as large as memory allows, as in ONNX Runtime, so that it can sort; or the parser, which sees the number,
+#   says no.
+# Happens: 3840 values are the most. A constant of 3841 is parsed, and the build fails, in the last of its steps; a number
+#   that the graph computes, as in a sort of all values, fails if the profile's longest input is longer. TensorRT's page of
+#   ITopKLayer has the limit. It takes no GPU to see this.
 # Minded: exporter/hdexport/graph/targets/tensorrt/lowering.py, plugins/hdplugins/attention/lsh/onnx_functions.py
 # Seen: 2026-11-29
 set -euo pipefail

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Library: triton 3.6.0, 3.9.0
-# Guess: a kernel's registers are a matter of its blocks and of the GPU: a newer Triton, with a newer assembler, needs no more, so
-#   that a block size that spills nothing stays good. And to see them takes a GPU, or at least PyTorch.
-# Happens: Triton compiles for any GPU with neither, and `ptxas` reports registers and spills. Of one attention with a head of 128,
-#   3.9.0 spills less than 3.6.0 for sm_80 (blocks of 128 x 128: 4 bytes for 32) and more for sm_120 (256 x 32: 76 bytes for 20).
-#   Blocks of 128 x 64 spill nothing in either.
+# Guess: a kernel's registers are a matter of its blocks and of the GPU: a newer Triton, with a newer assembler, needs no
+#   more, so that a block size that spills nothing stays good. And to see them takes a GPU, or at least PyTorch.
+# Happens: Triton compiles for any GPU with neither, and `ptxas` reports registers and spills. Of one attention with a head of
+#   128, 3.9.0 spills less than 3.6.0 for sm_80 (blocks of 128 x 128: 4 bytes for 32) and more for sm_120 (256 x 32: 76 bytes
+#   for 20). Blocks of 128 x 64 spill nothing in either.
 # Minded: plugins/hdplugins/kernels/block_config.py
 # Seen: 2026-11-29
 set -euo pipefail
