@@ -32,8 +32,15 @@ The layers of the others are another type's of their family: every run tries the
 """
 
 TASKS_OF_EVERY_RUN = {
-    "bert": ("feature-extraction", "fill-mask", "text-classification", "question-answering"),
-    "roberta": ("feature-extraction", "sentence-similarity", "text-classification", "token-classification"),
+    "bert": (
+        "feature-extraction",
+        "sentence-similarity",
+        "fill-mask",
+        "text-classification",
+        "token-classification",
+        "question-answering",
+    ),
+    "roberta": ("feature-extraction", "text-classification"),
 }
 """Model type -> tasks whose bundles every run builds: each task, and one whose head either family writes in its way.
 
