@@ -52,7 +52,6 @@ def of_a_layer(bundle) -> int:
     ("model_type", "backend"),
     [
         ("qwen3", Backend.OPENVINO),
-        ("longformer", Backend.ONNXRUNTIME),
         *(
             pytest.param(model_type, backend, marks=pytest.mark.nightly)
             for model_type, backend in itertools.product(
@@ -141,6 +140,7 @@ def test_an_interrupted_run_leaves_nothing(tiny_bundles, tmp_path, monkeypatch) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_the_logits_of_some_tokens_are_computed_in_parts(openvino_bundles) -> None:
     bundle = openvino_bundles("bert", "fill-mask", vocab_size=20_000)
     limits = {"limit_bytes": 12 * 2**20, "backend": Backend.OPENVINO}
