@@ -52,7 +52,10 @@ The default suite sends what these clients send and compares the exact bodies; `
 _ADDRESSES = {
     "`cohere`, LangChain's and LlamaIndex's classes of Cohere": "`base_url`: `http://HOST:8000`",
     "Haystack's components of Cohere": "`api_base_url`: `http://HOST:8000`",
-    "Haystack's components of vLLM": "`api_base_url`: `http://HOST:8000/v1`",
+    "Haystack's components of vLLM": (
+        "`api_base_url`: `http://HOST:8000/v1`; `raise_on_failure=True`: without it, documents of a refused request "
+        "come back without embeddings"
+    ),
     "`openai`, LangChain's `OpenAIEmbeddings` with `check_embedding_ctx_length=False`": (
         "`base_url`: `http://HOST:8000/v1`"
     ),
@@ -65,6 +68,7 @@ _ADDRESSES = {
     "LiteLLM, embeddings": (
         "`api_base`: `http://HOST:8000/v1`; of `cohere/` the route, `http://HOST:8000/v2/embed`; of `huggingface/` "
         "`http://HOST:8000`, with `input_type='feature-extraction'`: without it, it asks huggingface.co about the model"
+        "; `dimensions` needs `hosted_vllm/`, or a model's name with `text-embedding-3`"
     ),
     "LiteLLM, rerank": (
         "`api_base`: `http://HOST:8000`; `infinity/` needs `return_documents=False`, since infinity's documents are "

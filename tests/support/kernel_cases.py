@@ -18,7 +18,7 @@ from support.attention_layers import Layer
 from support.interpreted_kernel import Inputs
 
 KERNEL_DTYPES = ("float32", "float16")
-"""Types without bfloat16: Triton 3.9's interpreter multiplies its bit patterns as integers."""
+"""Types without bfloat16: Triton's interpreter (3.7.1 and 3.9.0) multiplies its bit patterns as integers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def test_openvino_answers_as_hugging_face(openvino_bundles, model_type: str) -> 
 def test_texts_of_one_length_are_answered_after_memory_is_given_back(
     openvino_bundles, monkeypatch: pytest.MonkeyPatch, model_type: str, rows: int, tokens: int
 ) -> None:
-    """Each batch here is a large one, after which OpenVINO (2026.4.1) would have no memory for rotary positions."""
+    """Each batch here is a large one, after which memory is released and must be there again for the next."""
     monkeypatch.setattr(runner, "_LARGE_RUN_TOKENS", 0)
     bundle = openvino_bundles(model_type)
     numbers = np.random.default_rng(0)
