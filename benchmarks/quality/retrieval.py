@@ -214,10 +214,10 @@ def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, options: 
     from hdexport.quantize import Int8Options, bundle
     from hdruntime.bundle.manifest import Scheme
 
-    # One bundle has all precisions, but one of both kinds of int8.
+    # One bundle has all precisions but int8.
+    int8 = variant.precision if variant.precision.startswith("int8") else None
     built = {name: value for name, value in asdict(variant).items() if name not in ("reading", "precision")}
-    is_calibrated = variant.precision != WITHOUT_CALIBRATION
-    built |= {} if is_calibrated else {"precision": variant.precision}
+    built["int8"] = int8
     path = folder / hashlib.sha256(repr(built).encode()).hexdigest()
     if path.exists():
         return path
@@ -237,10 +237,10 @@ def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, options: 
         attention_scale=scale,
         attention=attention_from_spec(attention),
         targets=("openvino",) if in_openvino else (),
-        int8=Int8Options() if in_openvino else None,
+        int8=None if int8 is None else Int8Options(),
         verify=None,
     )
-    with mock.patch.object(bundle, "MIN_PARAMETERS", bundle.MIN_PARAMETERS if is_calibrated else 0):
+    with mock.patch.object(bundle, "MIN_PARAMETERS", 0 if int8 == WITHOUT_CALIBRATION else bundle.MIN_PARAMETERS):
         build(build_options)
     return path
 
