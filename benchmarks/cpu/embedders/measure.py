@@ -41,6 +41,7 @@ def main(file: str) -> None:
         found: dict[str, Any] = {}
     else:
         found = _measured(embedder, model, request, began=began)
+        found["peak_bytes"] = _peak_bytes()
     found["versions"] = {name: importlib.metadata.version(name) for name in embedder.PACKAGES}
     Path(request["output"]).write_text(json.dumps(found), encoding="utf-8")
 
@@ -63,6 +64,12 @@ def _measured(embedder: Any, model: Path, request: dict[str, Any], *, began: flo
         found["cpu_s"][tokens] = statistics.median(cpu_seconds)
         found["embeddings"][tokens] = np.asarray(embedding, np.float64).tolist()
     return found
+
+
+def _peak_bytes() -> int:
+    """Most resident memory of this process; `resource` would count that of the process that started it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 if __name__ == "__main__":
