@@ -143,6 +143,9 @@ class _Model:
         self._lock = threading.Lock()
         self._request: Any = None
         self._has_run = False
+        self._released: tuple[int, int] | None = None
+        """Rows and tokens of the batch after which memory returned to the system; None once other sizes have run."""
+        self._of_tokens = {spec.name for spec in bundle.manifest.inputs if spec.has_tokens_axis}
         self._is_closed = False
         with self._loading() as path:
             # At once, so that later changes of the file change nothing; by path, so that OpenVINO finds and maps
@@ -194,17 +197,21 @@ class _Model:
             if self._request is None:
                 self.compile()
             try:
+                if self._released is not None:
+                    self._infer(self._of_other_sizes(inputs, *self._released))
+                    self._released = None
                 self._infer(inputs)
                 results = {name: np.array(self._request.get_tensor(name).data) for name in outputs}
             except (RuntimeError, MemoryError) as error:
                 # Compiled again: nodes that a failed run did not reach may fail in all later ones (OpenVINO 2026.4.1).
-                self._request = None
+                self._request = self._released = None
                 give_memory_back()
                 raise _run_error(error, *shape) from error
             if not self._has_run:
                 self._has_run = True
                 self._release_weights()
             if math.prod(shape) > _LARGE_RUN_TOKENS:
+                self._released = shape
                 self._request.get_compiled_model().release_memory()
                 give_memory_back()
         return results
@@ -219,6 +226,18 @@ class _Model:
             # The first run lays out the weights that compiling left in the file.
             self._release_weights()
         self._request.wait()
+
+    def _of_other_sizes(self, inputs: Inputs, rows: int, tokens: int) -> Inputs:
+        """A smallest batch, of the first row and token, whose rows and tokens are not so many.
+
+        OpenVINO (2026.4.1) allocates released memory again only for nodes that see other sizes than before, or whose
+        sizes its own rules infer, of which rotary positions have none. In a batch of the same sizes those find none,
+        which was an error, or too little, which ended the process. Neither was seen again on an AMD EPYC with AVX-512
+        (2026-11-29). One token is avoided; see `OpenVinoRunner`.
+        """
+        first_row = {name: array[[0] * (2 if rows == 1 else 1)] for name, array in inputs.items()}
+        columns = [0] * (3 if tokens == 2 else 2)
+        return {name: array[:, columns] if name in self._of_tokens else array for name, array in first_row.items()}
 
     def close(self) -> None:
         """Free memory when the batch that runs has ended; repeated calls do nothing."""
