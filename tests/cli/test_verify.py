@@ -121,6 +121,7 @@ def test_the_quick_grid_as_json_is_the_record_and_its_checks(hdexport: Command, 
         "wrong_decisions": [],
         "error": None,
         "text": None,
+        "parts": 1,
     }
     assert [check["text"] for check in checks][-1] == "punctuation"
     assert (

@@ -224,7 +224,10 @@ def _identity(directory: Path) -> tuple[int, int] | None:
 def want_of_memory(error: Exception) -> str | None:
     """A message if the error is about a lack of memory, else None."""
     text = str(error)
-    if not (
+    if isinstance(error, SystemError) and _address_limit() is not None:
+        # Python 3.11 has no exception where it gets no memory while it compiles or reads a module.
+        text = "Python could not load a module"
+    elif not (
         isinstance(error, MemoryError) or says_out_of_memory(text) or any(part in text for part in _ALSO_OUT_OF_MEMORY)
     ):
         return None

@@ -42,6 +42,7 @@ def test_weights_are_within_a_step(axis: int) -> None:
 @pytest.fixture
 def every_model_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hdexport.quantize.bundle.MIN_PARAMETERS", 1)
+    monkeypatch.setattr("hdexport.graph.targets.openvino.target._LARGE_BYTES", 1)
     monkeypatch.setattr("hdexport.quantize.dynamic._MIN_TABLE_ROWS", 1)
     monkeypatch.setattr("hdexport.quantize.dynamic._TABLE_BLOCK", 7)
 

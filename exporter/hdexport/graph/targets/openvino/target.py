@@ -99,7 +99,8 @@ class OpenVinoTarget(Target):
             with super().running(bundle, graphs, precision) as run:
                 yield run
             return
-        padded = type(bundle)(bundle.path, dataclasses.replace(bundle.manifest, graphs=graphs[:1]))
+        others = tuple(graph for graph in bundle.manifest.graphs if graph not in graphs[1:])
+        padded = type(bundle)(bundle.path, dataclasses.replace(bundle.manifest, graphs=others))
         with contextlib.ExitStack() as opened:
             sessions: dict[bool, hdruntime.Session] = {}
 
