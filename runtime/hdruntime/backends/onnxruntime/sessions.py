@@ -24,6 +24,8 @@ _ERRORS_ONLY = 3
 _OUT_OF_MEMORY = (
     "Failed to allocate memory",
     "bad_alloc",
+    # From the system, such as for the stack of a thread.
+    "Cannot allocate memory",
     # From CUDA, its libraries, and the arena under a memory limit.
     "out of memory",
     "ALLOC_FAILED",
