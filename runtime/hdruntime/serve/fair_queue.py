@@ -19,10 +19,6 @@ _SHARE = 2
 """Maximum tokens of another client in a batch, as a multiple of the tokens of the client whose turn it is: a short text
 does not wait for a batch that another client alone would fill."""
 
-_SHORT_CLASS = 6
-"""Length class of all texts of up to 64 tokens, since several batches would take longer than one; sessions divide it
-where padding would take longer than another run."""
-
 BatchClass = tuple[TextTask, int]
 """The task of chunks and their length class, which the chunks of a batch share."""
 
@@ -46,8 +42,8 @@ def client_of(host: str) -> str:
 
 
 def length_class(tokens: int) -> int:
-    """The exponent of the smallest power of two that is at least the number of tokens, and at least `_SHORT_CLASS`."""
-    return max(_SHORT_CLASS, (tokens - 1).bit_length())
+    """The exponent of the smallest power of two that is at least the number of tokens."""
+    return max(1, tokens - 1).bit_length()
 
 
 @dataclass(eq=False)

@@ -54,10 +54,10 @@ class _SessionThread:
 class TextQueue:
     """Tokenizes the texts of many requests in other threads, and runs them in batches.
 
-    A batch has chunks of one task in one length class: their lengths differ by less than a factor of two, which bounds
-    padding, or all are short. Clients take turns, see `FairQueue`; the client whose turn it is decides the length class
-    of the batch. A batch runs in the session that waits longest. While every session runs a batch, another thread runs
-    short texts of clients that are in none of the batches, in the first session.
+    A batch has chunks of one task whose lengths differ by less than a factor of two, which bounds padding. Clients take
+    turns, see `FairQueue`; the client whose turn it is decides the length class of the batch. A batch runs in the
+    session that waits longest. While every session runs a batch, another thread runs short texts of clients that are in
+    none of the batches, in the first session.
 
     Args:
         batch_tokens: maximum tokens of a batch, padding included.
