@@ -134,7 +134,11 @@ class Connection:
 
     def is_closed(self) -> bool:
         """Whether the server ends the connection without another byte; waits until it does one of both."""
-        return not self._received and not self.socket.recv(1)
+        try:
+            return not self._received and not self.socket.recv(1)
+        except ConnectionResetError:
+            # A byte reached the server after the end.
+            return True
 
     def _read_until(self, found: Any) -> int:
         while not (place := found()):
