@@ -102,12 +102,13 @@ def set_of(bundle):
     return dataclasses.replace(sets[0], part_bytes=of_a_layer(bundle))
 
 
-def on_small_disk(bundle, directory: Path) -> None:
+def on_small_disk(path: Path, directory: Path) -> None:
     """Run parts on a disk that holds one part's weights and some of the values between parts."""
+    bundle = open_bundle(path)
     mount_disk(directory, "1m")
     tempfile.tempdir = str(directory)
     rows = ({"input_ids": np.full((1, 64), row), "attention_mask": np.ones((1, 64), np.int64)} for row in range(100))
-    opened = parts_run.opened_in_parts(open_bundle(bundle.path), set_of(bundle), Changes(), lambda: rows, Progress())
+    opened = parts_run.opened_in_parts(bundle, set_of(bundle), Changes(), lambda: rows, Progress())
     try:
         with opened:
             print("ran")
@@ -117,7 +118,7 @@ def on_small_disk(bundle, directory: Path) -> None:
 
 def test_a_full_disk_leaves_nothing(tiny_bundles, tmp_path) -> None:
     bundle = tiny_bundles("qwen3")
-    done = in_mount_namespace(on_small_disk, bundle, tmp_path / "disk")
+    done = in_mount_namespace(on_small_disk, bundle.path, tmp_path / "disk")
     assert done.stdout.splitlines()[-1] == "No space left on device []"
 
 
