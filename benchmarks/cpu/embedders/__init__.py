@@ -17,7 +17,7 @@ _MEASURE = Path(__file__).with_name("measure.py")
 
 
 def measured(python: str, **request: Any) -> dict[str, Any]:
-    """What ``measure.py`` finds, and the figures of its process.
+    """Run ``measure.py`` in a process of its own; return the figures that it writes and those of the process.
 
     Args:
         python: interpreter of the program's environment.

@@ -67,7 +67,7 @@ def _measured(embedder: Any, model: Path, request: dict[str, Any], *, began: flo
 
 
 def _peak_bytes() -> int:
-    """Most resident memory of this process; `resource` would count that of the process that started it."""
+    """Peak resident memory of this process; `resource` would include the memory of the parent process."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 

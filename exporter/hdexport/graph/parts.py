@@ -113,7 +113,7 @@ def _is_numpy(dtype: ir.DataType | None) -> bool:
 
 
 def _read_by(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node reads, and those that its subgraphs capture, with values of the subgraphs themselves."""
+    """Yield the inputs of a node, and the outputs and all nodes' inputs of its subgraphs."""
     yield from (value for value in node.inputs if value is not None)
     for attribute in node.attributes.values():
         graphs: Sequence[ir.Graph] = ()

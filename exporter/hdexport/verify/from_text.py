@@ -29,7 +29,7 @@ from hdexport.verify.grid import Grid
 from hdexport.verify.own_code import code_name
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.arrays import AnyArray, FloatArray
-from hdruntime.backends.equal_lengths import give_memory_back
+from hdruntime.backends.cpu_runner import give_memory_back
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest, Task
 from hdruntime.bundle.reader import Bundle

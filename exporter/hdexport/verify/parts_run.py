@@ -18,7 +18,7 @@ from hdexport.graph.vocabulary_head import sampled_graph
 from hdexport.support.progress import Progress
 from hdexport.verify.graph_sets import GraphSet, Opened
 from hdruntime.arrays import AnyArray, Inputs, Outputs
-from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
+from hdruntime.backends.cpu_runner import CpuRunner, give_memory_back
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
 
@@ -79,7 +79,7 @@ class _Loaded(NamedTuple):
     run: Run
 
 
-class _PartsRunner(EqualLengthRunner):
+class _PartsRunner(CpuRunner):
     """Runs batches in the part that is loaded, if it is of their graph, or reads what all parts computed.
 
     Args:

@@ -30,7 +30,7 @@ from hdexport.verify.parts_run import opened_in_parts
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.single_texts import ENGLISH, sample_ids
 from hdruntime.arrays import AnyArray, IntArray
-from hdruntime.backends.equal_lengths import give_memory_back
+from hdruntime.backends.cpu_runner import give_memory_back
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.bundle.manifest import Backend, Manifest

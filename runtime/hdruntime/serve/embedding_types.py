@@ -186,7 +186,7 @@ def base64_of(row: AnyArray) -> str:
 
 
 async def made_beside_the_loop(make: Callable[[], Made], arrays: Iterable[AnyArray]) -> Made:
-    """What a function makes of arrays: in another thread, if they have many values."""
+    """Return the result of `make`, which runs in another thread if the arrays have many values."""
     return await asyncio.to_thread(make) if sum(each.size for each in arrays) > _MANY_VALUES else make()
 
 

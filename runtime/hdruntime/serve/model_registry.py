@@ -169,7 +169,7 @@ class ModelRegistry:
 
 
 def check_names(models: Sequence[LoadedModel]) -> None:
-    """Reject models of which two have the same name."""
+    """Raise an InputError if two models share a name."""
     named = Counter(name for model in models for name in model.names or [model.name])
     for name, number in named.items():
         if number > 1:

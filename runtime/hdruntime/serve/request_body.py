@@ -81,7 +81,7 @@ class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def overflow(self) -> Overflow:
-        """What happens to texts of too many tokens; keys that contradict each other are rejected."""
+        """Treatment of texts with too many tokens; keys that contradict each other raise an InputError."""
         truncates = None if self.truncate_prompt_tokens is None else True
         choices = {OVERFLOWS[key] for key in (self.truncate, self.truncation, truncates) if key is not None}
         if len(choices) > 1:

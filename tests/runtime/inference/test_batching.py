@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdruntime.backends.equal_lengths import right_padded_rows, similar_length_groups
+from hdruntime.backends.cpu_runner import right_padded_rows, similar_length_groups
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import grouped, pack_by_tokens
 

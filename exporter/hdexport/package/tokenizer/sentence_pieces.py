@@ -63,8 +63,8 @@ def sentence_pieces(
     last = {piece: number for number, (piece, _) in enumerate(model["vocab"])}
     for number, (piece, score) in enumerate(model["vocab"]):
         kind = proto.SentencePiece.UNKNOWN if number == model["unk_id"] else proto.SentencePiece.NORMAL
-        # SentencePiece rejects two equal pieces, of which the tokenizers library takes the last one, and ends a
-        # piece at NUL.
+        # SentencePiece rejects equal pieces, and ends a piece at NUL. Of equal pieces the tokenizers library takes the
+        # last one.
         is_reached = last[piece] == number and piece and "\0" not in piece
         proto.pieces.add(piece=piece if is_reached else token_sentinel(number), score=score, type=kind)
     serialized = base64.b64encode(proto.SerializeToString()).decode()

@@ -11,7 +11,7 @@ import numpy as np
 
 from hdruntime.arrays import AnyArray, FloatArray, Inputs, Outputs
 from hdruntime.backends.bundle_runner import chosen_graph
-from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
+from hdruntime.backends.cpu_runner import CpuRunner, give_memory_back
 from hdruntime.backends.forking import no_fork
 from hdruntime.backends.onnxruntime import CPU_LOWERING
 from hdruntime.backends.onnxruntime.bfloat16 import check_bfloat16
@@ -52,7 +52,7 @@ _MAX_PADDED_TOKENS = 128
 """Tokens of the longest row that shares a batch with shorter ones: the attention that takes a mask keeps its scores."""
 
 
-class OnnxRuntimeRunner(EqualLengthRunner):
+class OnnxRuntimeRunner(CpuRunner):
     """A bundle's graph for the CPU, else its portable one, in a session on the CPU, also where the package has GPU
     providers.
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from hdruntime.arrays import Inputs, Outputs
 from hdruntime.backends.bundle_runner import chosen_graph, failed, needs_float32, out_of_memory
-from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
+from hdruntime.backends.cpu_runner import CpuRunner, give_memory_back
 from hdruntime.backends.forking import no_fork, start_threads
 from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_precision, new_core
@@ -71,7 +71,7 @@ _SHARED_AND_NEVER_WRITTEN = "r--s"
 """Permissions of a mapping whose pages hold the file's content, so that none of them can be lost."""
 
 
-class OpenVinoRunner(EqualLengthRunner):
+class OpenVinoRunner(CpuRunner):
     """A bundle's graphs in OpenVINO, on the CPU or one of its other devices.
 
     Batches without padding run in a graph without masks where the bundle has one, except batches of one token: OpenVINO

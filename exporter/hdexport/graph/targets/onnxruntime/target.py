@@ -102,7 +102,7 @@ class OnnxTarget(Target):
         return graph.lowering == PORTABLE_LOWERING
 
     def run_of(self, path: Path, graph: GraphFile, precision: Precision) -> Run:
-        """By a session on the CPU, with the kernels of the runtime's session."""
+        """Open the part in a session on the CPU, with the kernels of the runtime's session."""
         import onnxruntime
 
         from hdruntime.backends.onnxruntime.cpu import SLOW_FUSIONS

@@ -92,7 +92,7 @@ class OpenVinoTarget(Target):
         without padding, or, once a batch has padding or one token, the other.
         """
         import hdruntime
-        from hdruntime.backends.equal_lengths import give_memory_back
+        from hdruntime.backends.cpu_runner import give_memory_back
         from hdruntime.backends.openvino.runner import is_unpadded
 
         if len(graphs) == 1 or 4 * bundle.manifest.parameters < _LARGE_BYTES:
@@ -123,14 +123,14 @@ class OpenVinoTarget(Target):
         return graphs[-1 if is_unpadded(manifest, feeds) else 0]
 
     def run_of(self, path: Path, graph: GraphFile, precision: Precision) -> Run:
-        """By a request on the CPU."""
+        """Compile the part on the CPU, and run it by inference requests."""
         core = require("openvino").Core()
         return _run_of_model(core, core.read_model(path), precision)
 
     def changed_run(
         self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision, changes: Changes
     ) -> Run | None:
-        """Of the graph that the runtime would run."""
+        """Run the graph that the runtime would run, with the changes."""
         from hdexport.graph.targets.openvino.changed_models import sampled, watch
 
         manifest, core = bundle.manifest, require("openvino").Core()

@@ -11,12 +11,12 @@ from onnx.reference import ReferenceEvaluator
 import hdruntime
 from hdruntime.arrays import Inputs, Outputs
 from hdruntime.backends.bundle_runner import chosen_graph
-from hdruntime.backends.equal_lengths import EqualLengthRunner
+from hdruntime.backends.cpu_runner import CpuRunner
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError
 
 
-class ToyRunner(EqualLengthRunner):
+class ToyRunner(CpuRunner):
     """Interprets one node after the other."""
 
     backend = "toy"

@@ -19,7 +19,7 @@ _Group = tuple[npt.NDArray[np.intp], int | None]
 """Indices of rows, and their length; None for rows that run with their mask."""
 
 
-class EqualLengthRunner(BundleRunner):
+class CpuRunner(BundleRunner):
     """Runs rows with padding on the right in groups of similar lengths, with at most `max_padding` tokens of padding,
     and rows with other masks with their mask. Where padding changes outputs, batches run as given."""
 
