@@ -104,7 +104,7 @@ class ServeOptions:
     )
     api_key: str | None = None
     max_wait_ms: float = field(
-        default=2.0,
+        default=0.0,
         metadata=_described("maximum wait of a text for other texts of its batch, in ms", metavar="MS", minimum=0),
     )
     max_queue_tokens: int | None = field(
