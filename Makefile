@@ -118,7 +118,7 @@ reader_tract := tract==0.23.9 numpy tokenizers==0.23.3
 reader_fastembed := fastembed==0.9.1
 reader_light-embed := light-embed==1.0.9
 reader_lancedb := lancedb==0.40.0 onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
-reader_mlflow := mlflow-skinny==3.18.0 pandas onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
+reader_mlflow := mlflow-skinny==3.17.2 pandas onnxruntime==1.31.1 tokenizers==0.23.3 msgspec
 reader_boto3 := boto3==1.44.8
 reader_kserve := kserve==0.21.0 'tritonclient[http]==2.73.0'
 reader_openvino := openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0 numpy

@@ -47,7 +47,7 @@ TARGET = PackageTarget(
     name="mlflow",
     system="MLflow and Databricks Model Serving",
     source="https://mlflow.org/docs/latest/ml/model/models-from-code",
-    tried=("mlflow-skinny 3.18.0",),
+    tried=("mlflow-skinny 3.17.2",),
     write=with_bundle({"model.py": _MODEL, "save.py": _SCRIPT}),
     next_step="python FOLDER/save.py OUTPUT, then mlflow.pyfunc.load_model(OUTPUT)",
 )
