@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Library: tokenizers 0.23.2
 # Guess: of a truncated text, `Encoding.overflowing` has all pieces that do not fit.
-# Happens: version 0.23.2 tokenizes no further than the first piece, with and without a stride, so that the rest is lost: of 40
-#   words and 8 tokens per piece there is no overflow at all, and with special tokens one short piece. 0.23.3 gives all
-#   pieces. Reported as issue 2091 of huggingface/tokenizers.
-# Minded: runtime/hdruntime/text/splitting.py, which splits by itself
+# Happens: version 0.23.2, like 0.23.1, tokenizes no further than the first piece, with and without a stride, so that the
+#   rest is lost: of 40 words and 8 tokens per piece there is no overflow at all, and with special tokens one short piece.
+#   0.23.3 gives all pieces. Reported as issue 2091 of huggingface/tokenizers.
+# Minded: pyproject.toml, which excludes both; runtime/hdruntime/text/splitting.py, which splits by itself
 # Seen: 2026-11-29
 set -euo pipefail
 folder=$(mktemp -d)

@@ -182,7 +182,6 @@ def test_arguments_have_the_places_and_names_of_sentence_transformers() -> None:
         assert {ours[each].kind for each in list(ours)[count:]} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-@pytest.mark.pinned  # tokenizers 0.23.2 cuts otherwise than it says
 def test_a_long_documents_score_is_pooled_over_its_chunks(saved: Callable[[int], Path], reranker: CrossEncoder) -> None:
     stride = 7
     by_max = scores_of_chunks(saved(1) / "checkpoint", DOCUMENTS, stride=stride, pool=lambda logits, _: logits.max())

@@ -55,7 +55,6 @@ def model_of_tokens() -> BertForTokenClassification:
     return model
 
 
-@pytest.mark.pinned  # tokenizers 0.23.2 loses chunks
 def test_entities_of_a_long_text_are_those_of_transformers_on_the_whole_text(
     new_bundle: BundleMaker, tmp_path: Path
 ) -> None:

@@ -67,7 +67,6 @@ def split(
 # Chunks
 
 
-@pytest.mark.pinned  # tokenizers 0.23.2 loses chunks
 def test_pieces_are_those_of_the_tokenizers_library() -> None:
     sizes = [8, 9, 15, 16, 17, 24, 41]
     for kind, words, stride, question in itertools.product(PROCESSORS, sizes, [0, 1, 3], [None, 2]):
