@@ -614,7 +614,10 @@ def test_a_broken_session_is_an_error_of_the_calls_and_not_the_queues_end() -> N
 # The command
 
 
-def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
+def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(
+    sample_bundle: Path, tmp_path: Path, stop: signal.Signals
+) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n")
     command = ["serve", sample_bundle, "--port", 0, "--backend", "onnxruntime", "--api-key-file", tmp_path / "key"]
     arguments = [Path(sys.executable).with_name("hdexport"), *command, "--threads", 1, "--max-wait-ms", 1500]
@@ -639,7 +642,7 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(sample_bun
                         client.post, "/v1/embeddings", json={"input": "a text of a client"}, timeout=30
                     )
                     time.sleep(0.3)
-                    process.send_signal(signal.SIGTERM)
+                    process.send_signal(stop)
                     assert answer.result().status_code == 200
             assert b"body has not arrived" in half.answer().body
             # Far below the 30 seconds that requests have: only a guard.

@@ -145,6 +145,27 @@ def test_what_is_no_request_of_http_1_is_refused_and_the_connection_closed(serve
         assert connection.is_closed()
 
 
+@pytest.mark.parametrize(("path", "status"), [(b"/health", 200), (b"/v1/embeddings", 405), (b"/nowhere", 404)])
+def test_a_request_for_the_head_alone_gets_it_and_the_connection_goes_on(
+    served: Served, plain: dict[str, bytes], path: bytes, status: int
+) -> None:
+    with Connection(served[0]) as connection:
+        connection.send(b"HEAD %b HTTP/1.1\r\nHost: a\r\n\r\n" % path)
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += connection.socket.recv(1)
+        assert int(head.split()[1]) == status
+        connection.send(GET + b"\r\n")
+        assert connection.answer()[::2] == (200, plain["no body"])
+
+
+def test_a_body_that_is_compressed_is_refused_by_its_name(served: Served) -> None:
+    for coding, status in (("gzip", 415), ("identity", 200)):
+        answer = served[0].post("/v1/embeddings", content=BODY, headers={"Content-Encoding": coding})
+        assert answer.status_code == status, answer.text
+        assert (coding in answer.text) == (status == 415)
+
+
 def test_empty_lines_before_a_request_are_ignored(served: Served, plain: dict[str, bytes]) -> None:
     with Connection(served[0]) as connection:
         for _ in range(2):

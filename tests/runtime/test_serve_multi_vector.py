@@ -186,14 +186,14 @@ def test_parts_of_a_request_have_one_limit(ask: Ask, limit: int) -> None:
 def test_rows_in_another_thread_are_those_of_this_one(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"input": TEXTS, "embedding_type": ["float", "base64"]}
     expected, threads = ask(**body), set[int]()
-    lists = embedding_types.EmbeddingTypes.lists
+    values = embedding_types.EmbeddingTypes._values
 
     def noted(*given: Any) -> Any:
         threads.add(threading.get_ident())
-        return lists(*given)
+        return values(*given)
 
     monkeypatch.setattr(embedding_types, "_MANY_VALUES", 0)
-    monkeypatch.setattr(embedding_types.EmbeddingTypes, "lists", noted)
+    monkeypatch.setattr(embedding_types.EmbeddingTypes, "_values", noted)
     assert ask(**body) == expected
     assert len(threads) == 1
     assert threading.get_ident() not in threads

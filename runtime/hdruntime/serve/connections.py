@@ -86,6 +86,7 @@ class LimitedConnection(asyncio.Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
+        self.transport.send_head()
         super().on_response_complete()  # type: ignore[misc]
         if not self._has_request() and not self.transport.is_closing():
             self._idle()[self] = None
@@ -141,7 +142,8 @@ class LimitedConnection(asyncio.Protocol):
 class _HeadWithBody:
     """A connection's transport that sends the head of a response together with the body's first part.
 
-    uvicorn writes them one after the other: two system calls, and two packets for the client.
+    uvicorn writes them one after the other: two system calls, and two packets for the client. The response to a HEAD
+    request has no body.
     """
 
     def __init__(self, transport: Any) -> None:
@@ -160,10 +162,14 @@ class _HeadWithBody:
         else:
             self._transport.write(data)
 
-    def close(self) -> None:
-        """Close the connection after what waits."""
+    def send_head(self) -> None:
+        """Send a head that waits."""
         if self._head:
             self.write(b"")
+
+    def close(self) -> None:
+        """Close the connection after what waits."""
+        self.send_head()
         self._transport.close()
 
 

@@ -48,7 +48,7 @@ BASE64_VALUE_BYTES = 4 * 4 / 3
 """Bytes of a float32 in base64."""
 
 _MANY_VALUES = 2**18
-"""Values of embeddings of tokens whose JSON is made in another thread than the event loop's: fewer take 25 ms (Intel
+"""Values of embeddings whose JSON is made in another thread than the event loop's: fewer take 25 ms (Intel
 Xeon, 2026-11-29)."""
 
 
@@ -93,16 +93,18 @@ class EmbeddingTypes:
                 written += 5 if precision.needs_ranges else 5 / 8
         return max(written, 4)
 
-    def rows(self, embeddings: FloatingArray, ranges: Ranges | None, *, is_rescaled: bool = False) -> list[Any]:
+    async def rows(self, embeddings: FloatingArray, ranges: Ranges | None, *, is_rescaled: bool = False) -> list[Any]:
         """The embeddings, float32 [rows, dimensions], as a response has them: a value for each row, or where several
         formats were asked for, an object with a value for each. See `typed_embeddings` for the arguments."""
-        values = self._values(embeddings, ranges, is_rescaled=is_rescaled)
+        values = await made_beside_the_loop(
+            lambda: self._values(embeddings, ranges, is_rescaled=is_rescaled), [embeddings]
+        )
         return values[0] if self._is_one else [self._object(row) for row in zip(*values, strict=True)]
 
-    def lists(self, embeddings: Sequence[FloatingArray], ranges: Ranges | None) -> list[Any]:
+    async def lists(self, embeddings: Sequence[FloatingArray], ranges: Ranges | None) -> list[Any]:
         """The embeddings of several texts, each float32 [embeddings of the text, dimensions], as `rows` has them: a
         list of values for each text, or an object with a list for each format."""
-        parts = (self._values(each, ranges) for each in embeddings)
+        parts = await made_beside_the_loop(lambda: [self._values(each, ranges) for each in embeddings], embeddings)
         return [part[0] if self._is_one else self._object(part) for part in parts]
 
     def check_ranges_are_not_needed(self, key: str) -> None:

@@ -97,6 +97,8 @@ class RequestReader:
     async def _read(self, request: Request, read: Callable[[bytearray], Read]) -> Read:
         """What a function reads in a request's body."""
         request.scope[_IS_READ] = False
+        if (coding := request.headers.get("content-encoding", "").strip().lower()) not in ("", "identity"):
+            raise RequestError(415, f"The body is encoded as {coding:.100}; send it without Content-Encoding.")
         content, has_more = bytearray(), True
         while has_more:
             message = await request.receive()

@@ -31,7 +31,7 @@ from hdruntime.text.tokenization import TextTokenizer
 logger = logging.getLogger(__name__)
 
 _KEPT_TOKENIZERS = 8
-"""Maximum tokenizers with the limits of requests; such a tokenizer is a copy of several megabytes."""
+"""Maximum tokenizers with the limits of requests, which share the model."""
 
 _KEPT_INFERENCES = 64
 """Maximum combinations of a task, a treatment of long texts and a prompt that are kept; requests make tasks."""

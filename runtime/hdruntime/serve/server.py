@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import ipaddress
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +80,7 @@ def serve(
     options: ServeOptions | None = None,
     on_ready: Callable[[str], None] = lambda lines: None,
 ) -> None:
-    """Serve bundles until SIGINT or SIGTERM; requests that run are answered.
+    """Serve bundles until SIGINT, SIGTERM or SIGHUP; requests that run are answered.
 
     Args:
         bundles: one or several. If one cannot be loaded, none is served.
@@ -110,7 +112,23 @@ def serve(
         # What is there now stays: the garbage collector would search it again and again.
         gc.freeze()
         server = uvicorn.Server(uvicorn.Config(served, **settings))
-        server.run(sockets=bound)
+        with _stopped_by_hangup():
+            server.run(sockets=bound)
+
+
+@contextlib.contextmanager
+def _stopped_by_hangup() -> Iterator[None]:
+    """Handle SIGHUP, of a terminal that is closed, as uvicorn handles SIGTERM, unless ``nohup`` ignores it."""
+    hangup = getattr(signal, "SIGHUP", None)
+    is_main = threading.current_thread() is threading.main_thread()
+    if hangup is None or not is_main or (before := signal.getsignal(hangup)) is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(hangup, before)
 
 
 def _loaded(bundles: Sequence[BundleToServe], sessions: contextlib.ExitStack) -> list[LoadedModel]:

@@ -26,7 +26,7 @@ from hdruntime.text.checks import (
 from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.partial_texts import PartialTexts
 from hdruntime.text.templates import Template, template_encoding, template_suffix
-from hdruntime.text.tokenizer_file import read_tokenizer
+from hdruntime.text.tokenizer_file import copied_tokenizer, read_tokenizer
 
 
 class TextTokenizer:
@@ -477,7 +477,7 @@ class TextTokenizer:
     @functools.cached_property
     def _truncating(self) -> Any:
         # Truncation is state of a `Tokenizer`: switching it per call would be a race between threads.
-        tokenizer = type(self.whole).from_str(self.whole.to_str())
+        tokenizer = copied_tokenizer(self.whole)
         tokenizer.enable_truncation(self.max_len, direction=self._side)
         return tokenizer
 

@@ -1,4 +1,4 @@
-"""Reading a ``tokenizer.json``."""
+"""Reading and copying a ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,20 @@ def read_tokenizer(path: Path) -> Any:
             hint="Build the bundle again from its checkpoint; the build explains how to change the tokenizer.",
         )
     return tokenizer
+
+
+def copied_tokenizer(tokenizer: Any) -> Any:
+    """A copy of a ``tokenizers.Tokenizer``, without truncation and padding, that shares the model.
+
+    A copy by ``to_str`` and ``from_str`` has a model of its own: of a vocabulary of 250,000 words it takes a second and
+    as much memory again (tokenizers 0.23.3, 2026-11-29).
+    """
+    copy = type(tokenizer)(tokenizer.model)
+    for step in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "encode_special_tokens"):
+        if (value := getattr(tokenizer, step)) is not None:
+            setattr(copy, step, value)
+    copy.add_tokens([token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())])
+    return copy
 
 
 class RandomIds(NamedTuple):

@@ -13,7 +13,9 @@ from hdruntime.bundle.manifest import Side
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.tokenization import TextTokenizer
+from hdruntime.text.tokenizer_file import copied_tokenizer
 from support.comparators import named_case
+from support.file_tokenizers import TOKENIZERS, word_pieces
 from support.job_runs import forget_unknown_token
 
 CLS, SEP = 2, 3
@@ -106,6 +108,23 @@ NO_LISTS = [
     (["a"], "b", "pairs is one string"),
     (["a", "b"], ["c"], "2 texts but 1 pairs"),
 ]
+
+
+@pytest.mark.parametrize("make", dict.fromkeys(case.file for case in TOKENIZERS))
+def test_a_copy_is_written_as_the_original_and_has_a_limit_of_its_own(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    tokenizer.add_tokens([AddedToken("added", single_word=True), AddedToken("[X]", lstrip=True, special=True)])
+    copy = copied_tokenizer(tokenizer)
+    assert copy.to_str() == tokenizer.to_str()
+    copy.enable_truncation(3)
+    assert tokenizer.truncation is None
+
+
+def test_a_copy_takes_no_memory_for_another_model() -> None:
+    tokenizer = word_pieces()
+    copy = copied_tokenizer(tokenizer)
+    copy.model.unk_token = "a"
+    assert tokenizer.model.unk_token == "a", "both have one model"
 
 
 def test_what_is_no_list_of_texts_is_refused(tokenizer: TextTokenizer) -> None:

@@ -85,7 +85,7 @@ class CohereInterface(Interface):
         answers = await request.answers(
             body, [Text(text=text) for text in texts], prompt_name=body.chosen_prompt_name(task.manifest)
         )
-        rows = types.rows(task.truncated(np.array(answers.answers), body.dimensions), self.model.ranges)
+        rows = await types.rows(task.truncated(np.array(answers.answers), body.dimensions), self.model.ranges)
         embeddings = {name: [row[name] for row in rows] for name in rows[0]}
         meta: dict[str, object] = {
             "api_version": {"version": version},

@@ -117,7 +117,8 @@ class ContextualizedInterface(Interface):
             body, texts, task=self._chunks, overflow=overflow, stride=stride, prompt_name=prompt_name
         )
         of_texts: list[TextChunks] = answers.answers
-        rows = types.lists([task.truncated(each.vectors, body.dimensions) for each in of_texts], self.model.ranges)
+        vectors = [task.truncated(each.vectors, body.dimensions) for each in of_texts]
+        rows = await types.lists(vectors, self.model.ranges)
         data = []
         for index, (document, chunks, rows_of_document) in enumerate(zip(texts, of_texts, rows, strict=True)):
             embeddings: list[dict[str, Any]] = [

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, made_beside_the_loop
+from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat
 from hdruntime.serve.interface import Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.request_body import RequestBody
 from hdruntime.tasks.hybrid_similarity import HybridDense, HybridTokens
@@ -71,7 +71,7 @@ class MultiVectorInterface(Interface):
             prompt_name=body.input_type,
         )
         vectors = [task.truncated(each, body.dimensions) for each in answers.answers]
-        lists = await made_beside_the_loop(lambda: types.lists(vectors, self.model.ranges), vectors)
+        lists = await types.lists(vectors, self.model.ranges)
         data = [
             {"object": "embeddings", "index": index, "embeddings": rows} | answers.truncation(index)
             for index, rows in enumerate(lists)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hdruntime.errors import InputError, joined
-from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, OutputDtype, made_beside_the_loop
+from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, OutputDtype
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.request_body import PromptedBody
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
@@ -104,7 +104,7 @@ class OpenAIInterface(Interface):
         vectors = task.truncated(vectors, body.dimensions)
         vectors = normalized(vectors) if body.normalize else vectors
         is_rescaled = body.normalize and not task.normalizes
-        rows = types.rows(vectors, self.model.ranges, is_rescaled=is_rescaled)
+        rows = await types.rows(vectors, self.model.ranges, is_rescaled=is_rescaled)
         data = [
             {"object": "embedding", "index": index, "embedding": row} | answers.truncation(index)
             for index, row in enumerate(rows)
@@ -137,11 +137,11 @@ class OpenAIInterface(Interface):
             vectors = np.array([each.dense for each in of_texts])
             vectors = normalized(vectors) if body.normalize else vectors
             is_rescaled = body.normalize and not dense.normalizes
-            for each, row in zip(data, types.rows(vectors, self.model.ranges, is_rescaled=is_rescaled), strict=True):
+            rows = await types.rows(vectors, self.model.ranges, is_rescaled=is_rescaled)
+            for each, row in zip(data, rows, strict=True):
                 each["embedding"] = row
         if EmbeddingKind.COLBERT in kinds:
-            vectors_of_tokens = [each.colbert for each in of_texts if each.colbert is not None]
-            tokens = await made_beside_the_loop(lambda: types.lists(vectors_of_tokens, None), vectors_of_tokens)
+            tokens = await types.lists([each.colbert for each in of_texts if each.colbert is not None], None)
             for each, rows in zip(data, tokens, strict=True):
                 each["colbert_vecs"] = rows
         for index, (each, embedding) in enumerate(zip(data, of_texts, strict=True)):

@@ -157,7 +157,8 @@ class TeiInterface(Interface):
             body, await body.texts(request), prompt_name=body.chosen_prompt_name(task.manifest)
         )
         vectors = task.truncated(np.array(answers.answers), body.dimensions)
-        return (normalized(vectors) if body.normalize else vectors).tolist()
+        vectors = normalized(vectors) if body.normalize else vectors
+        return await made_beside_the_loop(lambda: json_rows(vectors), [vectors])
 
     async def _similarity(self, request: ServeRequest, body: SimilarityBody) -> object:
         task = self.model.task

@@ -75,11 +75,14 @@ class TokensInterface(Interface):
                 raise InputError(f"There is no prompt {body.prompt_name!r}.", hint=f"Available prompts: [{names}]")
             prompt = chosen_prompt(prompts, default, name=body.prompt_name, prompt=None)
             texts = [prompt + text for text in texts]
-        encodings = await asyncio.to_thread(
-            request.tokenizer.whole_encodings, texts, add_special_tokens=body.add_special_tokens
-        )
-        if not is_vllm:
-            return [_tokens_of(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+        return await asyncio.to_thread(self._tokens, request.tokenizer, texts, body)
+
+    def _tokens(self, tokenizer: TextTokenizer, texts: Sequence[str], body: TokenizeBody) -> object:
+        """The answer to texts, which begin with their prompt; the JSON of many tokens is made here, too."""
+        encodings = tokenizer.whole_encodings(texts, add_special_tokens=body.add_special_tokens)
+        if body.prompt is None:
+            lists = (_tokens_of(text, encoding) for text, encoding in zip(texts, encodings, strict=True))
+            return [msgspec.Raw(msgspec.json.encode(tokens)) for tokens in lists]
         (encoding,) = encodings
         return {
             "count": len(encoding),
