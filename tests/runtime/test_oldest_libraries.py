@@ -44,7 +44,7 @@ import numpy as np
 import hdruntime
 assert importlib.util.find_spec("torch") is None
 bundle, backend, file, *texts = sys.argv[1:]
-with hdruntime.load(bundle, backend, threads=1) as session:
+with hdruntime.load(bundle, backend, threads=1, max_seq_length="bundle") as session:
     np.save(file, session.embed(texts))
 """
 
@@ -81,7 +81,7 @@ def not_at(bounds: dict[str, Version], installed: dict[str, str]) -> dict[str, s
 
 def assert_embeds(bundle: Path, vectors: Path) -> None:
     """These are the vectors of `TEXTS` here."""
-    with hdruntime.load(bundle, "onnxruntime", threads=1) as session:
+    with hdruntime.load(bundle, "onnxruntime", threads=1, max_seq_length="bundle") as session:
         assert_close(np.load(vectors), session.embed(TEXTS), atol=1e-5)
 
 
