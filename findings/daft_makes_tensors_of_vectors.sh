@@ -12,6 +12,9 @@ trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check daft==0.7.26 numpy==2.4.6 pyarrow==25.0.1
 "$folder/venv/bin/python" - <<'PYTHON'
+import os
+import sys
+
 import daft
 import numpy as np
 import pyarrow as pa
@@ -32,4 +35,7 @@ for name, (own, arrow) in found.items():
 fixed = pa.list_(pa.float32(), 3)
 assert found["NumPy"][0] == "Tensor[Float32]" and found["cast"][1] == found["Arrow"][1] == fixed
 assert all(isinstance(found[name][1], pa.BaseExtensionType) for name in ("NumPy", "embedding"))
+# Without the end of Python, in which Daft has crashed on a busy machine.
+sys.stdout.flush()
+os._exit(0)
 PYTHON

@@ -451,7 +451,8 @@ class TextTokenizer:
         special = self._template is None
         try:
             if len(batch) == 1:
-                # In this thread: the threads of tokenizers are shared and may be busy with a long text.
+                # In this thread: the threads of tokenizers are shared and may be busy with a long text
+                # (findings/tokenizers_batches_wait_for_other_threads.sh).
                 (item,) = batch
                 texts = (item,) if isinstance(item, str) else item
                 encoded = [tokenizer.encode(*texts, add_special_tokens=special)]

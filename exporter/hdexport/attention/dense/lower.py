@@ -89,7 +89,8 @@ class _DenseLowering(Lowering, OpenVinoLowering):
 
     def for_openvino(self, node: onnx_ir.Node, parts: SharedParts) -> bool:
         op, key_mask = OpBuilder.before(node), token_mask_of(node)
-        # OpenVINO 2026.4.1 loads no groups but one of all heads.
+        # OpenVINO 2026.4.1 runs no groups where a graph leaves the number of heads open
+        # (findings/openvino_runs_no_grouped_attention_of_unknown_heads.sh).
         repeat_key_heads(op, node)
         scale = node.attributes["scale"].as_float()
         if is_causal(node):
