@@ -9,7 +9,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx_ir
 
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_portable_graph
@@ -17,6 +18,7 @@ from hdexport.graph.targets.registry import targets_named
 from hdexport.graph.targets.target import GraphRequest
 from hdexport.lowering.kernel_nodes import kernel_records
 from hdexport.quantize import Int8Options
+from hdexport.quantize.bundle import quantize_bundle
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import EngineFile, GraphFile, Manifest
@@ -26,9 +28,6 @@ from hdruntime.bundle.verification import Skip, SkipCause, VerificationRecord
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError, Message, Setting
 from hdruntime.folders import require_utf8
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +116,6 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
         )
         manifest = seal(directory, manifest)
         if options.int8 is not None:
-            from hdexport.quantize.bundle import quantize_bundle
-
             manifest = quantize_bundle(Bundle(directory, manifest), options.int8, progress)
         progress.step("Writing the bundle")
         return manifest

@@ -6,7 +6,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 
@@ -31,8 +31,6 @@ from hdruntime.text.splitting import SplitEncoding, split_encodings
 from hdruntime.text.tokenization import TextTokenizer
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from hdruntime.gpu.device_arrays import DeviceArray
 
 logger = logging.getLogger(__name__)

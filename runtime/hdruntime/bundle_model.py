@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Self, TypedDict, TypeVar, Unpack, cast
 
 from hdruntime.arrays import AnyArray
 from hdruntime.backends.precision import Precision
@@ -29,10 +29,6 @@ from hdruntime.text.encoding import Encoding, Overflow
 from hdruntime.text.lengths import MaxSeqLength, Role
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.tokenization import TextTokenizer
-
-if TYPE_CHECKING:
-    from typing import Self
-
 
 logger = logging.getLogger(__name__)
 

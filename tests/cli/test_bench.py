@@ -82,7 +82,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(preparation, "run_function", run_here)
     patch.setattr(rounds, "_MIN_SECONDS", 0.1)
-    patch.setattr("hdexport.bench.page.charts.write_pngs", draw)
+    patch.setattr("hdexport.bench.write.write_pngs", draw)
     patch.setattr("hdexport.bench.page.html.charts", lambda result, batch: {})
 
 

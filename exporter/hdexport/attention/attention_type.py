@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -31,8 +32,6 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ModelError, Setting
 
 if TYPE_CHECKING:
-    import re
-
     import onnx_ir
     import torch
     from transformers import PreTrainedModel

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
 from hdexport.attention.dense.model import DenseMask
@@ -14,9 +15,6 @@ from hdexport.attention.model_parts import use_attention
 from hdexport.attention.query_scale import LogScale
 from hdexport.attention.window import Window
 from hdexport.attention.window.model import WindowMask, window_mask
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _IMPLEMENTATION = "hdexport"
 """Name under which transformers' attention interface knows us."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, OPERATORS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Layers = Callable[[torch.Tensor, Any], torch.Tensor]
 """(hidden states, the mask for every attention) -> hidden states."""

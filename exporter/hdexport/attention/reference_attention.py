@@ -11,19 +11,16 @@ import functools
 import inspect
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hdexport.attention.model_parts import use_attention
+from hdexport.attention.query_scale import LogScale
 from hdexport.model.family import Family
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.query_scale import LogScale
 
 _IMPLEMENTATION = "hdexport-pair-counts"
 """Name under which transformers' attention interface knows it."""

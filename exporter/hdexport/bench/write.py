@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from hdexport.bench.page.charts import write_pngs
 from hdexport.bench.page.html import PAGE_FILE, write_page
 from hdexport.bench.results.files import JSON_FILE, write_result
 from hdexport.bench.results.result import BenchResult
@@ -23,8 +24,6 @@ def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
         write_result(folder / JSON_FILE, result)
         write_page(folder / PAGE_FILE, result)
         if png:
-            from hdexport.bench.page.charts import write_pngs
-
             write_pngs(folder, result)
     except OSError as error:
         path = error.filename2 or folder

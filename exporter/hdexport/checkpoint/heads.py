@@ -6,10 +6,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.hybrid import HybridHead, hybrid_head
 from hdexport.checkpoint.multi_vector import PROJECTION, late_interaction
 from hdexport.checkpoint.pooling import POOLED_MASK, SENTENCE, Features, Pooling, splade_pooling
@@ -30,9 +31,6 @@ from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError, Setting
 from hdruntime.optional import require
-
-if TYPE_CHECKING:
-    from hdexport.checkpoint import Checkpoint
 
 
 class ModuleChain(Head):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdexport.checkpoint import multi_vector, sentence_modules, sentence_settings
+from hdexport.checkpoint import Checkpoint, multi_vector, sentence_modules, sentence_settings
 from hdexport.checkpoint.config import HIERARCHICAL_KEY
 from hdexport.checkpoint.extended_files import EXTENSION_KEY
 from hdexport.checkpoint.pooling import MODULES_OF_MODELS, SPLADE_KEYS
@@ -29,7 +29,6 @@ from hdruntime.errors import Message, Setting
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from hdexport.checkpoint import Checkpoint
 
 _READ_HERE = frozenset({
     *("architectures", "auto_map", "model_type", "num_labels", "position_embedding_type", "tokenizer_class"),

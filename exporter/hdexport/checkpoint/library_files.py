@@ -8,19 +8,15 @@ from __future__ import annotations
 import fnmatch
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.extended_files import rewrite_json
 from hdexport.checkpoint.sentence_modules import module_folders, scored_labels, sentence_modules
 from hdexport.checkpoint.tokenizer_files import settings_of_file
 from hdexport.support.json_files import read_json, read_object
 from hdruntime.bundle.manifest import Manifest, Role, Side, Task, TokenizerInfo
 from hdruntime.text.lengths import checked_length
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hdexport.checkpoint import Checkpoint
 
 _OF_A_MODEL = ("config.json", "LICENSE*", "NOTICE*")
 _OF_TEXTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "*.jinja")

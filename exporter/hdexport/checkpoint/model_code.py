@@ -6,6 +6,7 @@ both answer the same inputs, one after the other to save memory, and a differenc
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
 import logging
@@ -293,8 +294,6 @@ def _named_class(path: Path, reference: str) -> Any:
 
 def _with_the_same_weights(model: PreTrainedModel) -> Any:
     """A copy that shares the weights: some models, such as BigBird, keep state of earlier calls."""
-    import copy
-
     shared = [*model.parameters(), *model.buffers()]
     return copy.deepcopy(model, {id(weight): weight for weight in shared})
 

@@ -6,18 +6,14 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hdexport.checkpoint import bge_m3
+from hdexport.checkpoint import Checkpoint, bge_m3
 from hdexport.checkpoint.adapters import ADAPTER_CONFIG
 from hdexport.checkpoint.sentence_modules import module_folders
 from hdexport.checkpoint.weight_files import stored_weights
 from hdexport.support.json_files import listing, read_object, shown
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import Message, ModelError
-
-if TYPE_CHECKING:
-    from hdexport.checkpoint import Checkpoint
 
 _TENSORS = frozenset({
     *(".bin", ".ckpt", ".h5", ".hdf5", ".joblib", ".msgpack", ".npy", ".npz", ".ot", ".pickle", ".pkl", ".pt", ".pth"),

@@ -31,6 +31,7 @@ from hdexport.cli.arguments import (
     whole_number,
 )
 from hdexport.cli.process import outlive_readers, whole_or_nothing
+from hdexport.support.process_settings import let_threads_sleep
 
 if TYPE_CHECKING:
     from hdexport.build import BuildOptions
@@ -156,7 +157,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from hdexport.cli.progress import TerminalProgress
-    from hdexport.support.process_settings import let_threads_sleep
     from hdruntime.bundle.verification import Status
 
     outlive_readers()

@@ -5,6 +5,7 @@ written. docs/targets.md has a row for each system."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 
 from hdexport.cli.arguments import local_path, whole_number
@@ -101,8 +102,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    import dataclasses
-
     from hdexport.package.write import PackageOptions, package_bundle
     from hdruntime.bundle.reader import open_bundle
 

@@ -17,13 +17,12 @@ from rich.text import Text
 from hdexport.cli.flags import flag
 from hdexport.cli.verification_table import outcome_line, print_verification
 from hdexport.support.progress import Progress
-from hdruntime.bundle.verification import Status
+from hdruntime.bundle.verification import Skip, Status, VerificationRecord
 from hdruntime.errors import Message, write
 
 if TYPE_CHECKING:
     from hdexport.support.check import Check
     from hdruntime.bundle.manifest import Fp16Overflow
-    from hdruntime.bundle.verification import Skip, VerificationRecord
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import add_precision_argument, add_texts_arguments, local_path, whole_number
+from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
 
@@ -67,7 +68,6 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.progress import StatusLine
     from hdexport.quality.measurement import findings, measure_quality
     from hdexport.support.texts import read_texts
-    from hdruntime.backends.precision import Precision
     from hdruntime.whole_files import write_whole
 
     if options.output is not None and (wrong := _unwritable_reason(options.output)) is not None:
@@ -114,8 +114,6 @@ def _unwritable_reason(file: Path) -> str | None:
 
 def _show(result: QualityResult) -> None:
     from rich.console import Console
-
-    from hdruntime.backends.precision import Precision
 
     print(
         f"\n{result.long_texts} of {result.texts} texts have more than {result.trained} tokens: median "

@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hdruntime
 from hdexport.cli.arguments import add_max_seq_length_argument, add_precision_argument, path_or_url, whole_number
 from hdexport.cli.flags import flag
 from hdexport.cli.process import READER_GONE, exit_code, outlive_readers
-from hdruntime.backends.registry import backend_names, backends
+from hdruntime.backends.precision import Precision
+from hdruntime.backends.registry import backend_names, backends, needs_gpu
 from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError, joined
 
 if TYPE_CHECKING:
@@ -340,7 +342,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _job_options(options: argparse.Namespace) -> JobOptions:
-    from hdruntime.backends.precision import Precision
     from hdruntime.jobs import JobOptions, VectorOptions
     from hdruntime.jobs.input_files import RowFormat
     from hdruntime.jobs.rows import Columns
@@ -430,9 +431,6 @@ def _pool(
 
 @contextlib.contextmanager
 def _session(bundle: Bundle, options: argparse.Namespace, report: JobReport) -> Iterator[Session]:
-    import hdruntime
-    from hdruntime.backends.registry import needs_gpu
-
     with hdruntime.load(
         bundle,
         options.backend,

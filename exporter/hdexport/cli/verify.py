@@ -24,6 +24,7 @@ from hdexport.cli.arguments import (
 )
 from hdexport.cli.flags import flag
 from hdexport.cli.process import outlive_readers
+from hdexport.support.process_settings import let_threads_sleep
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError, write
@@ -80,7 +81,6 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; 1 if a check failed."""
     from hdexport.cli.progress import TerminalProgress
     from hdexport.support.bundle_writer import write_manifest
-    from hdexport.support.process_settings import let_threads_sleep
     from hdruntime.bundle.reader import open_bundle
     from hdruntime.bundle.verification import Status
 
@@ -136,7 +136,6 @@ def run(options: argparse.Namespace) -> int:
 def _precisions(bundle: Bundle, asked: str | None) -> tuple[Precision, ...] | None:
     """The precisions to verify in; None for the bundle's own."""
     from hdexport.verify.graph_sets import check_precision
-    from hdruntime.backends.precision import Precision
 
     if asked is None:
         return None

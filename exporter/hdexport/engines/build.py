@@ -7,11 +7,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hdexport.graph.targets.tensorrt.lowering import AttentionImpl
+import onnx_ir as ir
+
+from hdexport.graph.targets.tensorrt.lowering import AttentionImpl, tensorrt_graph
 from hdexport.graph.targets.tensorrt.packages import EngineTarget
+from hdexport.graph.targets.tensorrt.plugin_nodes import own_shapes, plugin_nodes
 from hdexport.graph.targets.tensorrt.profiles import default_profiles, with_memory
+from hdexport.lowering.kernel_nodes import kernel_node
 from hdexport.support.progress import Progress
 from hdplugins import ONNX_DOMAIN
 from hdplugins.tensorrt.plugins import plugin_operators
@@ -22,9 +25,6 @@ from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError, Setting
 from hdruntime.gpu.driver import gpus
 from hdruntime.optional import is_installed
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class EngineBuilder:
         self._targets = [EngineTarget(variant, options.architectures) for variant in options.variants]
 
     def build(
-        self, portable: onnx_ir.Model, directory: Path, *, manifest: Manifest, progress: Progress
+        self, portable: ir.Model, directory: Path, *, manifest: Manifest, progress: Progress
     ) -> tuple[EngineFile, ...]:
         """Build the engines and write them, their metadata and the kernels of their plugins into a bundle.
 
@@ -88,13 +88,8 @@ class EngineBuilder:
         """
         if not self._targets:
             return ()
-        import onnx_ir as ir
-
         from hdexport.graph.targets.tensorrt.builder import build_engine
         from hdexport.graph.targets.tensorrt.kernels import write_kernels
-        from hdexport.graph.targets.tensorrt.lowering import tensorrt_graph
-        from hdexport.graph.targets.tensorrt.plugin_nodes import own_shapes, plugin_nodes
-        from hdexport.lowering.kernel_nodes import kernel_node
 
         dtype = manifest.dtype
         chosen = self._options.profiles or default_profiles(manifest)

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from hdexport.attention.blocks import BlockSparse
-from hdexport.attention.blocks.conversion import bigbird
+from hdexport.attention.blocks.conversion import BlockConversion, bigbird
 from hdexport.attention.blocks.model import LISTED_BLOCKS, BlockMask, through_blocks
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.interface import LayerMask
 from hdexport.families import rembert
 from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.blocks.conversion import BlockConversion
 
 
 class BigBirdAttention(rembert.RemBertAttention):

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from hdexport.attention.blocks import BlockSparse
+from hdexport.attention.blocks.conversion import BlockConversion
 from hdexport.attention.interface import LayerMask
 from hdexport.families.big_bird import BigBirdAttention, block_sparse, forget_short_texts, own_blocks, run_layers
 from hdexport.families.led import prepare_positions
 from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.bundle.manifest import Task
-
-if TYPE_CHECKING:
-    from hdexport.attention.blocks.conversion import BlockConversion
 
 
 class _Layer(torch.nn.Module):

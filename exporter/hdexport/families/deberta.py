@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import DebertaForSequenceClassification, DebertaV2ForSequenceClassification
+from transformers import DebertaForSequenceClassification, DebertaV2ForSequenceClassification, PreTrainedModel
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
@@ -21,9 +21,6 @@ from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.disentangled.model import attend_disentangled
 from hdexport.model.family import Family, UnsupportedReason
 from hdruntime.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _FARTHEST = 2**22
 """Tokens; a table of distances that is not at its end there is not one of distances."""

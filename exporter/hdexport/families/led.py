@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 
+from hdexport.attention.window.attention_type import WindowConversion
 from hdexport.families.longformer import LongformerAttention, attention_windows, longformer_tokens
 from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.bundle.manifest import Task
-
-if TYPE_CHECKING:
-    from hdexport.attention.window.attention_type import WindowConversion
 
 
 class _Positions(torch.nn.Module):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 
+from hdexport.attention.window.attention_type import WindowConversion
 from hdexport.attention.window.global_rows import (
     GlobalRows,
     absorbs_projections,
@@ -20,11 +22,6 @@ from hdexport.attention.window.global_rows import (
 from hdexport.attention.window.model import sliding_window_node
 from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.errors import ModelError, Setting
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.window.attention_type import WindowConversion
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from hdexport.attention.attention_type import AttentionConversion
 from hdexport.attention.local_global.attention_type import LocalGlobalAttention
 from hdexport.attention.local_global.model import LocalTokens, local_global_node
 from hdexport.families.t5 import Layer, check_buckets, run_layers, wide_states
@@ -15,11 +17,6 @@ from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdexport.model.half_precision import IntoStates, RootMeanSquareNorm
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.attention_type import AttentionConversion
 
 
 class _Attention(torch.nn.Module):

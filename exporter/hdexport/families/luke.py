@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.attention.dense.model import DenseMask
 from hdexport.families.rembert import RemBertAttention, query_projections
 from hdexport.model.family import Family, UnsupportedReason
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class _WordAttention(RemBertAttention):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.distance.model import attend_by_distance
 from hdexport.model.family import Family, UnsupportedReason
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # The model's code fixes the padding row to 1, without regard to the config's pad_token_id.
 _PADDING_ROW = 1

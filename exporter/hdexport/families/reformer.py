@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.models.reformer.modeling_reformer import (
     AxialPositionEmbeddings,
     LSHSelfAttention,
@@ -16,15 +17,11 @@ from transformers.models.reformer.modeling_reformer import (
 )
 
 from hdexport.attention.lsh import Chunks, LshAttention
+from hdexport.attention.lsh.attention_type import LshConversion
 from hdexport.attention.lsh.model import chunk_node, lsh_node
 from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.lsh.attention_type import LshConversion
 
 
 class _SelfAttention(torch.nn.Module):

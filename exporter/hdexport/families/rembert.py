@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.attention.interface import LayerMask
 from hdexport.model.family import Family, UnsupportedReason
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class RemBertAttention(torch.nn.Module):

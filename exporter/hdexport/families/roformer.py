@@ -5,17 +5,15 @@ Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embeddin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.attention.dense.model import DenseMask
 from hdexport.families.rembert import query_projections
 from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.rotary import RotaryTable, rotated
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _BASE = 10000.0
 """Base of the angles: position p turns the i-th pair of a head's numbers by p * base^(-2i / head_dim)."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -15,9 +16,6 @@ from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import IntoStates, RootMeanSquareNorm
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class _Attention(torch.nn.Module):

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import XLNetForSequenceClassification
+from transformers import PreTrainedModel, XLNetForSequenceClassification
 from transformers.models.xlnet.modeling_xlnet import XLNetModelOutput
 
-from hdexport.attention.relative.attention_type import RelativeAttention
+from hdexport.attention.relative.attention_type import RelativeAttention, RelativeConversion
 from hdexport.attention.relative.model import Distances, key_kinds, relative_node
 from hdexport.model.family import Family, NativeAttention, UnsupportedReason
 from hdexport.model.memory_cache import MASK, MemoryCache, text_ends, updated_memory
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError, Setting
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.relative.attention_type import RelativeConversion
 
 _SUMMARIES = ("last", "first", "mean")
 """The vector that a classifier reads of a text, by ``summary_type``: one of its tokens', or the mean of all."""

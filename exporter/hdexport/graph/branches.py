@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from hdruntime.errors import ExportError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch.export import ExportedProgram
 
 _CHECKED_BATCHES = (1, 3)
 """Batch sizes of a full verification, as in `hdexport.verify.grid`; the trace has another one."""

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, cast
 
 from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import GraphDtype, GraphFile
+from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BundleCorruptError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
     import onnx_ir
-
-    from hdruntime.bundle.reader import Bundle
 
 
 def write_graph(

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 from hdplugins import ONNX_DOMAIN, OPERATORS, Operator
 from hdplugins.attention.function_bodies import function_of_node
 from hdplugins.attention.operator import BodyVariant
+from hdplugins.op_builder import OpBuilder
 
 if TYPE_CHECKING:
     import onnx_ir
-
-    from hdplugins.op_builder import OpBuilder
 
 
 def operator_nodes(model: onnx_ir.Model, name: str | None = None) -> list[onnx_ir.Node]:

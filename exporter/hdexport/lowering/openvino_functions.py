@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hdexport.lowering.nodes import add_function
-from hdplugins.op_builder import build_function
+from hdplugins.op_builder import OpBuilder, build_function
 
 if TYPE_CHECKING:
     import onnx_ir
 
     from hdexport.lowering.lowering import SharedParts
-    from hdplugins.op_builder import OpBuilder
 
 _DOMAIN = "hdexport.openvino"
 """Domain of these functions; hdexport's operators have another domain."""

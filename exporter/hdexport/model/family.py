@@ -8,14 +8,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hdexport.model.task import AUTO_CLASS_OF_TASK
-from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.manifest import InputSpec, Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
-
-    from hdruntime.bundle.manifest import InputSpec
 
 
 class UnsupportedReason(StrEnum):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+import hdruntime
 from hdexport.package.graph import Dtype
 from hdexport.package.target import Package, PackageTarget, is_reranker
+from hdruntime.arrays import FloatArray
 from hdruntime.errors import Setting, VerificationError
-
-if TYPE_CHECKING:
-    from hdruntime.arrays import FloatArray
-    from hdruntime.session import Session
+from hdruntime.session import Session
 
 COSINES: Mapping[Dtype, float] = {"float32": 0.99999, "float16": 0.99999, "int8": 0.97}
 """The smallest cosine of an output and the bundle's that passes, by the dtype of the graph.
@@ -82,8 +80,6 @@ def compare(target: PackageTarget, package: Package) -> list[Compared]:
         VerificationError: an output differs; the message has each text's cosine.
         MissingDependencyError: the system's library is not installed.
     """
-    import hdruntime
-
     assert target.run is not None
     with hdruntime.load(package.bundle, "onnxruntime", max_seq_length=package.max_seq_length) as session:
         query = (_QUERY,) if is_reranker(package.bundle.manifest) else ()

@@ -8,16 +8,17 @@ import string
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from hdexport.package.graph import write_graph
 from hdexport.package.target import Package
+from hdruntime.constants import MANIFEST_FILE
 
 _OF_THE_LIBRARY = ("config.json", "special_tokens_map.json")
 
 
 def write_tokenizer(package: Package, directory: Path | None = None) -> None:
     """Write the tokenizer's files, with the package's truncation."""
-    from tokenizers import Tokenizer
-
     directory = directory or package.directory
     info = package.bundle.manifest.tokenizer
     assert info is not None
@@ -40,8 +41,6 @@ def write_library_files(package: Package, directory: Path | None = None) -> None
 
 def write_bundle(package: Package, directory: Path) -> None:
     """Copy the bundle into a folder of the package, for systems that run hdexport's runtime."""
-    from hdruntime.constants import MANIFEST_FILE
-
     for file in (MANIFEST_FILE, *package.bundle.manifest.files):
         target = directory / file
         target.parent.mkdir(parents=True, exist_ok=True)

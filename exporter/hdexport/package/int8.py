@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.convenience import replace_all_uses_with
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
 from hdruntime.errors import ExportError, Setting
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 _WEIGHTS_FILE = "weights"
 
 
-def quantized(model: onnx_ir.Model, directory: Path) -> onnx_ir.Model:
+def quantized(model: ir.Model, directory: Path) -> ir.Model:
     """The graph with 8-bit weights.
 
     Weights have 7 bits and a scale for each output, as in Transformers.js' own conversion. Processors without VNNI add
@@ -34,10 +36,6 @@ def quantized(model: onnx_ir.Model, directory: Path) -> onnx_ir.Model:
     Raises:
         ExportError: the graph has no matmul with a weight.
     """
-    import onnx
-    import onnx_ir as ir
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
     _widen_weights(model)
     path = directory / "int8.onnx"
     quantize_dynamic(
@@ -62,14 +60,11 @@ def quantized(model: onnx_ir.Model, directory: Path) -> onnx_ir.Model:
     return int8_model
 
 
-def _widen_weights(model: onnx_ir.Model) -> None:
+def _widen_weights(model: ir.Model) -> None:
     """Make weights of half precision float32, and remove casts of weights.
 
     Quantization sees the float32 weights of a matmul, and neither casts of weights nor weights of another type.
     """
-    import onnx_ir as ir
-    from onnx_ir.convenience import replace_all_uses_with
-
     for weight in model.graph.initializers.values():
         tensor = weight.const_value
         if tensor is not None and tensor.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
@@ -85,22 +80,16 @@ def _widen_weights(model: onnx_ir.Model) -> None:
             node.graph.remove(node, safe=True)
 
 
-def _float32(tensor: onnx_ir.TensorProtocol) -> onnx_ir.TensorProtocol:
-    import onnx_ir as ir
-
+def _float32(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.tensor(tensor.numpy().astype("float32"))
 
 
-def _source(model: onnx_ir.Model, directory: Path) -> Path:
+def _source(model: ir.Model, directory: Path) -> Path:
     """A file without shapes of inner values.
 
     onnxruntime transposes the weights of ``Gemm`` and leaves their shapes, which its own inference then rejects
     (1.31.1; findings/onnxruntime_quantize_dynamic_rejects_shapes_of_weights.sh).
     """
-    import onnx
-    import onnx_ir as ir
-    from onnxruntime.quantization.quant_utils import add_pre_process_metadata
-
     path = directory / "float32.onnx"
     ir.save(model, path, external_data=_WEIGHTS_FILE)
     proto = onnx.load(path, load_external_data=False)

@@ -6,15 +6,14 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnxruntime
+from tokenizers import Encoding, Tokenizer
 
-if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
-
-    from hdexport.package.target import Package
-    from hdruntime.arrays import FloatArray
+from hdexport.package.target import Package
+from hdruntime.arrays import FloatArray
 
 DJL_LONGEST = 512
 """Tokens of DJL's ``modelMaxLength`` where nothing sets it: HuggingFaceTokenizer.java, DJL 0.37."""
@@ -23,8 +22,6 @@ DJL_LONGEST = 512
 @functools.lru_cache(maxsize=1)
 def onnx_session(path: Path, modified: int) -> Any:
     """The graph in ONNX Runtime, loaded from bytes where the file has its weights inside."""
-    import onnxruntime
-
     beside = [file for file in path.parent.iterdir() if file.name.startswith(path.name) and file != path]
     return onnxruntime.InferenceSession(str(path) if beside else path.read_bytes(), providers=["CPUExecutionProvider"])
 
@@ -44,8 +41,6 @@ def run_onnx(path: Path, encoding: Encoding) -> Mapping[str, FloatArray]:
 
 @functools.lru_cache(maxsize=1)
 def _tokenizer(path: Path, modified: int) -> Tokenizer:
-    from tokenizers import Tokenizer
-
     return Tokenizer.from_file(str(path))
 
 
@@ -59,8 +54,6 @@ def djl_tokenizer(path: Path, *, model_max_length: int | None = None) -> Tokeniz
 
     Source: HuggingFaceTokenizer.java, `updateTruncationAndPadding`, DJL 0.37.
     """
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(path))
     longest = (tokenizer.truncation or {}).get("max_length") or DJL_LONGEST
     tokenizer.enable_truncation(min(longest, model_max_length or DJL_LONGEST))
@@ -101,8 +94,6 @@ def transformers_tokenizer(directory: Path) -> Tokenizer:
 
     They truncate to ``model_max_length`` of ``tokenizer_config.json``, whatever the file's own truncation is.
     """
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     direction = (tokenizer.truncation or {}).get("direction", "right")
     tokenizer.enable_truncation(model_max_length(directory), direction=direction.lower())

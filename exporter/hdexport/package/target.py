@@ -7,16 +7,13 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hdexport.package.graph import Dtype, GraphOptions
 from hdexport.package.targets import names
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, Setting
-
-if TYPE_CHECKING:
-    from hdruntime.arrays import FloatArray
 
 EMBEDDERS = frozenset({Task.SENTENCE_SIMILARITY})
 """Tasks whose bundles have a pooled embedding."""

@@ -10,9 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import onnx_ir as ir
+
 from hdexport.attention.attention_type import AttentionConversion, OperatorNode
 from hdexport.attention.registry import attention_records, check_unseen_tokens
 from hdexport.checkpoint import Checkpoint
+from hdexport.graph.bundle_graph import graph_file
+from hdexport.graph.passes.graph_pass import run_passes
+from hdexport.lowering.kernel_nodes import kernel_records
+from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
 from hdexport.model.memory_cache import counts_tokens
 from hdexport.model.task import TASKS
 from hdexport.pipeline.options import BuildOptions
@@ -21,8 +27,6 @@ from hdruntime.bundle.manifest import Manifest, Positions, Role, TensorDtype, Te
 from hdruntime.constants import FORMAT_VERSION, PORTABLE_LOWERING, WEIGHTS_FILE
 
 if TYPE_CHECKING:
-    import onnx_ir
-
     from hdexport.graph.tracing import Trace
     from hdexport.model.graph_module import GraphModule
 
@@ -39,11 +43,9 @@ def portable_graph(module: GraphModule, directory: Path, *, max_len: int, comput
     the one that was written, its weights on the disk. ExportError if it holds wide logits of all tokens, which should
     be pooled in blocks.
     """
-    import onnx_ir as ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     from hdexport.graph.passes.attach_functions import AttachFunctions
-    from hdexport.graph.passes.graph_pass import run_passes
     from hdexport.graph.passes.lay_out_weights import LayOutWeights
     from hdexport.graph.passes.pool_in_blocks import check_pools_logits
     from hdexport.graph.passes.store_half_weights import StoreHalfWeights
@@ -80,10 +82,6 @@ def manifest_of_graph(
     Other graphs, engines, tokenizer, settings of sentence-transformers, files and verification come later. ModelError
     if attention cannot hide tokens from others, and the model adds such tokens.
     """
-    from hdexport.graph.bundle_graph import graph_file
-    from hdexport.lowering.kernel_nodes import kernel_records
-    from hdexport.lowering.nodes import attributes_of, operator_nodes, operator_of
-
     config, task, portable = module.model.config, module.task, traced.model
     nodes = [OperatorNode(operator_of(node).name, attributes_of(node)) for node in operator_nodes(portable)]
     if any(spec.role is Role.ATTENDED for spec in module.inputs):
@@ -123,7 +121,7 @@ def manifest_of_graph(
     )
 
 
-def _let_go_of_weights(module: GraphModule, model: onnx_ir.Model) -> None:
+def _let_go_of_weights(module: GraphModule, model: ir.Model) -> None:
     """Free the weights, which are on the disk, although the module and the graph may still be referenced.
 
     The rewrite rules of onnxscript live as long as the process and keep everything in the last graph alive.
@@ -134,14 +132,14 @@ def _let_go_of_weights(module: GraphModule, model: onnx_ir.Model) -> None:
         tensor.data = tensor.data.new_empty(0)
 
 
-def _token_width(portable: onnx_ir.Model, *, default: int) -> int:
+def _token_width(portable: ir.Model, *, default: int) -> int:
     """Width of the vectors that a graph gives for tokens; the default where it gives none."""
     shapes = {str(value.name): value.shape for value in portable.graph.outputs}
     shape = shapes.get("last_hidden_state")
     return default if shape is None else int(shape[2])
 
 
-def _tensor_spec(value: onnx_ir.Value) -> TensorSpec:
+def _tensor_spec(value: ir.Value) -> TensorSpec:
     assert value.name is not None
     assert value.dtype is not None
     assert value.shape is not None

@@ -25,9 +25,11 @@ from hdexport.pipeline.prepared_model import attention_of_model, extended_positi
 from hdexport.support.bundle_writer import BUNDLE_DIRECTORY, seal, write_manifest
 from hdexport.support.process_settings import rare_garbage_collection
 from hdexport.support.progress import Progress, warn
+from hdexport.verify import verify_bundle, with_texts
 from hdexport.verify.checks import Verification
 from hdexport.verify.float32_session import float32_session
 from hdexport.verify.grid import Grid
+from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.manifest import Manifest, PositionForm, Positions
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.sentence_settings import PairTemplate
@@ -195,9 +197,7 @@ def _write_graphs(
 def _verify(
     bundle: Bundle, checkpoint: Checkpoint, grid: Grid, memory_bytes: int | None, progress: Progress
 ) -> Manifest:
-    from hdexport.verify import verify_bundle, with_texts
     from hdexport.verify.fp16_overflow import check_fp16_overflow
-    from hdexport.verify.pytorch_reference import reference_of
 
     fp16_overflow = check_fp16_overflow(bundle)
     fp16_overflow.require_passed()

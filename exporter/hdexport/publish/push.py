@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hdexport.bench.results.files import read_result
 from hdexport.bench.results.formatting import bytes_text, error_text, ms_text
+from hdexport.bench.results.result import BenchResult
 from hdexport.support.redaction import redact
 from hdruntime.bundle.manifest import Manifest, Task
 from hdruntime.bundle.reader import Bundle
@@ -17,9 +18,6 @@ from hdruntime.errors import HdexportError, OutputExistsError, Setting
 from hdruntime.hub import HubName, hub_name
 from hdruntime.optional import require
 from hdruntime.tasks.of_bundle import class_of
-
-if TYPE_CHECKING:
-    from hdexport.bench.results.result import BenchResult
 
 _CARD = "README.md"
 _PIPELINE_TAGS: Mapping[Task, Task | None] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from hdexport.graph.bundle_graph import read_graph, write_graph
 from hdexport.graph.targets.registry import targets
@@ -21,9 +22,6 @@ from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOW
 from hdruntime.bundle.manifest import GraphFile, Int8Calibration, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ExportError, InputError, Setting
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 _WEIGHTS_FILE = "int8.onnx.data"
 
@@ -107,10 +105,8 @@ def _without_calibration(bundle: Bundle, options: Int8Options, progress: Progres
     return seal(bundle.path, dataclasses.replace(manifest, graphs=(*manifest.graphs, *written), int8=record))
 
 
-def _stored(matmuls: Mapping[str, CalibratedMatMul], directory: Path) -> dict[str, onnx_ir.ExternalTensor]:
+def _stored(matmuls: Mapping[str, CalibratedMatMul], directory: Path) -> dict[str, ir.ExternalTensor]:
     """Writes the int8 values to a file that all graphs read."""
-    import onnx_ir as ir
-
     stored = {}
     with (directory / _WEIGHTS_FILE).open("wb") as file:
         for name, matmul in matmuls.items():
@@ -133,7 +129,7 @@ def _write(
     bundle: Bundle,
     graph: GraphFile,
     matmuls: Mapping[str, CalibratedMatMul],
-    stored: Mapping[str, onnx_ir.ExternalTensor],
+    stored: Mapping[str, ir.ExternalTensor],
 ) -> GraphFile:
     model = read_graph(bundle, graph)
     quantize_matmuls(model, matmuls, stored)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import onnx_ir
 
 from hdexport.quantize.matmuls import WeightMatMul, constant_array, weight_matmuls
 from hdexport.quantize.rounding import ActivationScale, Int8Weight, Statistics, activation_scale, round_weight
@@ -16,9 +17,6 @@ from hdexport.quantize.texts import CalibrationTexts
 from hdexport.verify.single_texts import single_text_runner
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.reader import Bundle
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 _RARE_SHARE = 0.1
 """Share of the rare tokens in the weight of all tokens."""

@@ -8,10 +8,12 @@ and no text is needed.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from hdexport.graph.bundle_graph import read_graph, write_graph
 from hdexport.graph.weights import initializer_of
@@ -20,9 +22,6 @@ from hdplugins.op_builder import OpBuilder
 from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 MIN_PARAMETERS = 256 * 10**6
 """Parameters from which a model's weights are quantized without calibration.
@@ -68,10 +67,8 @@ def quantize_weights(bundle: Bundle, graphs: list[GraphFile], weights_file: str)
     return written, stored.weights
 
 
-def quantize_model(model: onnx_ir.Model, stored: _StoredTensors) -> None:
+def quantize_model(model: ir.Model, stored: _StoredTensors) -> None:
     """Quantize the weights of a float graph's linear layers and its embedding tables, in place."""
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
-
     for matmul in weight_matmuls(model):
         weight = initializer_of(matmul.node.inputs[1])
         assert weight is not None
@@ -88,19 +85,17 @@ def quantize_model(model: onnx_ir.Model, stored: _StoredTensors) -> None:
 _PARTS = ("values", "scale", "zero_point")
 
 
-def _is_table(value: onnx_ir.Value) -> bool:
+def _is_table(value: ir.Value) -> bool:
     shape = value.shape
     return shape is not None and len(shape) == 2 and int(shape[0]) >= _MIN_TABLE_ROWS and _is_float(value)
 
 
-def _is_float(value: onnx_ir.Value) -> bool:
+def _is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
-def _dequantize_rows(gather: onnx_ir.Node, tensors: list[onnx_ir.Value]) -> None:
+def _dequantize_rows(gather: ir.Node, tensors: list[ir.Value]) -> None:
     """Read rows of a quantized table in the place of a Gather, whose result may be cast."""
-    import onnx_ir as ir
-
     rows = gather.outputs[0]
     op = OpBuilder.before(gather)
     values, scale, zero_point = (op.Gather(tensor, gather.inputs[1], axis=0) for tensor in tensors)
@@ -141,16 +136,14 @@ class _StoredTensors:
 
     def __init__(self, file: BinaryIO, directory: Path) -> None:
         self._file, self._directory = file, directory
-        self._tensors: dict[str, dict[str, onnx_ir.ExternalTensor]] = {}
+        self._tensors: dict[str, dict[str, ir.ExternalTensor]] = {}
 
     @property
     def weights(self) -> int:
         return len(self._tensors)
 
-    def value(self, graph: onnx_ir.Graph, weight: onnx_ir.Value, part: str, *, axis: int) -> onnx_ir.Value:
+    def value(self, graph: ir.Graph, weight: ir.Value, part: str, *, axis: int) -> ir.Value:
         """An initializer of the graph with a part of a weight."""
-        import onnx_ir as ir
-
         name = f"{weight.name}.int8_{part}"
         if name not in graph.initializers:
             tensor = self._of(weight, axis=axis)[part]
@@ -159,7 +152,7 @@ class _StoredTensors:
             )
         return graph.initializers[name]
 
-    def _of(self, weight: onnx_ir.Value, *, axis: int) -> dict[str, onnx_ir.ExternalTensor]:
+    def _of(self, weight: ir.Value, *, axis: int) -> dict[str, ir.ExternalTensor]:
         name = str(weight.name)
         if name not in self._tensors:
             assert weight.const_value is not None
@@ -175,9 +168,7 @@ class _StoredTensors:
             }
         return self._tensors[name]
 
-    def _write(self, array: npt.NDArray[Any], name: str) -> onnx_ir.ExternalTensor:
-        import onnx_ir as ir
-
+    def _write(self, array: npt.NDArray[Any], name: str) -> ir.ExternalTensor:
         self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
         place = self._file.tell()
         self._file.write(array.data)

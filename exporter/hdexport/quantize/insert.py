@@ -11,30 +11,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from hdexport.quantize.calibration import CalibratedMatMul
 from hdexport.quantize.matmuls import WeightMatMul, constant_array, weight_matmuls
-from hdexport.quantize.splitting import splittable_activation
+from hdexport.quantize.rounding import ActivationScale
+from hdexport.quantize.splitting import Split, splittable_activation
 from hdplugins.op_builder import OpBuilder
 from hdruntime.arrays import FloatArray
 
-if TYPE_CHECKING:
-    import onnx_ir
-
-    from hdexport.quantize.calibration import CalibratedMatMul
-    from hdexport.quantize.rounding import ActivationScale
-    from hdexport.quantize.splitting import Split
-
 
 def quantize_matmuls(
-    model: onnx_ir.Model, rounded: Mapping[str, CalibratedMatMul], values: Mapping[str, onnx_ir.TensorProtocol]
+    model: ir.Model, rounded: Mapping[str, CalibratedMatMul], values: Mapping[str, ir.TensorProtocol]
 ) -> list[str]:
     """Replaces the matmuls of a lowered graph with those of `rounded`, in place; `values` has the stored int8 weights,
     [channels, outputs], by name. The result is the names of the replaced matmuls' weights, one per matmul."""
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
-
     matmuls = [matmul for matmul in weight_matmuls(model) if matmul.weight in rounded]
     insertion = _Insertion(model)
     for matmul in matmuls:
@@ -44,15 +39,13 @@ def quantize_matmuls(
 
 
 class _Insertion:
-    def __init__(self, model: onnx_ir.Model) -> None:
+    def __init__(self, model: ir.Model) -> None:
         self._graph, self._numbers = model.graph, itertools.count()
-        self._activations: dict[tuple[onnx_ir.Value, int, int], onnx_ir.Value] = {}
+        self._activations: dict[tuple[ir.Value, int, int], ir.Value] = {}
         self._one = self._constant("int8.one", np.float32(1))
         self._zero = self._constant("int8.zero", np.uint8(0))
 
-    def replace(self, matmul: WeightMatMul, rounded: CalibratedMatMul, values: onnx_ir.TensorProtocol) -> None:
-        import onnx_ir as ir
-
+    def replace(self, matmul: WeightMatMul, rounded: CalibratedMatMul, values: ir.TensorProtocol) -> None:
         node, activation = matmul.node, rounded.activation
         key = (matmul.source, id(node.graph), id(activation))
         if key not in self._activations:
@@ -86,18 +79,16 @@ class _Insertion:
         for value in activation.values:
             self._set_channels(value, split)
 
-    def _repeated(self, node: onnx_ir.Node, constant: onnx_ir.Value, order: onnx_ir.Value) -> onnx_ir.Value:
+    def _repeated(self, node: ir.Node, constant: ir.Value, order: ir.Value) -> ir.Value:
         repeated = self._before(node).Gather(constant, order, axis=-1)
         repeated.dtype = constant.dtype
         return repeated
 
-    def _set_channels(self, value: onnx_ir.Value, split: Split) -> None:
-        import onnx_ir as ir
-
+    def _set_channels(self, value: ir.Value, split: Split) -> None:
         if value.shape is not None:
             value.shape = ir.Shape([*value.shape[:-1], len(split.sources)])
 
-    def _rounded(self, node: onnx_ir.Node, source: onnx_ir.Value, activation: ActivationScale) -> onnx_ir.Value:
+    def _rounded(self, node: ir.Node, source: ir.Value, activation: ActivationScale) -> ir.Value:
         name = f"{source.name}.int8_{len(self._activations)}"
         factor = self._constant(f"{name}_factor", activation.factor)
         offset = self._constant(f"{name}_offset", activation.offset)
@@ -107,10 +98,8 @@ class _Insertion:
         levels = op.QuantizeLinear(shifted, self._one, self._zero)
         return self._like(source, op.DequantizeLinear(levels, self._one, self._zero))
 
-    def _add_bias(self, node: onnx_ir.Node, name: str, bias: FloatArray) -> None:
+    def _add_bias(self, node: ir.Node, name: str, bias: FloatArray) -> None:
         """Changes the bias that is added to a matmul, or adds one."""
-        import onnx_ir as ir
-
         result = node.outputs[0]
         users = list(result.uses())
         if len(users) == 1 and users[0].node.op_type == "Add":
@@ -123,26 +112,22 @@ class _Insertion:
         ir.convenience.replace_all_uses_with(result, added, replace_graph_outputs=True)
         OpBuilder.after(node).Add(result, self._constant(name, bias), _outputs=[added])
 
-    def _like(self, value: onnx_ir.Value, made: onnx_ir.Value) -> onnx_ir.Value:
+    def _like(self, value: ir.Value, made: ir.Value) -> ir.Value:
         made.dtype, made.shape = value.dtype, value.shape
         return made
 
-    def _before(self, node: onnx_ir.Node) -> OpBuilder:
+    def _before(self, node: ir.Node) -> OpBuilder:
         return OpBuilder.before(node, name_value=self._name)
 
     def _name(self, _: str = "") -> str:
         # Names are unique across graphs and the bodies in them.
         return f"int8.value_{next(self._numbers)}"
 
-    def _constant(self, name: str, array: Any) -> onnx_ir.Value:
-        import onnx_ir as ir
-
+    def _constant(self, name: str, array: Any) -> ir.Value:
         return self._initializer(name, ir.tensor(np.asarray(array), name=name))
 
-    def _initializer(self, name: str, tensor: onnx_ir.TensorProtocol) -> onnx_ir.Value:
+    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         """An initializer of the main graph, which bodies read as well; one of that name is there once."""
-        import onnx_ir as ir
-
         if name not in self._graph.initializers:
             value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
             self._graph.initializers[name] = value

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir
 
 from hdexport.graph.weights import initializer_of
 from hdruntime.arrays import AnyArray, FloatArray
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 _OF_A_LAYER = re.compile(r"\.\d+\.")
 """The number of a layer in a weight's name. Heads have none, nor does ``Gemm`` occur elsewhere: they read one vector of

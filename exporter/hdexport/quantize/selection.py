@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from hdexport.graph.bundle_graph import read_portable_graph
 from hdexport.graph.targets.onnxruntime.cpu import lower_for_onnxruntime_cpu
@@ -21,9 +22,6 @@ from hdplugins.op_builder import OpBuilder, cond
 from hdruntime.arrays import FloatArray, IntArray, WideArray
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import Bundle
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +57,7 @@ _POWER = 4
 the last layers, which lose as much on average, have no part."""
 
 
-def float_graph(bundle: Bundle) -> onnx_ir.Model:
+def float_graph(bundle: Bundle) -> ir.Model:
     """The portable graph in float32, as ONNX Runtime runs it; nothing of it is in chunks."""
     return lower_for_onnxruntime_cpu(read_portable_graph(bundle))
 
@@ -121,7 +119,7 @@ class SwitchedGraph:
     form would, by a choice per run. Rounded values are multiplied in float32, because which matmuls are left float
     must not depend on the kernels of the processor on which a bundle is built."""
 
-    def __init__(self, bundle: Bundle, model: onnx_ir.Model, matmuls: Mapping[str, CalibratedMatMul]) -> None:
+    def __init__(self, bundle: Bundle, model: ir.Model, matmuls: Mapping[str, CalibratedMatMul]) -> None:
         self._names = [spec.name for spec in bundle.manifest.result_outputs]
         self._switches = {name: _add_switch(model, name) for name in matmuls}
         for matmul in weight_matmuls(model):
@@ -204,27 +202,23 @@ def _cosine(first: FloatArray, second: FloatArray) -> float:
     return float(first @ second) / norms if norms else float(np.array_equal(first, second))
 
 
-def _add_switch(model: onnx_ir.Model, name: str) -> onnx_ir.Value:
-    import onnx_ir as ir
-
+def _add_switch(model: ir.Model, name: str) -> ir.Value:
     switch = ir.Value(name=f"{name}.is_int8", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
     model.graph.inputs.append(switch)
     return switch
 
 
-def _replace(model: onnx_ir.Model, matmul: WeightMatMul, rounded: CalibratedMatMul, switch: onnx_ir.Value) -> None:
-    import onnx_ir as ir
-
+def _replace(model: ir.Model, matmul: WeightMatMul, rounded: CalibratedMatMul, switch: ir.Value) -> None:
     node, activation = matmul.node, rounded.activation
     result = node.outputs[0]
 
-    def constant(name: str, array: Any) -> onnx_ir.Value:
+    def constant(name: str, array: Any) -> ir.Value:
         tensor = ir.tensor(np.asarray(array), name=f"{result.name}.{name}")
         value = ir.Value(name=tensor.name, const_value=tensor)
         model.graph.initializers[str(value.name)] = value
         return value
 
-    def as_int8(op: OpBuilder) -> onnx_ir.Value:
+    def as_int8(op: OpBuilder) -> ir.Value:
         source = matmul.source
         if activation.split is not None:
             source = op.Gather(source, constant("sources", activation.split.sources), axis=-1)
@@ -234,7 +228,7 @@ def _replace(model: onnx_ir.Model, matmul: WeightMatMul, rounded: CalibratedMatM
         multiplied = op.MatMul(op.Cast(levels, to=ir.DataType.FLOAT), constant("weight", weight))
         return op.Add(multiplied, constant("bias", rounded.weight.bias))
 
-    def as_float(op: OpBuilder) -> onnx_ir.Value:
+    def as_float(op: OpBuilder) -> ir.Value:
         return op.MatMul(*node.inputs)
 
     op, name = OpBuilder.before(node), f"{result.name}.int8"

@@ -13,16 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import onnx_ir
 
 from hdexport.graph.weights import initializer_of
 from hdexport.quantize.matmuls import WeightMatMul
 from hdruntime.arrays import FloatArray, IntArray, WideArray
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 HEADROOM = 1.1
 """The distance from the mean to both ends is multiplied by this factor, because other texts have larger values than the

@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hdexport.attention.attention_type import ConversionContext
@@ -29,9 +30,6 @@ from hdexport.tune.options import Trained, TuneOptions
 from hdruntime.bundle.manifest import Positions, Task
 from hdruntime.errors import InputError, Setting
 from hdruntime.text.pooling import PoolingMode
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class TrainedEncoder:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 
 from hdexport.attention.registry import attention_of
 from hdexport.graph.bundle_graph import read_graph
@@ -19,9 +20,6 @@ from hdruntime.bundle.manifest import Fp16Overflow, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import Setting, VerificationError
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +126,7 @@ def _warn_if_close(magnitudes: Sequence[_Magnitude], largest: _Magnitude) -> Non
         )
 
 
-def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
+def _longest(manifest: Manifest, graph: ir.Graph) -> int:
     """Tokens of the longest text within `_MAX_OPERATIONS` and `_MOST_BYTES`."""
     weights = matmul_weights(graph)
     values = (output for node in graph for output in node.outputs if output.shape is not None)
@@ -145,10 +143,8 @@ def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
     return longest_within(manifest.max_len, cost)
 
 
-def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
+def _infinite_weights(graph: ir.Graph) -> Iterator[_Magnitude]:
     """Weights and constants that are infinite or NaN in float16, without the constants that replace masked values."""
-    import onnx_ir as ir
-
     seen = set()
     for node in graph:
         for value in node.inputs if node.op_type != "Where" else ():
@@ -163,7 +159,7 @@ def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
                 yield _Magnitude(of=weight, largest=math.inf)
 
 
-def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray]) -> list[_Magnitude]:
+def _magnitudes(bundle: Bundle, model: ir.Model, texts: Sequence[IntArray]) -> list[_Magnitude]:
     """Magnitudes in the order of the graph; its outputs last, if they are not finite."""
     watching = WatchMagnitudes()
     watching(model)

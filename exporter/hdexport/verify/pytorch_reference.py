@@ -17,6 +17,7 @@ from hdexport.attention.attention_type import ReferenceProperties
 from hdexport.attention.registry import attention_of
 from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
+from hdexport.graph.vocabulary_head import HEAD_INPUT, sampled_head
 from hdexport.model.memory_cache import MASK, memory_name, new_memory_name
 from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.support.json_files import shown
@@ -182,8 +183,6 @@ class Reference:
         logits are computed where not all of them fit in memory; the outputs then hold the head's input for every token,
         too, by the name `HEAD_INPUT`."""
         import torch
-
-        from hdexport.graph.vocabulary_head import HEAD_INPUT, sampled_head
 
         tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
         with self._failures(inputs), torch.inference_mode():

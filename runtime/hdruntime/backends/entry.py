@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from hdruntime.backends import Runner
 from hdruntime.backends.precision import BUILD_OPTIONS, Precision
 from hdruntime.errors import BackendUnavailableError, Message, MissingDependencyError, write
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import is_installed
 
 if TYPE_CHECKING:
-    from hdruntime.backends import Runner
     from hdruntime.backends.diagnostics import DiagnosticResult, ProbeResult
     from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle

@@ -9,6 +9,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
+
 from hdruntime.backends.registry import needs_gpu
 from hdruntime.errors import BackendError, HdexportError, Message, NonFiniteOutputError, joined
 from hdruntime.inference.overlapping import prefetched
@@ -23,8 +25,6 @@ from hdruntime.text.chunking import overlap_of
 from hdruntime.text.encoding import Overflow
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from hdruntime.session import Session
 
 _PARTIAL_SECONDS = 2.0
@@ -37,8 +37,6 @@ def fields_of_rows(task: TextTask, overflow: Overflow) -> tuple[pa.Field, ...]:
     With ``truncate`` there are ``truncated``, and ``tokens_given``, the tokens before truncation: null if they were not
     counted, see :class:`hdruntime.text.encoding.Encoding`.
     """
-    import pyarrow as pa
-
     truncation = {"truncated": pa.bool_(), "tokens_given": pa.int32()} if overflow is Overflow.TRUNCATE else {}
     return (*task.fields(), *pa.schema({"tokens": pa.int32(), **truncation, "error": pa.string()}))
 

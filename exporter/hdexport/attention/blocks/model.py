@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.attention.blocks import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.model_parts import Layers, attention_modules, operator_node, wrap_layers
@@ -19,9 +20,6 @@ from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.reference_attention import PairCounts, use_pair_counts
 from hdplugins.attention.blocks.reference import block_sparse_attention
 from hdruntime.arrays import FloatArray
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Tables = Callable[[int], list[torch.Tensor | None]]
 """The number of layers -> the table of each."""

@@ -8,17 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from hdexport.attention.favor import FavorAttention
 from hdexport.attention.model_parts import operator_node, run_text, use_attention
 from hdexport.attention.query_scale import scaled
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.favor import FavorAttention
 
 
 def favor_node(

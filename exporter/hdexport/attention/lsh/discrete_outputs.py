@@ -13,18 +13,18 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
 import torch
 
 from hdexport.attention.attention_type import DISCRETE_OUTPUT
+from hdexport.attention.lsh import LshAttention
 from hdplugins import ONNX_DOMAIN
 from hdplugins.attention.lsh.operator import OPERATOR
 from hdruntime.arrays import IntArray
 
 if TYPE_CHECKING:
-    import onnx_ir
     from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-    from hdexport.attention.lsh import LshAttention
 
 _SORTED_BY = "sorting"
 """Name of the buckets in every body of LSHAttention, in it or in its loop."""
@@ -52,10 +52,8 @@ class LshDiscreteOutputs:
         self._layer, self._tokens = -1, torch.zeros(0)
         self._wrong = 0
 
-    def watch(self, model: onnx_ir.Model) -> None:
+    def watch(self, model: ir.Model) -> None:
         """Make the buckets outputs of each node's body, and of the graph; see `DiscreteOutputs`."""
-        import onnx_ir as ir
-
         # A body's name begins with the operator's.
         nodes = [node for node in model.graph if node.domain == ONNX_DOMAIN and node.op_type.startswith(OPERATOR.name)]
         for identifier in {node.op_identifier() for node in nodes}:
@@ -151,10 +149,8 @@ class LshDiscreteOutputs:
         self._wrong += int(wrong.sum())
 
 
-def _buckets(graph: onnx_ir.Graph) -> onnx_ir.Value:
+def _buckets(graph: ir.Graph) -> ir.Value:
     """The values that a body sorts by, also where they are in its loop."""
-    import onnx_ir as ir
-
     for node in graph:
         for value in node.outputs:
             if value.name == _SORTED_BY:

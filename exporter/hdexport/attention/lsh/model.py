@@ -10,24 +10,20 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import ReformerConfig
+from transformers import PreTrainedModel, ReformerConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
+from hdexport.attention.lsh import Chunks, LshAttention
 from hdexport.attention.lsh.discrete_outputs import LshDiscreteOutputs
 from hdexport.attention.model_parts import give_masks, operator_node, run_text, use_attention
 from hdplugins.attention.chunks.operator import padded_tokens
 from hdplugins.attention.chunks.reference import neighbours
 from hdplugins.attention.lsh.reference import hash_tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.lsh import Chunks, LshAttention
-    from hdruntime.bundle.manifest import Dtype
+from hdruntime.bundle.manifest import Dtype
 
 
 def lsh_node(

@@ -14,18 +14,16 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.model_parts import use_attention
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _WATCHED, _DENSE, _CAUSAL = "hdexport-watched", "hdexport-traced-dense", "hdexport-traced-causal"
 """Names under which transformers' attention interface knows us."""

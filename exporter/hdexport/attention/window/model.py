@@ -9,20 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.attention.model_parts import give_masks, operator_node
 from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.reference_attention import PairCounts, use_pair_counts
+from hdexport.attention.window import Window
 from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
 from hdexport.model.memory_cache import MASK, MemoryCache, text_ends, updated_memory
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.window import Window
 
 
 @dataclass(frozen=True)

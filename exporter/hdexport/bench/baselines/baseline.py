@@ -9,24 +9,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from hdexport.attention.registry import attention_of
 from hdexport.bench.results.result import ModelChange, OutputError, PeakMemory
+from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
+from hdexport.model.positions import TABLES
+from hdexport.verify.pytorch_reference import positions_of
 from hdexport.verify.single_texts import ENGLISH, sample_ids
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.bundle.manifest import Manifest, Role, Scheme
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.optional import is_installed
-
-if TYPE_CHECKING:
-    from hdexport.checkpoint import Checkpoint
 
 Inputs = Mapping[str, AnyArray]
 
@@ -214,12 +214,8 @@ def checkpoint_folder(model: MeasuredModel, folder: Path) -> Path:
     A checkpoint that computes its positions is used as it is. Positions that depend on the sequence length are
     interpolated for the longest sequence.
     """
-    from hdexport.checkpoint import find_checkpoint
     from hdexport.checkpoint.heads import task_head
     from hdexport.extend import ExtendOptions, extend
-    from hdexport.model.positions import TABLES
-    from hdexport.verify.pytorch_reference import positions_of
-    from hdruntime.bundle.manifest import Scheme
 
     assert model.checkpoint is not None
     checkpoint = find_checkpoint(model.checkpoint, trust=model.trust)

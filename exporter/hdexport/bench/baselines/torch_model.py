@@ -21,6 +21,9 @@ from hdexport.bench.baselines.baseline import (
     not_installed,
     runs_in_half,
 )
+from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.trust import Trust
+from hdexport.model.family import Family
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from hdexport.model.family import Family
     from hdexport.model.graph_module import GraphModule
 
 _COMPILER = "g++"
@@ -67,9 +69,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     """
     import torch
 
-    from hdexport.checkpoint import find_checkpoint
     from hdexport.checkpoint.heads import task_head
-    from hdexport.checkpoint.trust import Trust
     from hdexport.model.graph_module import GraphModule
 
     task = manifest.task

@@ -18,6 +18,7 @@ import hdexport
 from hdexport.bench.results.result import Latency
 from hdexport.support.memory import first_gpu, peak_resident_bytes, reset_peak, resident_bytes
 from hdruntime.backends.registry import backends
+from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.optional import installed_version
 from hdruntime.process_limits import cpu_quota, usable_cpus
 
@@ -153,8 +154,6 @@ def _cpu_name() -> str:
 
 
 def _gpu() -> Iterator[tuple[str, str]]:
-    from hdruntime.gpu.driver import driver_version, gpus
-
     installed = gpus()
     if not installed:
         return

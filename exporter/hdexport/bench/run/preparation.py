@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +14,12 @@ from hdexport.bench.baselines.baseline import MeasuredModel, Prepared, Texts
 from hdexport.bench.measure.processes import ProcessOutcome, run_function
 from hdexport.bench.results.result import CaseResult, RunStatus
 from hdexport.bench.run.plan import Plan, PlannedSeries
+from hdexport.checkpoint import find_checkpoint
+from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.arrays import FloatArray, IntArray
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError
 from hdruntime.whole_files import whole_file
-
-if TYPE_CHECKING:
-    from hdexport.verify.pytorch_reference import Reference
 
 
 class Watcher:
@@ -156,9 +154,6 @@ def write_inputs(model: MeasuredModel, folder: Path, shapes: Sequence[tuple[int,
 
 def write_expected(model: MeasuredModel, folder: Path, shapes: Sequence[tuple[int, int]]) -> None:
     """Write PyTorch's outputs for the inputs of every (batch, tokens)."""
-    from hdexport.checkpoint import find_checkpoint
-    from hdexport.verify.pytorch_reference import reference_of
-
     assert model.checkpoint is not None
     bundle = open_bundle(model.bundle, check_files=False)
     checkpoint = find_checkpoint(model.checkpoint, trust=model.trust)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+import hdruntime
 from hdexport.bench.baselines.baseline import CaseFigures, CaseSpec, OpenCase
 from hdexport.bench.measure.calls import time_runs, warm_up, with_growth
 from hdexport.bench.results.result import OutputError, PeakMemory
@@ -109,8 +110,6 @@ def _vram_bytes(watch: GpuMemoryWatch | None) -> int | None:
 
 
 def _open_backend(spec: CaseSpec, inputs: Mapping[str, IntArray]) -> OpenCase:
-    import hdruntime
-
     session = hdruntime.load(spec.bundle, spec.backend, threads=spec.threads, precision=spec.precision)
     rows, tokens = inputs["input_ids"].shape
     if rows > session.max_rows(tokens):

@@ -5,6 +5,7 @@ A known family was written with this in mind. Of any other model it is found by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +14,6 @@ from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers import PreTrainedModel
 
 _LENGTHS = (21, 8, 1)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from hdexport.attention.traced.model import keep_nothing, trace_as_it_is
 from hdexport.families.any.behaviour import check_behaviour
 from hdexport.families.any.model_info import infer_model_info
 from hdexport.model.family import Family, ModelClasses, UnsupportedReason
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def generic_family(classes: ModelClasses | None = None) -> Family:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.attention.dense.model import DenseMask
 from hdexport.attention.distance.model import attend_by_distance
@@ -20,9 +21,6 @@ from hdexport.families.nezha.model import (
 from hdexport.families.rembert import query_projections
 from hdexport.model.family import Family, ModelClasses, UnsupportedReason
 from hdruntime.bundle.manifest import Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class _SelfAttention(torch.nn.Module):

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import torch
+from transformers import initialization
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import (
     BaseModelOutputWithPooling,
@@ -95,8 +96,6 @@ class _Nezha(BertPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: torch.nn.Module) -> None:
-        from transformers import initialization
-
         super()._init_weights(module)
         if isinstance(module, NezhaSelfAttention):
             initialization.copy_(module.rows, _sinusoids(*module.rows.shape))

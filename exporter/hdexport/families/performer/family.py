@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from hdexport.attention.favor import FavorAttention
+from hdexport.attention.favor.attention_type import FavorConversion
 from hdexport.families.performer.config import PerformerConfig
 from hdexport.families.performer.model import EPSILON, PerformerForMaskedLM, PerformerModel
 from hdexport.model.family import Family, ModelClasses, NativeAttention, UnsupportedReason
 from hdruntime.bundle.manifest import Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.favor.attention_type import FavorConversion
 
 
 def _adapt(model: PreTrainedModel, conversion: FavorConversion) -> None:

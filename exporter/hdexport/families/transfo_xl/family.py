@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hdexport.attention.relative.attention_type import RelativeAttention
+from transformers import PreTrainedModel
+
+from hdexport.attention.relative.attention_type import RelativeAttention, RelativeConversion
 from hdexport.attention.relative.model import Distances
 from hdexport.families.transfo_xl.config import TransfoXLConfig
 from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadModel, TransfoXLModel
 from hdexport.model.family import Family, ModelClasses, NativeAttention, UnsupportedReason
 from hdexport.model.memory_cache import MemoryCache, memory_input
-from hdruntime.bundle.manifest import Task
+from hdruntime.bundle.manifest import InputSpec, Task
 from hdruntime.errors import ModelError, Setting
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from hdexport.attention.relative.attention_type import RelativeConversion
-    from hdruntime.bundle.manifest import InputSpec
 
 
 def _adapt(model: PreTrainedModel, conversion: RelativeConversion) -> None:

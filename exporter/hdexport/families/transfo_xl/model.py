@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, initialization
 from transformers.utils import ModelOutput
 
 from hdexport.attention.relative.model import Distances, key_kinds, relative_node
@@ -157,8 +157,6 @@ class _TransfoXL(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: torch.nn.Module) -> None:
-        from transformers import initialization
-
         super()._init_weights(module)
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(module, torch.nn.ParameterList):

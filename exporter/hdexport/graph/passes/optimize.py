@@ -6,6 +6,10 @@ import logging
 from typing import Any
 
 import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript import optimizer
+from onnxscript.rewriter import RewritePass, RewriteRule
+from onnxscript.rewriter.rules import common as rules
 
 from hdexport.graph.passes.graph_pass import run_passes
 
@@ -28,8 +32,6 @@ class OptimizeTrace(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Optimize the model."""
-        from onnx_ir.passes import common
-
         before = len(model.graph)
         run_passes(model, [common.InlinePass()])  # 1
         rounds = [_FoldConstants(), _rewrite_rules(), *_unused()]
@@ -53,21 +55,14 @@ class OptimizeTrace(ir.passes.InPlacePass):
 
 class _FoldConstants(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        from onnxscript import optimizer
-
         return ir.passes.PassResult(model, optimizer.fold_constants_ir(model, onnx_shape_inference=True).modified)
 
 
 def _unused() -> list[ir.passes.PassBase]:
-    from onnx_ir.passes import common
-
     return [common.RemoveUnusedNodesPass(), common.RemoveUnusedFunctionsPass(), common.RemoveUnusedOpsetsPass()]
 
 
 def _rewrite_rules() -> ir.passes.PassBase:
-    from onnxscript.rewriter import RewritePass, RewriteRule
-    from onnxscript.rewriter.rules import common as rules
-
     return RewritePass([
         *rules.mul_by_1_rule.commute(),
         *RewriteRule(_add_zero, _identity, _is_zero).commute(),

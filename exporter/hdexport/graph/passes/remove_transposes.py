@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from hdplugins.op_builder import OpBuilder
 
@@ -46,8 +47,6 @@ class RemoveTransposes(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Move the transposes."""
-        from onnx_ir.passes.common import RemoveUnusedNodesPass
-
         seen: set[ir.Value] = set()
         for node in list(model.graph):
             if _perm(node) == _SWAP and node.outputs[0].uses() and node.outputs[0] not in seen:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from hdexport.graph.passes.upcast_to_float32 import upcast_uses
+from hdexport.model.half_weights import VirtualWeights
 from hdruntime.errors import ExportError, Setting
-
-if TYPE_CHECKING:
-    from hdexport.model.half_weights import VirtualWeights
 
 logger = logging.getLogger(__name__)
 

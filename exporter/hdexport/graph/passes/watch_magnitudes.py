@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 from onnx_ir import Value
+from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
 from hdexport.attention.registry import lowering_of
 from hdexport.graph.passes.graph_pass import run_passes
@@ -101,8 +102,6 @@ class WatchMagnitudes(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Add the outputs."""
-        from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
-
         graph = model.graph
         half = {output for node in graph for output in node.outputs if output.dtype is ir.DataType.FLOAT16}
         _label(graph)

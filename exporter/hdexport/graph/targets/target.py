@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import hdruntime
 from hdruntime.backends.entry import BackendEntry
 from hdruntime.backends.precision import BUILD_OPTIONS, Precision
 from hdruntime.backends.registry import backend_named
@@ -141,8 +142,6 @@ class Target:
     @contextlib.contextmanager
     def running(self, bundle: Bundle, graphs: tuple[GraphFile, ...], precision: Precision) -> Iterator[Run]:
         """Run graphs through the runtime, as users do."""
-        import hdruntime
-
         with hdruntime.load(bundle, self.backend, precision=precision) as session:
             yield lambda feeds: session(**feeds)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from hdexport.package.files import with_graph
 from hdexport.package.graph import GraphOptions, Outputs
 from hdexport.package.readers import run_onnx, transformers_tokenizer
 from hdexport.package.target import Package, PackageTarget
-
-if TYPE_CHECKING:
-    from hdruntime.arrays import FloatArray
+from hdruntime.arrays import FloatArray
 
 _SCRIPT = '''"""$name in fastembed: `from embed import model`, then `model.embed(texts)`."""
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer, models
 
 from hdexport.package.files import write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.readers import DJL_LONGEST, djl_tokenizer, run_onnx
 from hdexport.package.target import Package, PackageTarget
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
-
-if TYPE_CHECKING:
-    from hdruntime.arrays import FloatArray
 
 _JAVA = """import dev.langchain4j.model.embedding.onnx.OnnxEmbeddingModel;
 import dev.langchain4j.model.embedding.onnx.PoolingMode;
@@ -23,8 +22,6 @@ EmbeddingModel model = new OnnxEmbeddingModel("model.onnx", "tokenizer.json", Po
 
 
 def _check(bundle: Bundle) -> None:
-    from tokenizers import Tokenizer, models
-
     assert bundle.manifest.tokenizer is not None
     model = Tokenizer.from_file(str(bundle.file(bundle.manifest.tokenizer.file))).model
     if not isinstance(model, models.WordPiece):

@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from hdexport.package.files import write_json, write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.prompts import prompts_of_package
 from hdexport.package.readers import DJL_LONGEST, djl_mean
 from hdexport.package.target import Package, PackageTarget
-
-if TYPE_CHECKING:
-    from hdruntime.arrays import FloatArray
+from hdruntime.arrays import FloatArray
 
 _MODEL_TYPE = "bert"
 """The type for which ML Commons feeds three inputs; DJL demands exactly those of the graph."""

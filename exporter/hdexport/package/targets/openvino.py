@@ -6,19 +6,17 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hdexport.package.files import write_json, write_library_files
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.target import EMBEDDERS, Package, PackageTarget, is_reranker
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import InputError
 from hdruntime.optional import require
-
-if TYPE_CHECKING:
-    from hdruntime.arrays import FloatArray
 
 _GRAPH = """input_stream: "REQUEST_PAYLOAD:input"
 output_stream: "RESPONSE_PAYLOAD:output"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from hdexport.package.files import write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.readers import djl_mean
 from hdexport.package.target import Package, PackageTarget
-
-if TYPE_CHECKING:
-    from hdruntime.arrays import FloatArray
+from hdruntime.arrays import FloatArray
 
 _PROPERTIES = """# Spring AI's embedding model; the paths are relative to the classpath.
 spring.ai.model.embedding=transformers

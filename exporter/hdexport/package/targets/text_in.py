@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from hdexport.package.files import write_text
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.target import Package, PackageTarget
 from hdexport.package.tokenizer.check import KINDS, Difference, differences
-from hdexport.package.tokenizer.graph import TokenizerGraph, read_tokenizer, tokenizer_graph, tokenizer_model
+from hdexport.package.tokenizer.graph import (
+    DOMAIN,
+    ML_DOMAIN,
+    ML_OPSET,
+    TokenizerGraph,
+    read_tokenizer,
+    tokenizer_graph,
+    tokenizer_model,
+)
+from hdplugins.op_builder import OpBuilder
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError, Setting
 from hdruntime.optional import require
-
-if TYPE_CHECKING:
-    import onnx_ir
-
-    from hdruntime.arrays import FloatArray
 
 INPUT, OUTPUT = "input", "embedding"
 """Names that Oracle's LOAD_ONNX_MODEL takes by default."""
@@ -77,15 +84,8 @@ def _write(package: Package) -> tuple[str, ...]:
     return (*notes, _NUL)
 
 
-def _put_before(model: onnx_ir.Model, bundle: Bundle, write: Any) -> None:
+def _put_before(model: ir.Model, bundle: Bundle, write: Any) -> None:
     """Let a tokenizer's nodes feed the graph."""
-    import itertools
-
-    import onnx_ir as ir
-
-    from hdexport.package.tokenizer.graph import DOMAIN, ML_DOMAIN, ML_OPSET
-    from hdplugins.op_builder import OpBuilder
-
     graph, numbers = model.graph, itertools.count()
     texts = ir.Value(name=INPUT, type=ir.TensorType(ir.DataType.STRING), shape=ir.Shape(["batch"]))
     op = OpBuilder.before(
@@ -143,9 +143,7 @@ def _described(difference: Difference) -> str:
     )
 
 
-def _ids_of(model: onnx_ir.Model) -> Any:
-    import onnx_ir as ir
-
+def _ids_of(model: ir.Model) -> Any:
     session = _session(ir.to_proto(model).SerializeToString())
 
     def ids(texts: Sequence[str]) -> list[list[int]]:

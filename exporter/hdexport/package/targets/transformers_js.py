@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from hdexport.package.files import write_json, write_library_files
 from hdexport.package.graph import Dtype, write_graph
 from hdexport.package.readers import run_onnx, transformers_tokenizer
 from hdexport.package.target import Package, PackageTarget
+from hdruntime.arrays import FloatArray
 from hdruntime.bundle.manifest import Manifest, Task
-
-if TYPE_CHECKING:
-    from hdruntime.arrays import FloatArray
 
 _FOLDER = "onnx"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from hdexport.package.files import write_text, write_tokenizer
@@ -11,9 +10,7 @@ from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.prompts import prompts_of_package
 from hdexport.package.readers import run_onnx, tokenizer_file
 from hdexport.package.target import Package, PackageTarget
-
-if TYPE_CHECKING:
-    from hdruntime.arrays import FloatArray
+from hdruntime.arrays import FloatArray
 
 _COMPONENT = """<!-- In services.xml, inside <container>; the paths are relative to the application package. -->
 <component id="$name" type="hugging-face-embedder">

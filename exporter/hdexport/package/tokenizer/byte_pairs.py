@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir
+from tokenizers import Tokenizer, pre_tokenizers
 
 from hdexport.package.tokenizer.characters import BY_CHARACTER, CharacterRules, required_steps
 from hdexport.package.tokenizer.nodes import BREAK, CLOSE, DOMAIN, OPEN, SPACES, TEXT, Encode, Rewrites, unsupported
 from hdplugins.op_builder import OpBuilder
 
-if TYPE_CHECKING:
-    import onnx_ir
-    from tokenizers import Tokenizer
-
 
 def byte_pairs(tokenizer: Tokenizer, settings: Mapping[str, Any], rules: CharacterRules) -> tuple[Encode, Rewrites]:
-    from tokenizers import pre_tokenizers
-
     """How a graph tokenizes as a tokenizer of byte pairs does."""
     model = settings["model"]
     required_steps(settings["normalizer"], "normalizers", BY_CHARACTER - {"Precompiled"}, "normalizer")

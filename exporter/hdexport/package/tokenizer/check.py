@@ -7,10 +7,8 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from tokenizers import Tokenizer
 
 Ids = Callable[[Sequence[str]], list[list[int]]]
 """Token ids of each text of a batch, with special tokens."""

@@ -19,7 +19,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir as ir
+from tokenizers import Tokenizer
 
 from hdexport.package.tokenizer.byte_pairs import byte_pairs
 from hdexport.package.tokenizer.characters import CharacterRules
@@ -49,10 +52,6 @@ from hdexport.package.tokenizer.word_pieces import word_pieces
 from hdplugins.op_builder import OpBuilder
 from hdruntime.bundle.manifest import Side
 from hdruntime.bundle.reader import Bundle
-
-if TYPE_CHECKING:
-    import onnx_ir
-    from tokenizers import Tokenizer
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 2
 
@@ -87,13 +86,13 @@ class TokenizerGraph:
     def write(
         self,
         op: OpBuilder,
-        texts: onnx_ir.Value,
+        texts: ir.Value,
         *,
         max_tokens: int,
         pad_id: int,
         truncation_side: Side = "right",
         prompt: str = "",
-    ) -> tuple[onnx_ir.Value, onnx_ir.Value]:
+    ) -> tuple[ir.Value, ir.Value]:
         """Write the nodes.
 
         Args:
@@ -136,7 +135,7 @@ class TokenizerGraph:
             from_end=truncation_side == "left",
         )
 
-    def _split(self, op: OpBuilder, texts: onnx_ir.Value, prompt: str) -> onnx_ir.Value:
+    def _split(self, op: OpBuilder, texts: ir.Value, prompt: str) -> ir.Value:
         """Normalized segments of all texts: sentinels, special tokens, and the texts between them."""
         texts = replace(op, texts, SENTINELS.pattern, OTHER)
         text = join(op, op.Concat(strings(op, ""), texts, axis=0), TEXT + prompt)
@@ -149,8 +148,8 @@ class TokenizerGraph:
         return split(op, text, f"{TEXT}|{BREAK}|{OPEN}[0-9]+{CLOSE}")
 
     def _insert_sentinels(
-        self, op: OpBuilder, text: onnx_ir.Value, tokens: Mapping[str, int], characters: Mapping[str, str]
-    ) -> onnx_ir.Value:
+        self, op: OpBuilder, text: ir.Value, tokens: Mapping[str, int], characters: Mapping[str, str]
+    ) -> ir.Value:
         """Replace tokens by their sentinels, and characters by their normal forms."""
         text = self._take_spaces(op, text, tokens)
         patterns = [literal(token) for token in sorted(tokens, key=len, reverse=True)]
@@ -161,7 +160,7 @@ class TokenizerGraph:
         changed = {token: token_sentinel(number) for token, number in tokens.items()} | dict(characters)
         return join(op, map_strings(op, split(op, text, "|".join(patterns)), changed), "")
 
-    def _take_spaces(self, op: OpBuilder, text: onnx_ir.Value, tokens: Iterable[str]) -> onnx_ir.Value:
+    def _take_spaces(self, op: OpBuilder, text: ir.Value, tokens: Iterable[str]) -> ir.Value:
         for token in tokens:
             left = f"{SPACES}*" if token in self.left_spaces else ""
             right = f"{SPACES}*" if token in self.right_spaces else ""
@@ -172,14 +171,14 @@ class TokenizerGraph:
     def _pad(
         self,
         op: OpBuilder,
-        ids: onnx_ir.Value,
-        rows: onnx_ir.Value,
-        batch: onnx_ir.Value,
+        ids: ir.Value,
+        rows: ir.Value,
+        batch: ir.Value,
         *,
         limit: int,
         pad_id: int,
         from_end: bool,
-    ) -> tuple[onnx_ir.Value, onnx_ir.Value]:
+    ) -> tuple[ir.Value, ir.Value]:
         """Rows of ids in the frame of their special tokens.
 
         Args:
@@ -216,14 +215,12 @@ class TokenizerGraph:
         return table, mask
 
 
-def _column(op: OpBuilder, values: onnx_ir.Value) -> onnx_ir.Value:
+def _column(op: OpBuilder, values: ir.Value) -> ir.Value:
     return op.Unsqueeze(values, [1])
 
 
 def read_tokenizer(bundle: Bundle) -> Tokenizer:
     """The tokenizer of a bundle, which neither truncates nor pads."""
-    from tokenizers import Tokenizer
-
     info = bundle.manifest.tokenizer
     assert info is not None
     tokenizer = Tokenizer.from_file(str(bundle.file(info.file)))
@@ -232,10 +229,8 @@ def read_tokenizer(bundle: Bundle) -> Tokenizer:
     return tokenizer
 
 
-def tokenizer_model(graph: TokenizerGraph, *, opset: int, **options: Any) -> onnx_ir.Model:
+def tokenizer_model(graph: TokenizerGraph, *, opset: int, **options: Any) -> ir.Model:
     """A tokenizer alone: ``input`` -> ``input_ids`` and ``attention_mask``; see `write` for `options`."""
-    import onnx_ir as ir
-
     texts = ir.Value(name="input", type=ir.TensorType(ir.DataType.STRING), shape=ir.Shape(["batch"]))
     main = ir.Graph([texts], [], nodes=[], opset_imports={"": opset, DOMAIN: 1, ML_DOMAIN: ML_OPSET}, name="tokenizer")
     outputs = graph.write(OpBuilder.append(main, opset=opset), texts, **options)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from hdplugins.op_builder import OpBuilder
 from hdruntime.errors import InputError, Setting
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 DOMAIN = "ai.onnx.contrib"
 INT64 = 7
@@ -25,7 +23,7 @@ SENTINELS = re.compile(f"[{TEXT}-{CLOSE}]")
 SPACES = r"[\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}]"
 """White space as the tokenizers library counts it."""
 
-Encode = Callable[[OpBuilder, "onnx_ir.Value"], "tuple[onnx_ir.Value, onnx_ir.Value]"]
+Encode = Callable[[OpBuilder, "ir.Value"], "tuple[ir.Value, ir.Value]"]
 """Writes the nodes that split segments of texts, ``[segments]``, into token ids: the ids and the segment of each, both
 ``[tokens]``, in order."""
 
@@ -51,29 +49,25 @@ def literal(text: str) -> str:
     return "".join(letter if letter.isalnum() else f"\\x{{{ord(letter):X}}}" for letter in text)
 
 
-def strings(op: OpBuilder, *values: str) -> onnx_ir.Value:
+def strings(op: OpBuilder, *values: str) -> ir.Value:
     """A constant, ``[values]``."""
-    import onnx_ir as ir
-
     return op.Constant(value=ir.StringTensor([value.encode() for value in values], shape=ir.Shape([len(values)])))
 
 
-def replace(op: OpBuilder, text: onnx_ir.Value, pattern: str, replacement: str) -> onnx_ir.Value:
+def replace(op: OpBuilder, text: ir.Value, pattern: str, replacement: str) -> ir.Value:
     """Replace all matches of a pattern of RE2 in each string."""
     return op.call(
         "StringRegexReplace", text, strings(op, pattern), strings(op, replacement), _domain=DOMAIN, global_replace=1
     )
 
 
-def join(op: OpBuilder, texts: onnx_ir.Value, separator: str) -> onnx_ir.Value:
+def join(op: OpBuilder, texts: ir.Value, separator: str) -> ir.Value:
     """One string of all, ``[1]``."""
-    import onnx_ir as ir
-
     axis = op.Constant(value=ir.tensor([0], ir.DataType.INT64))
     return op.call("StringJoin", texts, strings(op, separator), axis, _domain=DOMAIN)
 
 
-def split(op: OpBuilder, text: onnx_ir.Value, pattern: str) -> onnx_ir.Value:
+def split(op: OpBuilder, text: ir.Value, pattern: str) -> ir.Value:
     """Matches of a pattern in one string, and what is between them, ``[segments]``; no segment is empty."""
     segments, *_ = op.call(
         "StringRegexSplitWithOffsets",
@@ -86,13 +80,13 @@ def split(op: OpBuilder, text: onnx_ir.Value, pattern: str) -> onnx_ir.Value:
     return segments
 
 
-def map_strings(op: OpBuilder, texts: onnx_ir.Value, values: Mapping[str, str]) -> onnx_ir.Value:
+def map_strings(op: OpBuilder, texts: ir.Value, values: Mapping[str, str]) -> ir.Value:
     """Replace strings that are keys by their values."""
     lines = "\n".join(f"{key}\t{value}" for key, value in values.items())
     return op.call("StringMapping", texts, _domain=DOMAIN, map=lines)
 
 
-def count_before(op: OpBuilder, starts: onnx_ir.Value, size: onnx_ir.Value) -> onnx_ir.Value:
+def count_before(op: OpBuilder, starts: ir.Value, size: ir.Value) -> ir.Value:
     """Number of `starts` up to each of `size` places, ``[size]``; places of `starts` may be equal, or `size`."""
     ones = op.Expand(1, op.Shape(starts))
     begun = op.ScatterElements(op.Expand(0, op.Add(size, 1)), starts, ones, axis=0, reduction="add")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir as ir
+from tokenizers import Tokenizer
 
 from hdexport.package.tokenizer.characters import BY_CHARACTER, CharacterRules, required_steps
 from hdexport.package.tokenizer.nodes import (
@@ -21,10 +24,6 @@ from hdexport.package.tokenizer.nodes import (
     unsupported,
 )
 from hdplugins.op_builder import OpBuilder
-
-if TYPE_CHECKING:
-    import onnx_ir
-    from tokenizers import Tokenizer
 
 
 def sentence_pieces(
@@ -69,9 +68,7 @@ def sentence_pieces(
         proto.pieces.add(piece=piece if is_reached else token_sentinel(number), score=score, type=kind)
     serialized = base64.b64encode(proto.SerializeToString()).decode()
 
-    def encode(op: OpBuilder, segments: onnx_ir.Value) -> tuple[onnx_ir.Value, onnx_ir.Value]:
-        import onnx_ir as ir
-
+    def encode(op: OpBuilder, segments: ir.Value) -> tuple[ir.Value, ir.Value]:
         if split:
             segments = replace(op, segments, SPACES, " ")
         if stripped["strip_left"]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx_ir
+from tokenizers import Tokenizer
 
 from hdexport.package.tokenizer.characters import (
     BY_CHARACTER,
@@ -14,11 +17,6 @@ from hdexport.package.tokenizer.characters import (
 )
 from hdexport.package.tokenizer.nodes import DOMAIN, INT64, Encode, Rewrites, join, replace, unsupported
 from hdplugins.op_builder import OpBuilder
-
-if TYPE_CHECKING:
-    import onnx_ir
-    from tokenizers import Tokenizer
-
 
 _WORD_END, _SEGMENT_END = "\x02", "\x03"
 """Words between the words of a text: control characters, which BERT's normalization removes."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hdruntime.backends import Runner
 from hdruntime.backends.diagnostics import DiagnosticResult, DiagnosticStatus, ProbeResult
 from hdruntime.backends.entry import BackendEntry, LoadOptions, Preference, UnavailableReason
 from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING, CUDA_PROVIDER, HAS_FAST_MATH
 from hdruntime.backends.precision import Precision
 from hdruntime.backends.rebuilding import gpu_hint
 from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA, installed_version
 
 if TYPE_CHECKING:
-    from hdruntime.backends import Runner
-    from hdruntime.bundle.reader import Bundle
     from hdruntime.gpu.driver import Gpu
 
 DOUBLING = (

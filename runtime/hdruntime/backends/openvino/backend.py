@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hdruntime.backends import Runner
 from hdruntime.backends.diagnostics import DiagnosticResult, DiagnosticStatus, ProbeResult
 from hdruntime.backends.entry import BackendEntry, LoadOptions, Preference, UnavailableReason
 from hdruntime.backends.forking import threads_are_lost
@@ -16,7 +17,6 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
-    from hdruntime.backends import Runner
     from hdruntime.bundle.reader import Bundle
     from hdruntime.gpu.driver import Gpu
 

@@ -7,6 +7,7 @@ import logging
 import shlex
 from typing import TYPE_CHECKING, ClassVar
 
+from hdruntime.backends import Runner
 from hdruntime.backends.diagnostics import IMPORT, DiagnosticResult, DiagnosticStatus, ProbeResult
 from hdruntime.backends.entry import (
     BackendEntry,
@@ -17,14 +18,12 @@ from hdruntime.backends.entry import (
     version_numbers,
 )
 from hdruntime.backends.rebuilding import gpu_hint
-from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.manifest import Backend, EngineFile
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.optional import installed_version
 
 if TYPE_CHECKING:
-    from hdruntime.backends import Runner
-    from hdruntime.bundle.manifest import EngineFile
-    from hdruntime.bundle.reader import Bundle
     from hdruntime.gpu.driver import Gpu
 
 logger = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
 from hdexport.attention.registry import lowerings_of
 from hdexport.graph.passes.graph_pass import run_passes
@@ -24,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 def lower_for_onnxruntime_cpu(model: ir.Model) -> ir.Model:
     """Lower a portable graph in place, and return it."""
-    from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
-
     passes = [
         PoolInBlocks(),
         UpcastToFloat32(),

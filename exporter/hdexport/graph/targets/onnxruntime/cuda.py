@@ -39,6 +39,7 @@ import logging
 from collections.abc import Sequence
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
 from hdexport.attention.registry import lowerings_of
 from hdexport.graph.passes.downcast_layer_norms import DowncastLayerNorms
@@ -79,8 +80,6 @@ _LEAST_FLOAT32_TOKENS = 256
 
 def lower_for_onnxruntime_cuda(model: ir.Model) -> bool:
     """Lower a portable graph in place; returns whether it differs from the portable graph."""
-    from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
-
     # Block indexes first: the function that makes a bias would be taken for a node of attention.
     modified = run_passes(
         model, [ShareBlockIndexes(), PoolInBlocks(), DowncastLayerNorms(), FuseDenseAttentionForCuda()]

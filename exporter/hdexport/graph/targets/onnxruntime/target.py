@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hdruntime
 from hdexport.graph.targets.target import Changes, GraphRequest, Target
 from hdruntime.backends.onnxruntime import CPU_LOWERING, CUDA_LOWERING
 from hdruntime.backends.precision import Precision
@@ -85,7 +86,6 @@ class OnnxTarget(Target):
 
         Threads do not spin while they wait: they would keep the cores from PyTorch's, which runs between two cases.
         """
-        import hdruntime
         from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
         from hdruntime.backends.onnxruntime.sessions import open_session, session_options
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
 from hdexport.attention.registry import lowerings_of
 from hdexport.graph.passes.graph_pass import run_passes
@@ -32,8 +33,6 @@ def lower_for_openvino(model: ir.Model, *, padded: bool) -> bool:
 
     Without `padded`, no batch has padding, and dense attention needs no mask.
     """
-    from onnx_ir.passes.common import RemoveUnusedNodesPass
-
     lowering = LowerAttentionToOpenVino(padded=padded)
     passes = [PoolInBlocks(), UpcastToFloat32(), lowering, InlineFunctions(), ScansToLoops(), RemoveUnusedNodesPass()]
     run_passes(model, passes)
@@ -75,8 +74,6 @@ class InlineFunctions(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Inline the functions."""
-        from onnx_ir.passes.common import InlinePass
-
         for function in model.functions.values():
             function.opset_imports[""] = OPSET  # 1
         model.graph.opset_imports[""] = OPSET

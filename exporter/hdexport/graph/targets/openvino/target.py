@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hdruntime
 from hdexport.graph.targets.target import Changes, GraphRequest, Target
 from hdruntime.backends.openvino import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.backends.precision import Precision
@@ -91,7 +92,6 @@ class OpenVinoTarget(Target):
         Of a large model one graph is compiled at a time, since each has copies of the weights: the graph for batches
         without padding, or, once a batch has padding or one token, the other.
         """
-        import hdruntime
         from hdruntime.backends.cpu_runner import give_memory_back
         from hdruntime.backends.openvino.runner import is_unpadded
 
