@@ -58,7 +58,6 @@ class TorchDevice(str):
 
     @property
     def index(self) -> int | None:  # type: ignore[override]
-        """Index of the device, or None."""
         number = self.partition(":")[2]
         return int(number) if number.isdecimal() else None
 

@@ -74,7 +74,6 @@ def opened_bundle(bundle: Path | str | Bundle, backend: Backend | str = _AUTO, p
 
 
 def needed_files(manifest: Manifest, backend: str, precision: str) -> set[str]:
-    """The files that a backend reads."""
     entry = backend_named(backend)
     variant = None if entry is None else entry.variant
     has_engine = {engine.file: engine.variant for engine in manifest.engines}

@@ -23,7 +23,7 @@ from benchmarks.cpu.feeding.timeline import ANSWERS, COMPUTING, TOKENIZING, WRIT
 from hdexport.support.bundle_writer import seal
 from hdruntime.backends.registry import backends
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.inference.batching import pack_by_tokens
+from hdruntime.packing import pack_by_tokens
 from support.tiny_bundle import HIDDEN_SIZE, make_bundle
 
 ROOT = Path(__file__).parents[2]

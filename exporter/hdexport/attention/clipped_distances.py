@@ -49,7 +49,6 @@ class ClippedDistanceAttentionType(AttentionType):
     title: ClassVar[str]
 
     def record(self, conversion: AttentionConversion | None, nodes: Sequence[OperatorNode]) -> ClippedDistances | None:
-        """The nodes of the operator."""
         reaches = [int(node.attributes["reach"]) for node in nodes if node.operator == self.operator]
         return self.record_type(type=self.name, layers=len(reaches), reach=max(reaches)) if reaches else None
 
@@ -59,5 +58,4 @@ class ClippedDistanceAttentionType(AttentionType):
         return Boundaries(lengths=lengths, first=record.reach + 2, second=2 * record.reach + 2)
 
     def describe(self, record: ClippedDistances) -> Iterator[tuple[str, str]]:
-        """Layers and reach."""
         yield self.title, f"{record.layers} layers; distances beyond {record.reach} tokens count as {record.reach}"

@@ -60,7 +60,6 @@ class ModuleChain(Head):
     def outputs(
         self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        """See `Head.outputs`."""
         outputs: tuple[torch.Tensor, ...] = self(states.float(), attention_mask, pooled_mask)
         return outputs
 

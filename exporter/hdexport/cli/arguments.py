@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 import shlex
@@ -10,7 +11,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from hdexport.engines.build import EngineOptions
     from hdexport.quantize import Int8Options
     from hdruntime.bundle.manifest import Backend
+
+_Options = TypeVar("_Options")
 
 PRECISIONS = tuple(precision.value for precision in Precision)
 """Names of the precisions that a CPU computes in."""
@@ -57,6 +60,12 @@ class _ShowSyntaxes(argparse.Action):
             print(syntax.grammar)
             print(textwrap.indent(textwrap.fill(f"{syntax.help}.", width - 2), "  "))
         parser.exit()
+
+
+def options_as(kind: type[_Options], options: argparse.Namespace, **values: Any) -> _Options:
+    """A dataclass of options: each field is one of `values`, or else the command's option of that name."""
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in values]  # type: ignore[arg-type]
+    return kind(**values, **{name: getattr(options, name) for name in names})
 
 
 def command_line(arguments: Sequence[str]) -> str:
@@ -137,7 +146,6 @@ def add_trust_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def trust_of(options: argparse.Namespace) -> Trust:
-    """The options of `add_trust_arguments`."""
     from hdexport.checkpoint.trust import Trust
 
     return Trust(allow_pickle=options.allow_pickle, trust_remote_code=options.trust_remote_code)
@@ -185,7 +193,6 @@ def _alpha(text: str) -> float | None:
 
 
 def add_attention_scale_argument(parser: argparse._ActionsContainer) -> None:
-    """Declare ``--attention-scale``."""
     parser.add_argument(
         "--attention-scale",
         choices=["auto", "logn", "none"],

@@ -13,7 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import PRECISIONS, add_trust_arguments, local_path, path_or_url, trust_of, whole_number
+from hdexport.cli.arguments import (
+    PRECISIONS,
+    add_trust_arguments,
+    local_path,
+    options_as,
+    path_or_url,
+    trust_of,
+    whole_number,
+)
 from hdexport.cli.process import outlive_readers, whole_or_nothing
 from hdruntime.backends.registry import backend_names
 from hdruntime.errors import InputError
@@ -152,18 +160,16 @@ def _bench_options(options: argparse.Namespace, baselines: Mapping[str, Baseline
             f"--time-limit is {options.time_limit}; it must be a positive number of seconds.",
             hint="Example: --time-limit 600",
         )
-    return BenchOptions(
+    return options_as(
+        BenchOptions,
+        options,
         bundles=tuple(dict.fromkeys(options.bundles)),
         lengths=None if options.lengths is None else parse_lengths(options.lengths),
         batches=options.batch,
         baselines=_chosen(options.baselines, baselines),
         backends=None if options.backends is None else tuple(options.backends.split(",")),
         precisions=None if options.precision is None else tuple(options.precision.split(",")),
-        rounds=options.rounds,
-        threads=options.threads,
-        device=options.device,
         time_limit_s=options.time_limit,
-        model=options.model,
         trust=trust_of(options),
         command=options.command_line,
     )

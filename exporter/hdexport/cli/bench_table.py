@@ -97,7 +97,6 @@ class BenchTable(Watcher):
 
 
 def case_line(case: CaseResult) -> str:
-    """A finished case in one line."""
     shape = f"{case.series}, {case.batch} x {case.tokens}"
     if case.latency is None:
         return f"{shape}: {case.status.value}" + (f": {case.reason}" if case.reason else "")

@@ -24,6 +24,7 @@ from hdexport.cli.arguments import (
     engine_options,
     int8_options,
     local_path,
+    options_as,
     path_or_url,
     reject_engine_options,
     rope_factor,
@@ -133,6 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_attention_scale_argument(positions)
     positions.add_argument(
         "--rope",
+        dest="rope_factor",
         metavar="ntk:FACTOR",
         type=rope_factor,
         help="NTK scaling of rotary positions, for --max-len above the trained length: multiply the RoPE base by "
@@ -195,32 +197,25 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     if not variants:
         why = "--target asks for ONNX only" if options.target else "none can be built here, see: hdexport doctor"
         reject_engine_options(options, why=why, kernels=("sm", "attention_impl"))
-    return BuildOptions(
+    return options_as(
+        BuildOptions,
+        options,
         model=checkpoint,
         output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),
         max_len=max_len,
         text_length=options.max_len,
         precision=precision,
-        fp32_weights=options.fp32_weights,
         task=task,
-        adapter=options.adapter,
-        tokenizer=options.tokenizer,
         scheme=Scheme(options.positions),
-        alpha=options.alpha,
         attention_scale=None if options.attention_scale == "auto" else options.attention_scale,
-        rope_factor=options.rope,
         attention=attention_from_spec(options.attention, vars(options)),
-        recurrence=options.recurrence,
-        ffn_chunk=options.ffn_chunk,
         targets=graph_targets(targets),
         int8=int8,
         engines=engine_options(
             options, variants, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),
         verify=None if options.verify == "none" else Grid(options.verify),
-        verify_memory=options.verify_memory,
-        unverified=options.unverified,
-        force=options.force,
+        trust=trust_of(options),
         command=options.command_line,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from hdexport.cli.arguments import add_new_checkpoint_arguments, add_position_arguments, trust_of
+from hdexport.cli.arguments import add_new_checkpoint_arguments, add_position_arguments, options_as, trust_of
 from hdexport.cli.process import outlive_readers, whole_or_nothing
 
 SUMMARY = "write a checkpoint with more positions, for fine-tuning"
@@ -30,16 +30,7 @@ def run(options: argparse.Namespace) -> int:
         from hdruntime.bundle.manifest import Scheme
 
         positions = extend(
-            ExtendOptions(
-                model=options.model,
-                output=options.output,
-                max_len=options.max_len,
-                scheme=Scheme(options.positions),
-                alpha=options.alpha,
-                revision=options.revision,
-                force=options.force,
-                trust=trust_of(options),
-            ),
+            options_as(ExtendOptions, options, scheme=Scheme(options.positions), trust=trust_of(options)),
             progress,
         )
     alpha = "" if positions.alpha is None else f", alpha {positions.alpha:g}"

@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the list."""
     from hdexport.families import SUPPORTED_MODEL_TYPES
 
     print(textwrap.fill(_WITH, _WIDTH))

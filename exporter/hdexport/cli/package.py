@@ -5,10 +5,9 @@ written. docs/targets.md has a row for each system."""
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import shlex
 
-from hdexport.cli.arguments import local_path, whole_number
+from hdexport.cli.arguments import local_path, options_as, whole_number
 from hdexport.cli.process import outlive_readers
 from hdruntime.backends.registry import backend_names
 
@@ -106,10 +105,7 @@ def run(options: argparse.Namespace) -> int:
     from hdruntime.bundle.reader import open_bundle
 
     outlive_readers()
-    names = [field.name for field in dataclasses.fields(PackageOptions)]
-    packaged = package_bundle(
-        open_bundle(options.bundle), PackageOptions(**{name: getattr(options, name) for name in names})
-    )
+    packaged = package_bundle(open_bundle(options.bundle), options_as(PackageOptions, options))
     for each in packaged.compared:
         print(f"{each.words:5} words, {each.dtype}: {each.output} has the cosine {each.cosine:.7f} with the bundle's")
     if packaged.not_compared:

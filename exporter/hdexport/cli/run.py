@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hdruntime
-from hdexport.cli.arguments import add_max_seq_length_argument, add_precision_argument, path_or_url, whole_number
+from hdexport.cli.arguments import (
+    add_max_seq_length_argument,
+    add_precision_argument,
+    options_as,
+    path_or_url,
+    whole_number,
+)
 from hdexport.cli.flags import flag
 from hdexport.cli.process import READER_GONE, exit_code, outlive_readers
 from hdruntime.backends.precision import Precision
@@ -353,7 +359,9 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
 
     impossible = options.handle_impossible_answer
     asks = impossible or options.top_k is not None
-    return JobOptions(
+    return options_as(
+        JobOptions,
+        options,
         columns=Columns(
             text=options.text_column,
             text_pair=options.text_pair_column,
@@ -362,30 +370,12 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
             keep=None if options.keep_columns == "all" else tuple(filter(None, options.keep_columns.split(","))),
         ),
         input_format=None if options.input_format is None else RowFormat(options.input_format),
-        vectors=VectorOptions(
-            truncate_dim=options.truncate_dim,
-            normalize=options.normalize,
-            output_dtype=EmbeddingPrecision(options.output_dtype),
-            ranges=options.ranges,
-        ),
-        skip_failed=options.skip_failed,
-        batch_size=options.batch_size,
-        batch_tokens=options.batch_tokens,
+        vectors=options_as(VectorOptions, options, output_dtype=EmbeddingPrecision(options.output_dtype)),
         overflow=Overflow(options.overflow),
-        max_seq_length=options.max_seq_length,
-        segment=options.segment,
-        stride=options.stride,
         split_pooling=None if options.split_pooling is None else SplitPooling(options.split_pooling),
-        prompt_name=options.prompt_name,
-        prompt=options.prompt,
         aggregation=None if options.aggregation is None else Aggregation(options.aggregation),
         answers=AnswerOptions(top_k=options.top_k or 1, handle_impossible_answer=impossible) if asks else None,
-        late_chunking=options.late_chunking,
-        max_active_dims=options.max_active_dims,
         returns=None if options.returns is None else tuple(options.returns.split(",")),
-        overlap=options.overlap,
-        force=options.force,
-        restart=options.restart,
         max_wait_ms=None if options.ray is not None else options.max_wait_ms,  # Ray's workers answer in large parts
         precision=Precision(options.precision),
     )

@@ -18,6 +18,7 @@ from hdexport.cli.arguments import (
     add_position_arguments,
     add_texts_arguments,
     add_tokenizer_argument,
+    options_as,
     trust_of,
     whole_number,
 )
@@ -68,7 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="approximate tokens per optimizer step; gradients are accumulated text by text (default: 8192)",
     )
     training.add_argument(
-        "--lr", metavar="RATE", type=float, help="maximum learning rate (default: 5e-3 for positions, 2e-5 for all)"
+        "--lr",
+        dest="learning_rate",
+        metavar="RATE",
+        type=float,
+        help="maximum learning rate (default: 5e-3 for positions, 2e-5 for all)",
     )
     training.add_argument(
         "--seed",
@@ -107,31 +112,14 @@ def run(options: argparse.Namespace) -> int:
         from hdruntime.bundle.manifest import Scheme
 
         tuned = tune(
-            TuneOptions(
-                model=options.model,
-                texts=options.texts,
-                output=options.output,
-                max_len=options.max_len,
-                chunk_tokens=options.chunk_tokens,
-                text_column=options.text_column,
+            options_as(
+                TuneOptions,
+                options,
                 loss=None if options.loss == "auto" else Loss(options.loss),
                 train=Trained(options.train),
-                tokenizer=options.tokenizer,
                 scheme=Scheme(options.positions),
-                alpha=options.alpha,
-                attention=options.attention,
                 attention_options=vars(options),
                 attention_scale=None if options.attention_scale == "auto" else options.attention_scale,
-                minutes=options.minutes,
-                steps=options.steps,
-                batch_tokens=options.batch_tokens,
-                learning_rate=options.lr,
-                seed=options.seed,
-                gradient_checkpointing=options.gradient_checkpointing,
-                device=options.device,
-                revision=options.revision,
-                force=options.force,
-                restart=options.restart,
                 trust=trust_of(options),
                 command=options.command_line,
             ),

@@ -78,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; 1 if a check failed."""
     from hdexport.cli.progress import TerminalProgress
     from hdexport.support.bundle_writer import write_manifest
     from hdruntime.bundle.reader import open_bundle

@@ -217,7 +217,6 @@ class CopyDuplicateLayers(ir.passes.InPlacePass):
         self.copies = 0
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Copy the layers."""
         nodes = list(model.graph)
         markers = [(index, node) for index, node in enumerate(nodes) if node.domain == DOMAIN]
         starts = {_number(node): index for index, node in markers if node.op_type == INPUTS}
@@ -271,7 +270,6 @@ def _copy(node: ir.Node, values: dict[ir.Value, ir.Value]) -> ir.Node:
 
 
 def _replace(marker: ir.Node, values: Sequence[ir.Value]) -> None:
-    """Replace a marker's outputs, and remove the marker."""
     for output, value in zip(marker.outputs, values, strict=True):
         if output.is_graph_output():
             value.name = output.name

@@ -18,7 +18,6 @@ _OF_THE_LIBRARY = ("config.json", "special_tokens_map.json")
 
 
 def write_tokenizer(package: Package, directory: Path | None = None) -> None:
-    """Write the tokenizer's files, with the package's truncation."""
     directory = directory or package.directory
     info = package.bundle.manifest.tokenizer
     assert info is not None
@@ -48,7 +47,6 @@ def write_bundle(package: Package, directory: Path) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a file of JSON."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

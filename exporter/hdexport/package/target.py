@@ -87,12 +87,10 @@ class Package:
     prompt: str = ""
 
     def of(self, dtype: Dtype) -> Package:
-        """The package with the graph of that dtype as its graph."""
         return dataclasses.replace(self, graph=dataclasses.replace(self.graph, dtype=dtype))
 
     @property
     def hidden_size(self) -> int:
-        """Size of an embedding."""
         settings = self.bundle.manifest.sentence
         size = next(spec.shape[-1] for spec in self.bundle.manifest.outputs if spec.name == "sentence_embedding")
         assert isinstance(size, int)
@@ -145,7 +143,6 @@ def is_reranker(manifest: Manifest) -> bool:
 
 
 def targets() -> dict[str, PackageTarget]:
-    """All targets by name."""
     return {name: target_named(name) for name in names()}
 
 

@@ -143,7 +143,6 @@ class _StoredTensors:
         return len(self._tensors)
 
     def value(self, graph: ir.Graph, weight: ir.Value, part: str, *, axis: int) -> ir.Value:
-        """An initializer of the graph with a part of a weight."""
         name = f"{weight.name}.int8_{part}"
         if name not in graph.initializers:
             tensor = self._of(weight, axis=axis)[part]

@@ -195,7 +195,6 @@ class _Training:
         return self.share >= 1
 
     def step(self) -> None:
-        """One step of the optimizer."""
         began, before = time.monotonic(), self.outcome.seconds
         documents = self._documents_of_step()
         micro_batches = list(self._micro_batches(documents))

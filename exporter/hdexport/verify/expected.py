@@ -28,7 +28,6 @@ class StoredRows:
         self._numbers: dict[Case, int] = {}
 
     def write(self, case: Case, rows: Sequence[Mapping[str, FloatArray]]) -> None:
-        """Write the outputs for a case."""
         arrays: dict[str, Any] = {
             f"{row}/{name}": values for row, outputs in enumerate(rows) for name, values in outputs.items()
         }

@@ -52,7 +52,6 @@ class GraphSet:
 
     @property
     def target(self) -> Target:
-        """The target that wrote its graphs."""
         target = target_of(self.graphs[0].lowering)
         assert target is not None
         return target
@@ -65,7 +64,6 @@ class GraphSet:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that it is."""
         return (self.engine.file,) if self.engine is not None else tuple(graph.file for graph in self.graphs)
 
     @property

@@ -20,14 +20,12 @@ _BLOCK_TOKENS = 128
 
 
 def upcast(op: OpBuilder, value: Value) -> Value:
-    """Upcast a value to float32."""
     from onnx_ir import DataType
 
     return op.Cast(value, to=DataType.FLOAT)
 
 
 def is_nonzero(op: OpBuilder, value: Value) -> Value:
-    """Cast a value to bool."""
     from onnx_ir import DataType
 
     return op.Cast(value, to=DataType.BOOL)

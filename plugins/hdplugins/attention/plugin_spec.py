@@ -166,7 +166,6 @@ class PluginSpec(ABC):
 
     @property
     def block_index_kernels(self) -> tuple[str, ...]:
-        """The kernels that compute the block index."""
         return tuple(
             name for name, pointers in self.POINTERS.items() if BLOCK_INDEX in pointers and self.OUTPUT not in pointers
         )

@@ -77,7 +77,6 @@ class LauncherError(RuntimeError):
 
 
 def launcher_unavailable_reason() -> str | None:
-    """Return the reason why the launcher is unavailable, or None."""
     path = library_path()
     if path is None:
         return "was not built when hdexport was installed"

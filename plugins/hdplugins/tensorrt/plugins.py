@@ -25,7 +25,6 @@ _registry_lock = threading.RLock()
 
 
 def plugin_operators() -> tuple[Operator, ...]:
-    """Return the operators that have a plugin."""
     with_kernels = [operator for operator in OPERATORS.values() if operator.has_implementation(PLUGIN)]
     return tuple(operator for operator in with_kernels if plugin_spec_of(operator).IS_PLUGIN)
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from hdruntime.arrays import AnyArray, Inputs, IntArray, Outputs
 from hdruntime.backends.bundle_runner import BundleRunner, HostStates
+from hdruntime.packing import pack_by_tokens
 
 _Group = tuple[npt.NDArray[np.intp], int | None]
 """Indices of rows, and their length; None for rows that run with their mask."""
@@ -89,19 +90,10 @@ def similar_length_groups(attention_mask: IntArray, max_padding: Callable[[int],
     row to the maximum tokens of padding in the group.
     """
     right_padded = right_padded_rows(attention_mask)
-    lengths = attention_mask.sum(axis=1)
-    by_length = np.flatnonzero(right_padded)[np.argsort(-lengths[right_padded], kind="stable")]
-    group: list[int] = []
-    longest = padding = 0
-    for row, length in zip(by_length.tolist(), lengths[by_length].tolist(), strict=True):
-        if group and padding + longest - length > max_padding(longest):
-            yield np.sort(group), longest
-            group, padding = [], 0
-        longest = length if not group else longest
-        padding += longest - length
-        group.append(row)
-    if group:
-        yield np.sort(group), longest
+    rows = np.flatnonzero(right_padded)
+    lengths = attention_mask.sum(axis=1)[rows]
+    for group in pack_by_tokens(lengths.tolist(), batch_tokens=sys.maxsize, max_padding=max_padding):
+        yield np.sort(rows[group]), int(lengths[group[0]])
     if not right_padded.all():
         yield np.flatnonzero(~right_padded), None
 

@@ -87,5 +87,4 @@ _FORMATS: Mapping[Task, TaskFormat] = {
 
 
 def format_of(task: Task) -> TaskFormat:
-    """The format of a task's bundles."""
     return _FORMATS[task]

@@ -159,7 +159,6 @@ class Skip:
 
     @property
     def status(self) -> Status:
-        """SKIP."""
         return Status.SKIP
 
 

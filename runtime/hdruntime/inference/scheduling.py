@@ -21,7 +21,8 @@ from hdruntime.backends import RecurrentStates, Runner
 from hdruntime.backends.forking import keep_for_ever, tell_of_forks
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import BackendError, HdexportError, NonFiniteOutputError, OutOfMemoryError
-from hdruntime.inference.batching import MemoryLimits, pack_by_tokens
+from hdruntime.inference.batching import MemoryLimits
+from hdruntime.packing import pack_by_tokens
 
 logger = logging.getLogger(__name__)
 

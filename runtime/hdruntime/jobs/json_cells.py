@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from hdruntime.arrays import AnyArray
-from hdruntime.inference.batching import grouped
 from hdruntime.jobs.input_files import Cell
+from hdruntime.packing import grouped
 
 _NUMBERS = 2**18
 """Numbers of vectors that become JSON together, also of a text with more: a few MB of text."""
@@ -51,7 +51,6 @@ def json_from_cells(cells: list[Any]) -> Iterable[str]:
 
 
 def values_from_json(column: pa.AnyArray) -> list[Any]:
-    """The values of a column of JSON; None where it is null."""
     texts = ["null" if text is None else text for text in column.to_pylist()]
     values: list[Any] = json.loads(f"[{', '.join(texts)}]")
     return values

@@ -133,7 +133,6 @@ def columns_in_parts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
 
 
 def kept_value(row: Mapping[str, Any], name: str) -> Any:
-    """A row's value of one kept column, as Python has it."""
     place = row.get(AS_COLUMNS)
     if place is None or name not in place.columns.schema.names:
         return row[name]

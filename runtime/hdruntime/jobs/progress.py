@@ -45,7 +45,6 @@ class RowCounts:
 
     @property
     def failed_rows(self) -> int:
-        """Number of failed rows."""
         return sum(self.errors.values())
 
     @property
@@ -146,7 +145,6 @@ class JobManifest:
 
     @property
     def all_counts(self) -> RowCounts:
-        """The counts of all finished rows."""
         return self.counts if self.partial is None else self.counts + self.partial.counts
 
 

@@ -72,7 +72,6 @@ def _notes(sources: Sources, name: str, key: str) -> Iterator[tuple[PurePosixPat
 
 
 def _data_files(folder: Folder, state: Mapping[str, Any], sources: Sources) -> list[Source]:
-    """The data files of a saved dataset, in order."""
     note = sources[folder / _STATE].name
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise InputError(

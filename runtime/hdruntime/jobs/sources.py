@@ -94,7 +94,6 @@ class LocalFile:
             raise
 
     def version(self) -> Version:
-        """The file's current version."""
         status = self.file.stat()
         return Version(size_bytes=status.st_size, modified=status.st_mtime_ns)
 

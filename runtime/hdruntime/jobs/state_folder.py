@@ -160,7 +160,6 @@ class StateFolder:
         self.remove_work_files()
 
     def delete(self) -> None:
-        """Remove the folder."""
         self.clear()
         remove(self.path / LOCK_FILE)
         with contextlib.suppress(OSError):

@@ -142,7 +142,6 @@ class UploadedOutput(LocalOutput):
             raise OutputExistsError(f"{self.name} exists.", hint=REPLACE)
 
     def _remove_local(self) -> None:
-        """Remove the output on this machine."""
         remove(self.path)
         if self.ranges_path is not None:
             remove(self.ranges_path)

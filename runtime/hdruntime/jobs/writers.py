@@ -194,11 +194,9 @@ class _ArrowResults(ResultEncoding):
             self._write(batches, file, metadata)
 
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
-        """Write an output that is a file."""
         raise NotImplementedError
 
     def _inferred_schema(self, batches: Iterator[pa.RecordBatch]) -> pa.Schema:
-        """The schema with the types of inferred fields."""
         kinds: dict[str, set[type]] = {field.name: set() for field in self._schema if field.metadata == INFERRED_TYPE}
         for batch in batches if kinds else ():
             for name in kinds:
@@ -229,7 +227,6 @@ class _ParquetResults(_ArrowResults):
                 writer.write_table(group)
 
     def _groups(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-        """The row groups."""
         held: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:

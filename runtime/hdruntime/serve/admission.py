@@ -184,7 +184,6 @@ class Admission:
         return OverloadedError(reason, hint=f"Send the request again after {seconds} seconds.", retry_after=seconds)
 
     def add(self, request: AcceptedRequest, work: Counter[int]) -> None:
-        """Add work to an accepted request."""
         for each in (request.work, self._clients.setdefault(request.client, Counter()), self._work):
             each.update(work)
 

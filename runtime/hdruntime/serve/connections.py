@@ -191,7 +191,6 @@ class ListeningSocket(socket.socket):
         super().listen(*args)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """A connection."""
         try:
             return super().accept()
         except OSError as error:

@@ -147,7 +147,6 @@ class FairQueue:
 
     @property
     def tokens(self) -> int:
-        """Tokens that wait."""
         return self._tokens.total()
 
     def tokens_of(self, batch_class: BatchClass) -> int:
@@ -155,7 +154,6 @@ class FairQueue:
         return self._tokens[batch_class]
 
     def tokens_of_client(self, client: str) -> int:
-        """Tokens of a client that wait."""
         entry = self._clients.get(client)
         return 0 if entry is None else entry.tokens
 
@@ -174,7 +172,6 @@ class FairQueue:
         client.tokens += entry.tokens
 
     def remove(self, request: AcceptedRequest) -> None:
-        """Remove all chunks of a request."""
         for batch_class, chunks in request.waiting.items():
             tokens = sum(each.tokens for each in chunks)
             self._tokens[batch_class] -= tokens

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hdruntime.inference.batching import grouped
+from hdruntime.packing import grouped
 from hdruntime.serve.admission import RESERVED_SHARE, Admission, work_of
 from hdruntime.serve.fair_queue import AcceptedRequest, BatchClass, Entry, EntryGroup, FairQueue, length_class
 from hdruntime.session import Session
@@ -96,7 +96,6 @@ class TextQueue:
 
     @property
     def tokens(self) -> int:
-        """Tokens that wait."""
         return self._waiting.tokens
 
     async def answer(

@@ -135,7 +135,6 @@ def limit_of(key: str, tokens: int | None, tokenizer: TextTokenizer, *, is_pair:
 
 
 def read_values(content: bytes | bytearray) -> dict[str, Any]:
-    """The keys and values of a JSON object."""
     if not content:
         raise InputError("The body is empty.", hint="Send a JSON object with the keys of the route.")
     try:
@@ -169,7 +168,6 @@ def body_of(values: Mapping[str, Any], kind: type[Content]) -> Content:
 
 
 def _fields(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """The values of a body's fields."""
     body: dict[str, Any] = {}
     for key, value in values.items():
         has_no_effect = key in WITHOUT_EFFECT and key not in keys

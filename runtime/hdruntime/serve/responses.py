@@ -39,7 +39,6 @@ class RequestError(Exception):
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """The response with this JSON."""
     from starlette.responses import Response
 
     encoded = msgspec.json.encode(content)

@@ -39,7 +39,6 @@ class RootRoutes:
         return with_inputs[0] if INPUTS in values else self._routes[0]
 
     async def answer(self, request: ServeRequest, values: Mapping[str, Any]) -> object:
-        """The answer of ``/`` to a body."""
         route = self.of(values)
         return await route.handler(request, request.body(values, cast(type[msgspec.Struct], route.body)))
 

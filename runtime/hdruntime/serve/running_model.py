@@ -124,7 +124,6 @@ class RunningModel:
         )
 
     def waiting(self) -> int:
-        """Tokens that wait."""
         return self.queue.tokens
 
     def padding(self) -> PaddingCount:
@@ -147,7 +146,6 @@ class RunningModel:
         return ""
 
     def close(self) -> None:
-        """End the queue."""
         self._has_ended = True
         if self._queue_task is not None:
             self._queue_task.cancel()

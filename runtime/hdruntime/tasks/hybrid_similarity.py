@@ -137,7 +137,6 @@ class HybridEmbeddings(TextTask):
 
     @property
     def token_dimensions(self) -> int:
-        """Dimensions of a token's vector."""
         return int(self._sizes[_TOKENS])
 
     def tokens(self, outputs: Outputs) -> FloatArray:

@@ -18,11 +18,11 @@ from hdruntime.backends.registry import needs_gpu
 from hdruntime.batch_session import BatchSession
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError, Setting
-from hdruntime.inference.batching import grouped
 from hdruntime.inference.inputs import check_text, surely_fit
 from hdruntime.inference.overlapping import prefetched
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.inference.streaming import check_document_length, checked_segment
+from hdruntime.packing import grouped
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Outputs, Pairs, PendingText, Text, TextTask
 from hdruntime.text.checks import TRUNCATE, RejectedTextsError, check_text_lengths
@@ -399,7 +399,6 @@ class TextInference:
 
 
 def chunks_of(items: Sequence[TextItem]) -> list[EncodedChunk]:
-    """The chunks of texts that have encodings."""
     return [
         EncodedChunk(item, number, chunk)
         for item in items

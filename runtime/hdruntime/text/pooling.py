@@ -77,7 +77,6 @@ def _mean_sqrt_len_tokens(states: FloatArray) -> FloatArray:
 
 
 def _weighted_mean(states: FloatArray) -> FloatArray:
-    """The mean with the weights 1, 2, 3, ..."""
     weights = np.arange(1, len(states) + 1, dtype=np.float64)
     return (np.einsum("tw,t->w", states, weights) / weights.sum()).astype(np.float32)
 

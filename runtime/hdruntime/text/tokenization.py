@@ -64,7 +64,6 @@ class TextTokenizer:
 
     @classmethod
     def of(cls, bundle: Bundle, *, max_len: int, template: Template | None = None) -> TextTokenizer:
-        """The tokenizer of a bundle that has one."""
         info = bundle.manifest.tokenizer
         assert info is not None, "a bundle without a tokenizer takes ids"
         path = bundle.file(info.file)
@@ -93,7 +92,6 @@ class TextTokenizer:
         return other
 
     def with_template(self, template: Template | None) -> TextTokenizer:
-        """The tokenizer with another template."""
         return self._copied(_template=template)
 
     def bounded(self, characters: int) -> TextTokenizer:

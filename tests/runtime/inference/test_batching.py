@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hdruntime.backends.cpu_runner import right_padded_rows, similar_length_groups
 from hdruntime.errors import InputError
-from hdruntime.inference.batching import grouped, pack_by_tokens
+from hdruntime.packing import grouped, pack_by_tokens
 
 LENGTHS = st.lists(st.integers(1, 70), max_size=60)
 BUDGETS = st.integers(1, 400)

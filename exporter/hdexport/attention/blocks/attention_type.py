@@ -79,7 +79,6 @@ class BlocksAttentionType(AttentionType):
     scales_queries = True
 
     def add_arguments(self, group: argparse._ArgumentGroup) -> None:
-        """``--bigbird-last-block`` and ``--global-embeddings``."""
         group.add_argument(
             "--bigbird-last-block",
             metavar="POLICY",
@@ -155,7 +154,6 @@ class BlocksAttentionType(AttentionType):
         return Boundaries(lengths=frozenset(lengths), first=max(dense, block) + 1, second=another + 1, alone=True)
 
     def describe(self, record: BlockSparse) -> Iterator[tuple[str, str]]:
-        """The pattern, its random blocks, its last block, and its dense texts."""
         yield "block-sparse", f"{record.pattern.value}, blocks of {record.block_size} tokens"
         if record.pattern is Pattern.BIGBIRD:
             of_mode = {Mode.HF_EVAL: "all of them block 0, as in Hugging Face", Mode.TABLE: "from a table"}

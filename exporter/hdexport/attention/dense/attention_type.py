@@ -43,7 +43,6 @@ class DenseAttentionType(AttentionType):
     lowerings = (LOWERING,)
 
     def record(self, conversion: AttentionConversion | None, nodes: Sequence[OperatorNode]) -> DenseAttention | None:
-        """The nodes of the operator."""
         layers = sum(node.operator == "DenseAttention" for node in nodes)
         return DenseAttention(layers=layers) if layers else None
 

@@ -155,7 +155,6 @@ class FavorAttentionType(AttentionType):
         return Boundaries(lengths=frozenset(lengths), first=CHUNK_TOKENS + 1, second=2 * CHUNK_TOKENS + 1)
 
     def describe(self, record: FavorAttention) -> Iterator[tuple[str, str]]:
-        """Layers and features."""
         drawn = "of the checkpoint" if record.seed is None else f"drawn with seed {record.seed}"
         yield "FAVOR+ attention", f"{record.layers} layers; {record.features} features, {drawn}"
         if record.compat:

@@ -166,7 +166,6 @@ class LshAttentionType(AttentionType):
         return Boundaries(lengths=frozenset(lengths), first=min(sizes) + 1, second=3 * record.multiple + 1, alone=True)
 
     def describe(self, record: LshAttention) -> Iterator[tuple[str, str]]:
-        """Layers, chunks and hashes."""
         counts = ", ".join(f"{count} {layer}" for layer, count in Counter(record.layers).items())
         yield "lsh attention", f"layers: {counts}; texts are padded to a multiple of {record.multiple} tokens"
         if record.hashes is not None and record.hashed is not None:

@@ -67,7 +67,6 @@ class LshDiscreteOutputs:
 
     @contextlib.contextmanager
     def follow(self, decisions: Sequence[IntArray], *, row: int, tokens: slice) -> Iterator[None]:
-        """See `DiscreteOutputs`."""
         heads, rounds = self._rotations.shape[0], self._hashes.rounds
         by_row = (torch.from_numpy(found.reshape(-1, heads, rounds, found.shape[-1]))[row] for found in decisions)
         self._followed, self._layer = [found[..., tokens] for found in by_row], -1
@@ -77,7 +76,6 @@ class LshDiscreteOutputs:
             self._followed = []
 
     def take_wrong(self) -> list[str]:
-        """See `DiscreteOutputs`."""
         wrong, self._wrong = self._wrong, 0
         return [f"{wrong} tokens in a bucket of a smaller product"] if wrong else []
 

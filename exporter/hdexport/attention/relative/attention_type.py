@@ -118,7 +118,6 @@ class RelativeAttentionType(AttentionType):
         return Boundaries(lengths=lengths, first=min(sizes), second=max(sizes) + 1)
 
     def describe(self, record: RelativeAttention) -> Iterator[tuple[str, str]]:
-        """Layers, memory and distances."""
         yield "relative attention", f"{record.layers} layers" + (", causal" if record.causal else "")
         if not record.memory:
             yield "memory", "none: --recurrence TOKENS of a build gives it one"

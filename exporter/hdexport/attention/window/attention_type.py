@@ -104,7 +104,6 @@ class WindowAttentionType(AttentionType):
         return spec.partition(":")[0] in _NAMES
 
     def add_arguments(self, group: argparse._ArgumentGroup) -> None:
-        """``--max-global``."""
         group.add_argument(
             "--max-global",
             metavar="N",

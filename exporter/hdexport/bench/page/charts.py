@@ -107,7 +107,6 @@ class ChartRows(NamedTuple):
 
 
 def chart_rows(result: BenchResult, figure: Figure, batch: int) -> ChartRows | None:
-    """Rows of one chart; None if no case of the batch size has the figure."""
     cases = [case for case in result.cases if case.batch == batch]
     values = {id(case): value for case in cases if (value := figure.value(case)) is not None}
     if not values:

@@ -31,8 +31,6 @@ class Figure:
 
 
 def _figure(part: str, field: str, *, unit: float = 1.0) -> Callable[[CaseResult], float | None]:
-    """Field of a part of a case, in units of the axis."""
-
     def value(case: CaseResult) -> float | None:
         number = getattr(getattr(case, part), field, None)
         return None if number is None else number / unit

@@ -68,7 +68,6 @@ def is_hdf5(file: Path) -> bool:
 
 
 def read_keras_file(file: Path) -> KerasLayers:
-    """All layers of a file."""
     h5py = require("h5py")
     try:
         with h5py.File(file, "r") as root:

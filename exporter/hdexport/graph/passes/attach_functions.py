@@ -20,7 +20,6 @@ class AttachFunctions(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Attach the functions."""
         nodes = operator_nodes(model)
         functions: dict[str, ir.Function] = {}
         for node in nodes:

@@ -101,7 +101,6 @@ class ChunkFeedForward(ir.passes.InPlacePass):
         self._tokens, self._layers = tokens, layers
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Replace the networks."""
         networks = feed_forward_networks(model.graph, layers=self._layers)
         sizes: dict[tuple[object, ...], _Sizes] = {}
         for number, network in enumerate(networks):

@@ -31,7 +31,6 @@ class DowncastLayerNorms(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Downcast the normalizations."""
         nodes = [node for node in list(model.graph.all_nodes()) if _is_between_casts(node)]  # 1
         for node in nodes:
             _downcast(node)

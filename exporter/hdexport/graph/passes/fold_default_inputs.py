@@ -31,7 +31,6 @@ class FoldDefaultInputs(ir.passes.InPlacePass):
         self._manifest = manifest
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Fold the inputs."""
         graph, manifest = model.graph, self._manifest
         values = {value.name: value for value in graph.inputs}
         folded = [spec for spec in manifest.inputs if folds(spec, manifest)]

@@ -28,7 +28,6 @@ class NameTransposedWeights(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Name the outputs of the Transpose nodes."""
         weights = set(model.graph.initializers.values())
         nodes = [node for node in model.graph if node.op_type == "Transpose" and node.inputs[0] in weights]
         names: set[str] = set()

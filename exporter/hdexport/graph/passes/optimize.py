@@ -31,7 +31,6 @@ class OptimizeTrace(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Optimize the model."""
         before = len(model.graph)
         run_passes(model, [common.InlinePass()])  # 1
         rounds = [_FoldConstants(), _rewrite_rules(), *_unused()]

@@ -65,7 +65,6 @@ class PoolInBlocks(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Replace the pools."""
         pools, _ = _pools(model)
         for number, pool in enumerate(pools):
             _replace_by_loop(pool, name=f"pooled_{number}")

@@ -29,7 +29,6 @@ class UpcastToFloat32(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Upcast the graph."""
         graph = model.graph
         for node in list(graph.all_nodes()):
             _upcast_attributes(node)  # 1

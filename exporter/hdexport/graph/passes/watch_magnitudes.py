@@ -101,7 +101,6 @@ class WatchMagnitudes(ir.passes.InPlacePass):
         self.sums: list[str] = []
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Add the outputs."""
         graph = model.graph
         half = {output for node in graph for output in node.outputs if output.dtype is ir.DataType.FLOAT16}
         _label(graph)
@@ -178,7 +177,6 @@ class _Watcher:
         return magnitudes
 
     def sum_of_magnitudes(self, graph: ir.Graph, value: Value) -> Value:
-        """The sum of a value's magnitudes, at the end of the graph."""
         return _scalar(self._after(graph[-1]).ReduceL1(value, keepdims=0))
 
     def _scores(self, node: ir.Node) -> Value:

@@ -32,7 +32,6 @@ class ZeroPadding(ir.passes.InPlacePass):
         self.zeroed: list[str] = []
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Zero the outputs."""
         graph = model.graph
         # The name is that of `hdexport.model.graph_module`.
         mask = next((value for value in graph.inputs if value.name == "attention_mask"), None)

@@ -70,5 +70,4 @@ def variants_of(chosen: Sequence[Target]) -> tuple[Backend, ...]:
 
 
 def targets_named(names: Sequence[str]) -> list[Target]:
-    """The targets of these names."""
     return [target for target in targets() if target.name in names]

@@ -125,7 +125,6 @@ class Target:
                 yield (graph,)
 
     def precisions(self, graph: GraphFile) -> tuple[Precision, ...]:
-        """The precisions that a graph is verified in."""
         own = tuple(precision for precision in BUILD_OPTIONS if graph.dtype == precision)
         return own or (Precision.FLOAT32,)
 

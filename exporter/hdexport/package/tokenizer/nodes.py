@@ -50,7 +50,6 @@ def literal(text: str) -> str:
 
 
 def strings(op: OpBuilder, *values: str) -> ir.Value:
-    """A constant, ``[values]``."""
     return op.Constant(value=ir.StringTensor([value.encode() for value in values], shape=ir.Shape([len(values)])))
 
 

@@ -15,7 +15,6 @@ from hdplugins.attention.operator import FLAG, Operator
 
 
 def pairs(attributes: Mapping[str, Any], *, tokens: int, heads: int) -> int:
-    """See `Operator.pairs`."""
     return heads * (tokens * (tokens + 1) // 2 if attributes["causal"] else tokens * tokens)
 
 

@@ -85,7 +85,6 @@ class SessionModel:
         return ShapeChoice(0, Shape(batch, tokens, memory))
 
     def layouts(self, choice: ShapeChoice, outputs: Sequence[str]) -> tuple[Layout, Layout]:
-        """Only the requested outputs."""
         requested = {name: self.outputs[name] for name in outputs}
         return layout_of(self.inputs, choice.shape), layout_of(requested, choice.shape)
 

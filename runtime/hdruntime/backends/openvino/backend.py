@@ -107,7 +107,6 @@ print(json.dumps({"version": version, "details": {"devices": devices, "is_prefer
         return preference if slower is None else Preference(False, slower)
 
     def open(self, bundle: Bundle, options: LoadOptions) -> Runner:
-        """Load the graphs for OpenVINO."""
         from hdruntime.backends.openvino.runner import OpenVinoRunner
 
         return OpenVinoRunner(bundle, threads=options.threads, precision=options.precision, device=options.device)

@@ -178,8 +178,6 @@ INTERFACE = PipelinesInterface
 
 
 async def shown_answers(task: TextTask, texts: Sequence[Text], answers: Sequence[Any]) -> list[Any]:
-    """`shown_answer` of each text."""
-
     def shown() -> list[Any]:
         return [shown_answer(task, text, answer) for text, answer in zip(texts, answers, strict=True)]
 

@@ -40,7 +40,6 @@ class LowerAttentionToOnnxRuntime(ir.passes.InPlacePass):
     """Replace the nodes of hdexport's operators in a float32 graph as `Lowering.for_onnxruntime_cpu` says."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Replace the nodes."""
         parts, nodes = SharedParts(model), lowerings_of(model)
         for node, lowering in nodes:
             lowering.for_onnxruntime_cpu(node, parts)

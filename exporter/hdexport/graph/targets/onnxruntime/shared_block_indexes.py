@@ -29,7 +29,6 @@ class ShareBlockIndexes(ir.passes.InPlacePass):
         self.shared = 0
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Share the block indexes."""
         for first, *others in nodes_of_equal_block_indexes(kernel_nodes(model)):
             give_block_index(first, others)
             for node in (first, *others):

@@ -54,7 +54,6 @@ class LowerAttentionToOpenVino(ir.passes.InPlacePass):
         self.depends_on_padding = False
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Replace the nodes."""
         parts = SharedParts(model, padded=self._padded)
         nodes = [(node, each) for node, each in lowerings_of(model) if isinstance(each, OpenVinoLowering)]
         for node, lowering in nodes:
@@ -73,7 +72,6 @@ class InlineFunctions(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Inline the functions."""
         for function in model.functions.values():
             function.opset_imports[""] = OPSET  # 1
         model.graph.opset_imports[""] = OPSET
@@ -96,7 +94,6 @@ class ScansToLoops(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Replace the nodes."""
         scans = [node for node in model.graph.all_nodes() if node.op_type == "Scan" and not node.domain]
         for number, scan in enumerate(scans):
             _replace(scan, name=f"loop_{number}")

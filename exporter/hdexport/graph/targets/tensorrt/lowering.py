@@ -148,7 +148,6 @@ class FuseDenseAttentionForTensorRt(ir.passes.InPlacePass):
         self._dtype, self._longest = dtype, longest
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Replace the nodes."""
         dtype = self._dtype
         nodes = _fusible_nodes(model, longest=self._longest) if dtype in _LAYER_DTYPES else []
         if nodes:
