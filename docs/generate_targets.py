@@ -58,12 +58,12 @@ _TAIL = """
 * **Prompts.** Vespa's component and OpenSearch's registration get the model's prompts for queries and documents; the
   graph of `text-in` puts one before every text, the default or that of `--prompt-name`. The
   other systems with a graph add none: the command prints them, and you write them before your texts. A model with a
-  default prompt, which the bundle writes before every text, is refused there, unless `--no-prompts` says that your
+  default prompt, which the bundle writes before every text, is rejected there, unless `--no-prompts` says that your
   texts have it; so are models whose prompts are not pooled, and models of a chat template. Systems that run the bundle
   itself (mlflow, lancedb, triton and others) write prompts and templates as it does.
 * **Inputs.** A graph computes itself what only hdexport's runtime feeds: Longformer's global attention (the first token
   of a text to classify), and the state of a recurrent model before its first token, so that every text is read whole.
-  Refused is question answering with global questions: a graph cannot reject a question that is too long.
+  Question answering with global questions is rejected: a graph cannot reject a question that is too long.
 
 ## 8-bit weights
 

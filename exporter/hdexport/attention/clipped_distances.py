@@ -32,7 +32,6 @@ class ClippedDistances(AttentionRecord):
     reach: Size
 
     def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
-        """All tokens are keys."""
         return [tokens] * self.layers
 
 
@@ -53,7 +52,6 @@ class ClippedDistanceAttentionType(AttentionType):
         return self.record_type(type=self.name, layers=len(reaches), reach=max(reaches)) if reaches else None
 
     def boundaries(self, record: ClippedDistances) -> Boundaries | None:
-        """Around the length at which distances are clipped first."""
         lengths = frozenset(record.reach + step for step in (0, 1, 2)) | {2 * record.reach + 1}
         return Boundaries(lengths=lengths, first=record.reach + 2, second=2 * record.reach + 2)
 

@@ -167,14 +167,6 @@ class _Setting(NamedTuple):
     part: str
 
 
-def _begins_with_bos(tokenizer: Any, text: str) -> bool:
-    return backend_of(tokenizer).encode(text).ids[:1] == [tokenizer.bos_token_id]
-
-
-def _ends_with_eos(tokenizer: Any, text: str) -> bool:
-    return backend_of(tokenizer).encode(text).ids[-1:] == [tokenizer.eos_token_id]
-
-
 def _normalized(tokenizer: Any, text: str) -> str:
     normalizer = tokenizer.backend_tokenizer.normalizer
     return text if normalizer is None else str(normalizer.normalize_str(text))
@@ -185,39 +177,31 @@ def _split(tokenizer: Any, text: str) -> list[str]:
     return [text] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
 
 
-def _lowers_case(tokenizer: Any, text: str) -> bool:
-    return _normalized(tokenizer, text) == _normalized(tokenizer, text.lower())
-
-
 def _strips_accents(tokenizer: Any, text: str) -> bool:
     return _normalized(tokenizer, text).strip("\u2581 ") == "e"
 
 
-def _keeps_accents(tokenizer: Any, text: str) -> bool:
-    return not _strips_accents(tokenizer, text)
-
-
-def _splits_characters(tokenizer: Any, text: str) -> bool:
-    return len(_split(tokenizer, text)) == len(text)
-
-
-def _begins_with_space(tokenizer: Any, text: str) -> bool:
-    return _split(tokenizer, text)[0].startswith(("\u2581", "\u0120", " "))
-
-
-def _splits_special_tokens(tokenizer: Any, text: str) -> bool:
-    return bool(tokenizer.backend_tokenizer.encode_special_tokens)
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(backend_of(tokenizer).encode(text).ids)
 
 
 _SETTINGS: Mapping[str, _Setting] = {
-    "add_bos_token": _Setting(_begins_with_bos, "a", "post_processor"),
-    "add_eos_token": _Setting(_ends_with_eos, "a", "post_processor"),
-    "do_lower_case": _Setting(_lowers_case, "A", "normalizer"),
+    "add_bos_token": _Setting(lambda of, text: _ids(of, text)[:1] == [of.bos_token_id], "a", "post_processor"),
+    "add_eos_token": _Setting(lambda of, text: _ids(of, text)[-1:] == [of.eos_token_id], "a", "post_processor"),
+    "do_lower_case": _Setting(
+        lambda of, text: _normalized(of, text) == _normalized(of, text.lower()), "A", "normalizer"
+    ),
     "strip_accents": _Setting(_strips_accents, "\u00e9", "normalizer"),
-    "keep_accents": _Setting(_keeps_accents, "\u00e9", "normalizer"),
-    "tokenize_chinese_chars": _Setting(_splits_characters, "\u5317\u4eac", "normalizer"),
-    "add_prefix_space": _Setting(_begins_with_space, "a", "pre_tokenizer"),
-    "split_special_tokens": _Setting(_splits_special_tokens, "a", "added_tokens"),
+    "keep_accents": _Setting(lambda of, text: not _strips_accents(of, text), "\u00e9", "normalizer"),
+    "tokenize_chinese_chars": _Setting(
+        lambda of, text: len(_split(of, text)) == len(text), "\u5317\u4eac", "normalizer"
+    ),
+    "add_prefix_space": _Setting(
+        lambda of, text: _split(of, text)[0][:1] in ("\u2581", "\u0120", " "), "a", "pre_tokenizer"
+    ),
+    "split_special_tokens": _Setting(
+        lambda of, _: bool(of.backend_tokenizer.encode_special_tokens), "a", "added_tokens"
+    ),
 }
 
 FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized")

@@ -74,16 +74,19 @@ def with_bundle(templates: Mapping[str, str]) -> Callable[[Package], None]:
     return write
 
 
-def with_graph(templates: Mapping[str, str]) -> Callable[[Package], None]:
-    """The function that writes a package of ``model.onnx``, the files of `write_library_files`, and files.
+def with_graph(
+    templates: Mapping[str, str], *, library_files: Callable[[Package], None] = write_library_files
+) -> Callable[[Package], None]:
+    """The function that writes a package of ``model.onnx``, a library's files, and files.
 
     Args:
         templates: name of a file -> its template, see `write_text`.
+        library_files: `write_tokenizer` for systems that read no other of these files.
     """
 
     def write(package: Package) -> None:
         write_graph(package.bundle, package.directory / "model.onnx", package.graph)
-        write_library_files(package)
+        library_files(package)
         for name, template in templates.items():
             write_text(package, name, template)
 

@@ -77,8 +77,10 @@ def mean(states: FloatArray, encoding: Encoding) -> FloatArray:
 
 
 def djl_mean(package: Package, text: str, *, model_max_length: int | None = None) -> Mapping[str, FloatArray]:
-    """A masked mean of ``last_hidden_state`` of DJL's tokens, as Java's readers pool."""
-    encoding = djl_tokenizer(package.directory / "tokenizer.json", model_max_length=model_max_length).encode(text)
+    """A masked mean of ``last_hidden_state`` of DJL's tokens, as Java's readers pool and never normalize; the default
+    of ``modelMaxLength`` is the package's number."""
+    longest = model_max_length or package.max_seq_length
+    encoding = djl_tokenizer(package.directory / "tokenizer.json", model_max_length=longest).encode(text)
     states = run_onnx(package.directory / "model.onnx", encoding)["last_hidden_state"]
     return {"sentence_embedding": mean(states, encoding)}
 

@@ -86,12 +86,9 @@ _PARTS = ("values", "scale", "zero_point")
 
 
 def _is_table(value: ir.Value) -> bool:
-    shape = value.shape
-    return shape is not None and len(shape) == 2 and int(shape[0]) >= _MIN_TABLE_ROWS and _is_float(value)
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
+    shape, dtype = value.shape, value.dtype
+    is_large = shape is not None and len(shape) == 2 and int(shape[0]) >= _MIN_TABLE_ROWS
+    return is_large and dtype is not None and dtype.is_floating_point()
 
 
 def _dequantize_rows(gather: ir.Node, tensors: list[ir.Value]) -> None:

@@ -117,7 +117,6 @@ class Contrast(Objective):
         """Number of queries of each text; 0 for texts that were not seen."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The vectors."""
         return {"texts": self._texts, "queries": self._queries, "numbers": self._numbers}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -35,7 +35,6 @@ class CpuRunner(BundleRunner):
         return sum(len(rows) * (length or attention_mask.shape[1]) for rows, length in self._groups(attention_mask))
 
     def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run a batch; see :class:`hdruntime.backends.Runner`."""
         attention_mask = inputs[self.mask]
         if attention_mask.all():
             return self._run_as_given(inputs, outputs)

@@ -93,7 +93,6 @@ class BlocksAttentionType(AttentionType):
         )
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> BlockRequest | None:
-        """A pattern and its numbers, and the options."""
         requested = BlockRequest() if spec is None else _request(spec)
         policy, file = options.get("bigbird_last_block"), options.get("global_embeddings")
         requested = dataclasses.replace(

@@ -85,7 +85,6 @@ class BlockConversion(AttentionConversion):
         return [torch.from_numpy(table) for table in self.listed_blocks]
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
-        """The family's own, or blocks around the layers."""
         if self.is_native:
             super().adapt(model, family)
         else:

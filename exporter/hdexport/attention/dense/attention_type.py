@@ -26,7 +26,6 @@ class DenseAttention(AttentionRecord):
     layers: Size
 
     def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
-        """All tokens are keys."""
         return [tokens] * self.layers
 
     def reference_copies(self, heads: int, *, has_sdpa: bool) -> int:

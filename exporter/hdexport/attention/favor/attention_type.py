@@ -45,7 +45,6 @@ class FavorConversion(AttentionConversion):
         return draw_projection(self.record.seed, features=self.record.features, head_dim=head_dim)
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
-        """The family's own, or features around the layers."""
         if self.is_native:
             super().adapt(model, family)
             return
@@ -131,7 +130,6 @@ class FavorAttentionType(AttentionType):
             yield f".epsilon is {record.epsilon}, which is not between 0 and 1"
 
     def read(self, record: FavorAttention, bundle: Bundle) -> FavorConversion:
-        """The conversion from the record and the checkpoint, which hold all of it."""
         return _conversion(record, is_native=not record.converted)
 
     def use_reference(

@@ -39,7 +39,6 @@ class LocalGlobalAttention(AttentionRecord):
     side_tokens: TokenCount = 0
 
     def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
-        """A window, and all sides."""
         window = min(tokens, 2 * self.radius + 1)
         sides = tokens // self.side_tokens if self.side_tokens else 0
         return [window + sides] * self.layers
@@ -61,7 +60,6 @@ class LocalGlobalAttentionType(AttentionType):
     record_type = LocalGlobalAttention
 
     def conversion(self, request: None, context: ConversionContext) -> AttentionConversion | None:
-        """A family's own."""
         record: LocalGlobalAttention | None = context.family.native_record(self.name, context.model.config)
         return None if record is None else AttentionConversion(is_native=True, record=record)
 
@@ -79,7 +77,6 @@ class LocalGlobalAttentionType(AttentionType):
         return Boundaries(lengths=lengths, first=block + 1, second=3 * block + max(size - 1, 1))
 
     def describe(self, record: LocalGlobalAttention) -> Iterator[tuple[str, str]]:
-        """Layers, window and sides."""
         yield "local attention", f"{record.layers} layers; a token sees {record.radius} tokens on each side"
         if record.side_tokens:
             yield "", f"and the sum of each {record.side_tokens} tokens of the text"

@@ -65,7 +65,6 @@ class LshConversion(AttentionConversion):
         return draw_rotations(hashes.seed, heads=heads, head_dim=head_dim, buckets=hashes.buckets, rounds=hashes.rounds)
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
-        """The family's own, or hashes around the layers."""
         if self.is_native:
             super().adapt(model, family)
             return
@@ -136,7 +135,6 @@ class LshAttentionType(AttentionType):
             yield ".hashes.buckets has an odd number"
 
     def read(self, record: LshAttention, bundle: Bundle) -> LshConversion:
-        """The conversion from the record, which holds all of it."""
         conversion = LshConversion(is_native=False, record=record) if record.converted else _own(record)
         return dataclasses.replace(conversion, dtype=bundle.manifest.dtype)
 

@@ -89,12 +89,10 @@ class RelativeAttentionType(AttentionType):
         return _conversion(record, memory_cache, context.max_len)
 
     def problems(self, record: RelativeAttention, manifest: Manifest) -> Iterator[str]:
-        """The memory among the inputs."""
         if record.memory != manifest.max_memory:
             yield f".memory is {record.memory}, and the inputs have memories of {manifest.max_memory} tokens"
 
     def read(self, record: RelativeAttention, bundle: Bundle) -> RelativeConversion:
-        """The conversion from the record and the inputs, which hold all of it."""
         return _conversion(record, bundle.manifest.recurrent_states, bundle.manifest.max_len)
 
     def use_reference(

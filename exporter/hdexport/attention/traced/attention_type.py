@@ -33,7 +33,6 @@ class TracedAttention(AttentionRecord):
     layers: Size
 
     def keys_of_layers(self, manifest: Manifest, tokens: int) -> list[int]:
-        """All tokens are keys, as far as is known."""
         return [tokens] * self.layers
 
 
@@ -64,7 +63,6 @@ class TracedAttentionType(AttentionType):
         return dataclasses.replace(conversion.record, layers=conversion.record.layers - len(nodes))
 
     def describe(self, record: TracedAttention) -> Iterator[tuple[str, str]]:
-        """Layers, and how memory grows."""
         yield (
             "own attention",
             f"{record.layers} layers compute what the model's own code does, in standard operators: their memory grows "

@@ -75,7 +75,6 @@ class WindowConversion(AttentionConversion):
         return max((spec.bound or 0 for spec in self.inputs if spec.role is Role.GLOBAL_ATTENTION_MASK), default=0)
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
-        """Windows around the layers, or the family's own."""
         if self.window is None:
             super().adapt(model, family)
             return
@@ -113,7 +112,6 @@ class WindowAttentionType(AttentionType):
         )
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> WindowRequest | None:
-        """A window, and how many tokens may be marked."""
         window = None if spec is None else _window(spec)
         max_global = options.get("max_global")
         return None if window is None and max_global is None else WindowRequest(window=window, max_global=max_global)
@@ -176,7 +174,6 @@ class WindowAttentionType(AttentionType):
             yield f".converted.dilation has {len(window.dilation)} values for {manifest.num_heads} heads"
 
     def read(self, record: WindowAttention, bundle: Bundle) -> WindowConversion:
-        """The conversion from the record and the inputs, which hold all of it."""
         manifest = bundle.manifest
         inputs = tuple(
             spec for spec in manifest.inputs if spec.role in (Role.GLOBAL_ATTENTION_MASK, Role.RECURRENT_STATE)
@@ -224,7 +221,6 @@ class WindowAttentionType(AttentionType):
         return True
 
     def describe(self, record: WindowAttention) -> Iterator[tuple[str, str]]:
-        """Windows, and the attention that they replaced."""
         if record.layers:
             counts = Counter(record.sides())
             equal = all(left == right for left, right in counts)

@@ -33,7 +33,8 @@ class OptimizeTrace(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         before = len(model.graph)
         run_passes(model, [common.InlinePass()])  # 1
-        rounds = [_FoldConstants(), _rewrite_rules(), *_unused()]
+        unused = common.RemoveUnusedNodesPass, common.RemoveUnusedFunctionsPass, common.RemoveUnusedOpsetsPass
+        rounds = [_FoldConstants(), _rewrite_rules(), *(remove() for remove in unused)]
         for _ in range(_MAX_ROUNDS):  # 2
             if not run_passes(model, rounds):
                 break
@@ -55,10 +56,6 @@ class OptimizeTrace(ir.passes.InPlacePass):
 class _FoldConstants(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         return ir.passes.PassResult(model, optimizer.fold_constants_ir(model, onnx_shape_inference=True).modified)
-
-
-def _unused() -> list[ir.passes.PassBase]:
-    return [common.RemoveUnusedNodesPass(), common.RemoveUnusedFunctionsPass(), common.RemoveUnusedOpsetsPass()]
 
 
 def _rewrite_rules() -> ir.passes.PassBase:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hdexport.package.files import write_library_files
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.readers import djl_mean
 from hdexport.package.target import Package, PackageTarget
-from hdruntime.arrays import FloatArray
 
 _PROPERTIES = """engine=OnnxRuntime
 option.modelName=model
@@ -33,16 +30,12 @@ def _write(package: Package) -> None:
     )
 
 
-def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
-    return djl_mean(package, text, model_max_length=package.max_seq_length)
-
-
 TARGET = PackageTarget(
     name="djl",
     system="DJL and DJL Serving",
     source="HuggingFaceTokenizer.java and TextEmbeddingTranslator.java, DJL 0.37",
     write=_write,
-    run=_run,
+    run=djl_mean,
     next_step="Criteria.builder().optModelPath(Paths.get(FOLDER)), or serving.properties in DJL Serving's model store.",
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS),
     takes=frozenset({"dtype"}),

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from tokenizers import Tokenizer, models
 
-from hdexport.package.files import write_tokenizer
-from hdexport.package.graph import GraphOptions, Outputs, write_graph
+from hdexport.package.files import with_graph, write_tokenizer
+from hdexport.package.graph import GraphOptions, Outputs
 from hdexport.package.readers import DJL_LONGEST, djl_tokenizer, run_onnx
 from hdexport.package.target import Package, PackageTarget
 from hdruntime.arrays import FloatArray
@@ -32,12 +32,6 @@ def _check(bundle: Bundle) -> None:
         )
 
 
-def _write(package: Package) -> None:
-    write_graph(package.bundle, package.directory / "model.onnx", package.graph)
-    write_tokenizer(package)
-    (package.directory / "Embedding.java").write_text(_JAVA, encoding="utf-8")
-
-
 def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
     """One partition: a text of at most 512 tokens has at most 510 without the special ones."""
     tokenizer = djl_tokenizer(package.directory / "tokenizer.json")
@@ -53,7 +47,7 @@ TARGET = PackageTarget(
     name="langchain4j",
     system="LangChain4j",
     source="OnnxBertBiEncoder.java, langchain4j 289c771a; HuggingFaceTokenizer.java, DJL 0.37",
-    write=_write,
+    write=with_graph({"Embedding.java": _JAVA}, library_files=write_tokenizer),
     run=_run,
     next_step='new OnnxEmbeddingModel("model.onnx", "tokenizer.json", PoolingMode.MEAN)',
     graph=GraphOptions(dtype="float32", outputs=Outputs.POOLED_TOKENS, single_file=True),

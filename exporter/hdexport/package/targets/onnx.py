@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from hdexport.package.files import write_library_files
-from hdexport.package.graph import GraphOptions, write_graph
+from hdexport.package.files import with_graph
+from hdexport.package.graph import GraphOptions
 from hdexport.package.readers import onnx_package
-from hdexport.package.target import GRAPH, Package, PackageTarget
+from hdexport.package.target import GRAPH, PackageTarget
 from hdruntime.bundle.manifest import Task
-
-
-def _write(package: Package) -> None:
-    write_graph(package.bundle, package.directory / "model.onnx", package.graph)
-    write_library_files(package)
-
 
 TARGET = PackageTarget(
     name="onnx",
@@ -25,7 +19,7 @@ TARGET = PackageTarget(
         "onnxruntime-web 1.31.0-dev (WebAssembly in Chromium 156)",
         "tract 0.23.9",
     ),
-    write=_write,
+    write=with_graph({}),
     run=onnx_package,
     next_step="Load model.onnx; tokenizer.json truncates and pads.",
     tasks=frozenset(Task),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zipfile
-from collections.abc import Mapping
 
 from hdexport.package.files import write_json, write_tokenizer
 from hdexport.package.graph import GraphOptions, Outputs, write_graph
 from hdexport.package.prompts import prompts_of_package
 from hdexport.package.readers import DJL_LONGEST, djl_mean
 from hdexport.package.target import Package, PackageTarget
-from hdruntime.arrays import FloatArray
 
 _MODEL_TYPE = "bert"
 """The type for which ML Commons feeds three inputs; DJL demands exactly those of the graph."""
@@ -49,17 +48,13 @@ def _write(package: Package) -> None:
     )
 
 
-def _run(package: Package, text: str) -> Mapping[str, FloatArray]:
-    return djl_mean(package, text)
-
-
 TARGET = PackageTarget(
     name="opensearch",
     system="OpenSearch",
     source="ONNXSentenceTransformerTextEmbeddingTranslator.java, ml-commons 17db055f, with ONNX Runtime 1.16.3 and "
     "DJL 0.31.1",
     write=_write,
-    run=_run,
+    run=functools.partial(djl_mean, model_max_length=DJL_LONGEST),
     prompts=True,
     next_step="Put the .zip where the cluster reaches it, its address into register.json, and: POST "
     "/_plugins/_ml/models/_register",

@@ -11,17 +11,13 @@ from hdexport.package.graph import Dtype, write_graph
 from hdexport.package.readers import run_onnx, transformers_tokenizer
 from hdexport.package.target import Package, PackageTarget
 from hdruntime.arrays import FloatArray
-from hdruntime.bundle.manifest import Manifest, Task
+from hdruntime.bundle.manifest import Task
 
 _FOLDER = "onnx"
 
 _SUFFIXES: Mapping[Dtype, str] = {"float32": "", "float16": "_fp16", "int8": "_quantized"}
 _NAMES: Mapping[Dtype, str] = {"float32": "fp32", "float16": "fp16", "int8": "q8"}
 """The library's names of dtypes, and the suffixes of their files: src/utils/dtypes.js, 4.3."""
-
-
-def _dtypes(manifest: Manifest) -> tuple[Dtype, ...]:
-    return ("float32", "float16", "int8") if manifest.dtype == "float16" else ("float32", "int8")
 
 
 def _write(package: Package) -> None:
@@ -65,7 +61,7 @@ TARGET = PackageTarget(
     tried=("@huggingface/transformers 4.3.2 in Node 20 and in Chromium 156: fp32, fp16, q8",),
     write=_write,
     run=_run,
-    dtypes=_dtypes,
+    dtypes=lambda manifest: ("float32", *(("float16",) if manifest.dtype == "float16" else ()), "int8"),
     takes=frozenset({"dtype", "single_file"}),
     next_step="pipeline('feature-extraction', FOLDER, {dtype: 'fp32'}), or the pipeline of the bundle's task: "
     "docs/browser.md",

@@ -68,7 +68,6 @@ print(json.dumps(dict(version=onnxruntime.__version__, details=details)))
         return Preference(True, "")
 
     def open(self, bundle: Bundle, options: LoadOptions) -> Runner:
-        """Load the graph for the CPU, or the portable one."""
         from hdruntime.backends.onnxruntime.cpu import OnnxRuntimeRunner
 
         return OnnxRuntimeRunner(bundle, threads=options.threads, precision=options.precision)
@@ -132,7 +131,6 @@ class OnnxRuntimeCudaBackend(BackendEntry):
         return None
 
     def open(self, bundle: Bundle, options: LoadOptions) -> Runner:
-        """Load the graph for the GPU, or the portable one."""
         from hdruntime.backends.onnxruntime.cuda import OnnxRuntimeCudaRunner
 
         return OnnxRuntimeCudaRunner(bundle, gpu=options.gpu, threads=options.threads)

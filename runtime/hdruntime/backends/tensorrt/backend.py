@@ -63,7 +63,6 @@ class EngineBackend(BackendEntry):
         )
 
     def open(self, bundle: Bundle, options: LoadOptions) -> Runner:
-        """Load the engine that runs on this machine."""
         limit_bytes = options.gpu.memory_limit_bytes
         if limit_bytes is not None:
             raise BackendUnavailableError(
@@ -105,11 +104,9 @@ class EngineBackend(BackendEntry):
         return int(architecture.removeprefix("sm")) >= _OLDEST_OF_TENSORRT
 
     def has_builder(self, machine: ThisMachine) -> bool:
-        """Whether the package is installed."""
         return self.name in machine.versions
 
     def setup_commands(self, bundle: Bundle, machine: ThisMachine) -> SetupCommands | None:
-        """Install the package, build an engine that fits, or both."""
         assert machine.gpu is not None
         install = () if self.name in machine.versions else (self.install,)
         if not self.builds_for(machine.gpu.architecture):
@@ -171,7 +168,6 @@ class TensorRtBackend(EngineBackend):
     distributions = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt")
 
     def diagnose(self, probe: ProbeResult | None, gpu: Gpu | None) -> DiagnosticResult:
-        """TensorRT needs a GPU to build."""
         if probe is None and gpu is None:
             return DiagnosticResult(self.library, DiagnosticStatus.INFO, "not installed; it needs a GPU")
         return super().diagnose(probe, gpu)
@@ -201,7 +197,6 @@ class TensorRtRtxBackend(EngineBackend):
         return command
 
     def diagnose(self, probe: ProbeResult | None, gpu: Gpu | None) -> DiagnosticResult:
-        """TensorRT-RTX builds engines without a GPU."""
         result = super().diagnose(probe, gpu)
         if result.status is DiagnosticStatus.OK and gpu is None:
             detail = f"{result.detail}; it builds engines without a GPU and needs a GPU to run them"
@@ -225,11 +220,9 @@ class TensorRtLeanBackend(EngineBackend):
     is_advised = False
 
     def has_builder(self, machine: ThisMachine) -> bool:
-        """Whether TensorRT is installed."""
         return Backend.TENSORRT in machine.versions
 
     def setup_commands(self, bundle: Bundle, machine: ThisMachine) -> SetupCommands | None:
-        """TensorRT is installed for a rebuild."""
         commands = super().setup_commands(bundle, machine)
         if commands is None or not commands.rebuild:
             return commands
@@ -242,7 +235,6 @@ class TensorRtLeanBackend(EngineBackend):
         return commands
 
     def rebuild_command(self, bundle: Bundle, machine: ThisMachine) -> list[str]:
-        """Requests a version-compatible engine."""
         return [*super().rebuild_command(bundle, machine), "--version-compatible"]
 
     def diagnose(self, probe: ProbeResult | None, gpu: Gpu | None) -> DiagnosticResult:

@@ -188,11 +188,7 @@ def _send_messages_to_logging() -> None:
     G_LOGGER.colors = False
     G_LOGGER.module_severity = G_LOGGER.WARNING
     # Polygraphy also raises errors that it logs, and so do we.
-    logging.getLogger("Polygraphy").addFilter(_below_error)
-
-
-def _below_error(record: logging.LogRecord) -> bool:
-    return record.levelno < logging.ERROR
+    logging.getLogger("Polygraphy").addFilter(lambda record: record.levelno < logging.ERROR)
 
 
 def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, int, int]:

@@ -22,7 +22,6 @@ class TensorRtTarget(Target):
         """Engines that cannot be built are rejected by `EngineBuilder`."""
 
     def is_possible(self) -> bool:
-        """Whether the variant can build on this machine."""
         from hdexport.graph.targets.tensorrt import packages
 
         try:
