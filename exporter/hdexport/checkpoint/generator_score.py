@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hdexport.checkpoint.sentence_modules import LogitScore
 from hdexport.families.qwen3 import last_read
 from hdruntime.errors import ModelError, Setting
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _ROUNDING = 1e-4
 """Part of the largest logit by which a score may differ from the generator's own."""
@@ -65,8 +64,6 @@ def _of_tokens(logits: torch.Tensor, score: LogitScore) -> torch.Tensor:
 def _score(generator: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, return_dict: bool = True) -> Any:
     """A forward pass for the score of each text's last real token, whatever its id is: [batch, 1]."""
     assert return_dict, "there is no other form"
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
     states = generator.base_model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     last = last_read(states, input_ids, attention_mask, None)
     return SequenceClassifierOutput(logits=generator.get_output_embeddings()(last))

@@ -8,16 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.model.family import Family
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _TRAINED_MASKS = 0.15 * 0.8
 """Share of the tokens that were masked in training, fixed in the model's code."""

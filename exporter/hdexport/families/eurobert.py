@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import EuroBertForSequenceClassification, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hdexport.families.modernbert import mean
 from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _POOLING = "clf_pooling"
 """The published checkpoints' key of a classifier's pooling, which transformers passes over."""
@@ -29,8 +28,6 @@ def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor)
     The original takes the token at index 0, padding or not, for the first token, and sums in the type of the model.
     ``late`` pools the classifier's results for each token, the others the classifier's inputs.
     """
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
     states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     if model.classifier_pooling == "late":
         logits = model.classifier(model.activation(model.dense(states)))
@@ -43,8 +40,6 @@ def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor)
 
 
 def _adapt(model: PreTrainedModel) -> None:
-    from transformers import EuroBertForSequenceClassification
-
     use_rotary_tables(model)
     use_root_mean_squares(model)
     if isinstance(model, EuroBertForSequenceClassification):

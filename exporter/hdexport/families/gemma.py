@@ -7,9 +7,10 @@ also with weights of another type.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from hdexport.model.family import Family, UnsupportedReason
@@ -17,9 +18,6 @@ from hdexport.model.half_precision import FromStates, InFloat32, IntoStates, use
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
 from hdruntime.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class _Embedding(torch.nn.Module):

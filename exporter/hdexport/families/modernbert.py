@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import ModernBertForSequenceClassification, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.rotary import use_rotary_tables
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
@@ -20,8 +19,6 @@ def classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) 
     The original sums thousands of tokens in the type of the model. As the first token it takes the token at index 0:
     with padding on the left that is padding, and its row differs between transformers' implementations of attention.
     """
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
     hidden_states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     pooled = attention_mask
     if model.config.classifier_pooling == "cls":
@@ -37,8 +34,6 @@ def mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _adapt(model: PreTrainedModel) -> None:
-    from transformers import ModernBertForSequenceClassification
-
     use_rotary_tables(model)
     if isinstance(model, ModernBertForSequenceClassification):
         model.forward = functools.partial(classify, model)

@@ -9,31 +9,26 @@ Source: Weller et al., "Seq vs Seq: An Open Suite of Paired Encoders and Decoder
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import ModernBertDecoderForSequenceClassification, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hdexport.families.qwen3 import last_read
 from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
     """A classifier's forward pass, of one token of each text, which it reads as Qwen3's does."""
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
     states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     last = last_read(states, input_ids, attention_mask, model.config.pad_token_id)
     return SequenceClassifierOutput(logits=model.classifier(model.head(last)))
 
 
 def _adapt(model: PreTrainedModel) -> None:
-    from transformers import ModernBertDecoderForSequenceClassification
-
     model.config.use_cache = False
     use_rotary_tables(model)
     if isinstance(model, ModernBertDecoderForSequenceClassification):

@@ -5,16 +5,14 @@ Its images are patches at places of two axes, of which a graph of texts has none
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import RootMeanSquareNorm
 from hdexport.model.rotary import use_rotary_tables
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class _ExclusiveAttention(torch.nn.Module):

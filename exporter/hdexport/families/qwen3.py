@@ -10,17 +10,16 @@ Source: Zhang et al., "Qwen3 Embedding: Advancing Text Embedding and Reranking T
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel, Qwen3ForSequenceClassification
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 from hdruntime.bundle.manifest import Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def last_read(
@@ -41,16 +40,12 @@ def last_read(
 
 def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
     """A classifier's forward pass, of one token of each text."""
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
     states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     last = last_read(states, input_ids, attention_mask, model.config.pad_token_id)
     return SequenceClassifierOutput(logits=model.score(last))
 
 
 def _adapt(model: PreTrainedModel) -> None:
-    from transformers import Qwen3ForSequenceClassification
-
     model.config.use_cache = False
     use_rotary_tables(model)
     use_root_mean_squares(model)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedModel, UltrabertForSequenceClassification
 
 from hdexport.families.modernbert import classify
 from hdexport.model.family import Family, UnsupportedReason
 from hdexport.model.half_precision import use_root_mean_squares
 from hdexport.model.rotary import use_rotary_tables
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 def _adapt(model: PreTrainedModel) -> None:
-    from transformers import UltrabertForSequenceClassification
-
     use_rotary_tables(model)
     use_root_mean_squares(model)
     if isinstance(model, UltrabertForSequenceClassification):

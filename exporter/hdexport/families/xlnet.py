@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, XLNetForSequenceClassification
+from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.xlnet.modeling_xlnet import XLNetModelOutput
 
 from hdexport.attention.relative.attention_type import RelativeAttention, RelativeConversion
@@ -124,8 +125,6 @@ def _classify(
     token_type_ids: torch.Tensor | None = None,
 ) -> Any:
     """A classifier's forward, which reads real tokens only, wherever padding is."""
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
     states = model.transformer(
         input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
     ).last_hidden_state

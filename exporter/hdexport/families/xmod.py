@@ -6,15 +6,13 @@ Source: Pfeiffer et al., "Lifting the Curse of Multilinguality by Pre-training M
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.model.family import Family, NativeAdapters
 from hdruntime.errors import ModelError, Setting
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def _check_language(model: PreTrainedModel) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _IMPLEMENTATION = "hdexport"
 """Name of hdexport's implementation in transformers' experts interface."""

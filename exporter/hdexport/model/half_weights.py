@@ -9,14 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-
-if TYPE_CHECKING:
-    import numpy as np
-    from transformers import PreTrainedModel
+from transformers import PreTrainedModel
 
 HALF = (torch.float16, torch.bfloat16)
 

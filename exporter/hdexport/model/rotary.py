@@ -6,16 +6,14 @@ turn less, and the fast ones, by which near tokens are told apart, nearly as bef
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.model.family import Family, UnsupportedReason
 from hdruntime.bundle.manifest import Positions
 from hdruntime.errors import InputError, ModelError, Setting
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _LAYERS = "full_attention"
 """Layers whose positions are stretched, where a model has several kinds of them.

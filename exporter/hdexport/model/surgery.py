@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.activations import FastGELUActivation, NewGELUActivation
 
 from hdexport.model.family import Family
@@ -13,9 +14,6 @@ from hdexport.model.positions import FactoredTable, choose_form, extend_table, f
 from hdexport.model.task import model_task
 from hdruntime.bundle.manifest import PositionForm, Positions, Scheme, Task
 from hdruntime.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class FactoredPositionEmbedding(torch.nn.Module):

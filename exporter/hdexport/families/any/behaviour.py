@@ -6,15 +6,13 @@ A known family was written with this in mind. Of any other model it is found by 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _LENGTHS = (21, 8, 1)
 """Tokens of the texts of a batch."""
