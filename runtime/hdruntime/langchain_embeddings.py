@@ -41,8 +41,7 @@ class LangChainEmbeddings:
             InputError: `texts` is not a list of strings; see `SentenceEncoder.encode` for others.
         """
         texts = checked_texts(texts, name="texts")
-        embeddings: list[list[float]] = self.encoder.encode_document(texts, **self.options).tolist()
-        return embeddings
+        return self.encoder.encode_document(texts, **self.options).tolist()
 
     def embed_query(self, text: str) -> list[float]:
         """The embedding of a query: [dimensions].
@@ -55,8 +54,7 @@ class LangChainEmbeddings:
                 f"text is of type {type(text).__name__}; it must be one string.",
                 hint="For several queries: [embeddings.embed_query(text) for text in texts]",
             )
-        embedding: list[float] = self.encoder.encode_query(text, **self.options).tolist()
-        return embedding
+        return self.encoder.encode_query(text, **self.options).tolist()
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """Call :meth:`embed_documents` in a thread."""

@@ -46,7 +46,6 @@ def embedder(encoder: SentenceEncoder, **options: Any) -> Any:
 
     def embed(self: Any, documents: list[str], verbose: bool = False) -> FloatArray:
         """Embeddings of documents or words, float32 [texts, dimensions]; `verbose` shows a progress bar."""
-        embeddings: FloatArray = encoder.encode(list(documents), show_progress_bar=verbose, **options)
-        return embeddings
+        return encoder.encode(list(documents), show_progress_bar=verbose, **options)
 
     return type("BundleEmbedder", tuple(bases), {"embed": embed})(embedding_model=encoder)

@@ -65,8 +65,7 @@ def attention_calls(model: PreTrainedModel) -> list[torch.nn.Module]:
 def layer_stack(model: PreTrainedModel) -> torch.nn.Module:
     """The module that runs all layers: between the embeddings and the head."""
     base = model.base_model
-    stack: torch.nn.Module = base.transformer if hasattr(base, "transformer") else base.encoder  # DistilBERT's name
-    return stack
+    return base.transformer if hasattr(base, "transformer") else base.encoder  # DistilBERT's name
 
 
 def states_before_layers(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
@@ -116,8 +115,7 @@ def _forward(
         nonlocal output
         # X-MOD's mask is not the second argument.
         output = original(states, mask, *args, **kwargs) if args else original(states, attention_mask=mask, **kwargs)
-        last: torch.Tensor = output.last_hidden_state
-        return last
+        return output.last_hidden_state
 
     states = around(hidden_states, key_mask, layers)
     assert output is not None
@@ -137,8 +135,7 @@ def operator_node(name: str, inputs: Sequence[torch.Tensor], attributes: Mapping
     The result has the shape and type of the first input.
     """
     if not torch.compiler.is_exporting():
-        defined: torch.Tensor = OPERATORS[name].definition(*inputs, **attributes)
-        return defined
+        return OPERATORS[name].definition(*inputs, **attributes)
     return torch.onnx.ops.symbolic(
         f"{ONNX_DOMAIN}::{name}",
         inputs,

@@ -60,8 +60,7 @@ class ModuleChain(Head):
     def outputs(
         self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        outputs: tuple[torch.Tensor, ...] = self(states.float(), attention_mask, pooled_mask)
-        return outputs
+        return self(states.float(), attention_mask, pooled_mask)
 
 
 class _Normalize(torch.nn.Module):

@@ -100,8 +100,7 @@ def first_special_id(checkpoint: Checkpoint) -> int | None:
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         return None
-    first: int | None = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
-    return first
+    return tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
 
 
 def code_of_tokenizer(path: Path) -> str | None:

@@ -160,8 +160,7 @@ def _run(arguments: Sequence[str], *, debug: bool) -> int:
             logging.DEBUG if debug else logging.INFO if options.verbose else logging.WARNING
         )
     # Only the command that runs imports what it needs; `--help` and `doctor` stay fast.
-    code: int = options.command_module.run(options)
-    return code
+    return options.command_module.run(options)
 
 
 def _message(error: Exception) -> str | None:

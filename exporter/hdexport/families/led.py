@@ -24,8 +24,7 @@ class _Positions(torch.nn.Module):
     def forward(self, input_ids_shape: torch.Size) -> torch.Tensor:
         """[1, tokens, hidden_size] for a [batch, tokens] shape; named as transformers' encoder calls it."""
         rows = torch.arange(input_ids_shape[1], device=next(self.parameters()).device)
-        embedded: torch.Tensor = self.position_embeddings(rows.unsqueeze(0))
-        return embedded
+        return self.position_embeddings(rows.unsqueeze(0))
 
 
 def prepare_positions(encoder: Any) -> None:

@@ -149,8 +149,7 @@ def attention_windows(config: Any) -> list[int] | int:
             f"for a {config.model_type}, so that there is nothing to compare with.",
             hint=("A similar model can be built: a RoBERTa with ", Setting("attention", "window:256,dilation:2")),
         )
-    windows: list[int] | int = config.attention_window
-    return windows
+    return config.attention_window
 
 
 FAMILY = Family(

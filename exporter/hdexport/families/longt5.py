@@ -51,8 +51,7 @@ class _Attention(torch.nn.Module):
             side_tokens=tokens.side_tokens,
             scale=1.0,
         )
-        states: torch.Tensor = self.o(attended.flatten(2))
-        return states
+        return self.o(attended.flatten(2))
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         """[batch, tokens, heads * head_dim] as [batch, tokens, heads, head_dim]."""

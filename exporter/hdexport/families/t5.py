@@ -34,8 +34,7 @@ class _Attention(torch.nn.Module):
         hidden_states = hidden_states.to(self.q.weight.dtype)
         query, key, value = (project(hidden_states).view(heads) for project in (self.q, self.k, self.v))
         attended = attend_by_distance(mask, query, key, value, self.scores_by_distance, scale=1.0)
-        states: torch.Tensor = self.o(attended.flatten(2))
-        return states
+        return self.o(attended.flatten(2))
 
 
 class _FeedForward(torch.nn.Module):
@@ -53,8 +52,7 @@ class _FeedForward(torch.nn.Module):
         inner = self.act(self.wi(hidden_states))
         if self.factors is not None:
             inner = inner * self.factors(hidden_states)
-        states: torch.Tensor = self.wo(inner)
-        return states
+        return self.wo(inner)
 
 
 class Layer(torch.nn.Module):
@@ -73,8 +71,7 @@ class Layer(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, mask: Any) -> torch.Tensor:
         hidden_states = hidden_states + self.attention(self.attention_norm(hidden_states), mask)
-        states: torch.Tensor = hidden_states + self.network(self.network_norm(hidden_states))
-        return states
+        return hidden_states + self.network(self.network_norm(hidden_states))
 
 
 def wide_states(stack: Any, input_ids: torch.Tensor) -> torch.Tensor:

@@ -77,8 +77,7 @@ class _Layer(torch.nn.Module):
             scale=self.scale,
         )
         projected = self.output(attended.flatten(2))
-        result: torch.Tensor = self.feed_forward(self.layer_norm(projected + hidden_states))
-        return result
+        return self.feed_forward(self.layer_norm(projected + hidden_states))
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         return states.unflatten(2, (self.heads, -1))

@@ -35,8 +35,7 @@ class SharedParts:
         """The part of a key; `make` creates it before the first node that needs it."""
         if key not in self._parts:
             self._parts[key] = make()
-        part: _Part = self._parts[key]
-        return part
+        return self._parts[key]
 
     def new_name(self, prefix: str) -> str:
         """A name with a prefix that no other node of the graph has."""

@@ -118,8 +118,7 @@ class _ContinuedRows(torch.nn.Module):
             # The padding id has the padding row wherever it is, and counts for nothing.
             real = real * (rows >= self.first_row)
         self._memory_cache.write(POSITION, before + real.sum(1, keepdim=True))
-        embedded: torch.Tensor = self.table(rows + before.to(torch.int64) * real)
-        return embedded
+        return self.table(rows + before.to(torch.int64) * real)
 
 
 class _FirstRows(torch.nn.Module):
@@ -145,8 +144,7 @@ class _CountedRows(torch.nn.Module):
         self.table = table
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self.table(torch.arange(rows.shape[-1], device=rows.device).unsqueeze(0))
-        return embedded
+        return self.table(torch.arange(rows.shape[-1], device=rows.device).unsqueeze(0))
 
 
 class _ConstantTokenType(torch.nn.Module):

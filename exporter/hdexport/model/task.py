@@ -131,8 +131,7 @@ def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, *
     # Classes of encoders change the configuration that they are given to an encoder's.
     config = copy.deepcopy(config)
     # A method that an Auto class calls of the class that it finds.
-    model: PreTrainedModel = model_class(config, family=family, task=task)._from_config(config, **options)
-    return model
+    return model_class(config, family=family, task=task)._from_config(config, **options)
 
 
 def model_class(config: PreTrainedConfig, *, family: Family, task: Task) -> Any:
@@ -157,8 +156,7 @@ def _encoder_class(model_type: str) -> str | None:
     """Name of transformers' class that loads an encoder alone; None if there is none."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
-    name: str | None = MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.get(model_type, _ENCODER_CLASSES.get(model_type))
-    return name
+    return MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.get(model_type, _ENCODER_CLASSES.get(model_type))
 
 
 def tasks_with_class(config: PreTrainedConfig, *, family: Family) -> tuple[Task, ...]:
@@ -190,6 +188,5 @@ def encoder_of(model: PreTrainedModel, task: Task) -> PreTrainedModel:
     """The encoder of a model with a decoder that was loaded for feature extraction; other models as they are."""
     config, is_encoder = model.config, type(model).__name__ == _encoder_class(model.config.model_type)
     if config.is_encoder_decoder and not is_encoder and model_task(task) is Task.FEATURE_EXTRACTION:
-        encoder: PreTrainedModel = model.get_encoder()
-        return encoder
+        return model.get_encoder()
     return model

@@ -111,8 +111,7 @@ def _check(target: PackageTarget, dtype: Dtype, found: list[Compared]) -> None:
 def _expected(session: Session, package: Package, texts: tuple[str, ...]) -> Mapping[str, FloatArray]:
     first, *second = ([text] for text in (package.prompt + texts[0], *texts[1:]))
     encodings = session.tokenize(first, *second, overflow="truncate")
-    outputs: Mapping[str, FloatArray] = session.infer(encodings)[0]
-    return outputs
+    return session.infer(encodings)[0]
 
 
 def _compared(

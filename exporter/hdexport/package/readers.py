@@ -72,8 +72,7 @@ def model_max_length(directory: Path) -> int:
 def mean(states: FloatArray, encoding: Encoding) -> FloatArray:
     """The masked mean of ``[1, tokens, hidden]``, as ``[hidden]``."""
     mask = np.array(encoding.attention_mask, np.float32)[:, None]
-    pooled: FloatArray = (states[0] * mask).sum(0) / np.clip(mask.sum(), 1e-9, None)
-    return pooled
+    return (states[0] * mask).sum(0) / np.clip(mask.sum(), 1e-9, None)
 
 
 def djl_mean(package: Package, text: str, *, model_max_length: int | None = None) -> Mapping[str, FloatArray]:

@@ -155,8 +155,7 @@ def target_named(name: str) -> PackageTarget:
     modules = names()
     if name not in modules:
         raise InputError(parameter="target", value=name, accepted=f"one of {', '.join(modules)}")
-    target: PackageTarget = importlib.import_module(f"hdexport.package.targets.{modules[name]}").TARGET
-    return target
+    return importlib.import_module(f"hdexport.package.targets.{modules[name]}").TARGET
 
 
 def check_options(target: PackageTarget, options: PackageOptions) -> None:

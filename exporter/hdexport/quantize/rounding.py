@@ -202,8 +202,7 @@ def _steps(exact: WideArray) -> WideArray:
     positive = np.maximum(paired, 0)
     same_sign = (positive, positive - paired)
     of_pairs = np.maximum(*((each[0::2] + each[1::2]).max(0) for each in same_sign))
-    steps: WideArray = np.maximum(np.abs(exact).max(0) / _LARGEST, of_pairs / _LARGEST_PAIR)
-    return steps
+    return np.maximum(np.abs(exact).max(0) / _LARGEST, of_pairs / _LARGEST_PAIR)
 
 
 def _rounded(exact: WideArray, together: WideArray) -> WideArray:

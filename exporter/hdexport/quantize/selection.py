@@ -177,8 +177,7 @@ def _by_loss(
 def _losses(actual: FloatArray, exact: FloatArray) -> WideArray:
     """[vectors], over all axes but the last: the difference's square by the exact vector's square."""
     squares = np.maximum((exact.astype(np.float64) ** 2).sum(-1), np.finfo(np.float32).tiny)
-    losses: WideArray = np.ravel(((actual - exact) ** 2).sum(-1) / squares)
-    return losses
+    return np.ravel(((actual - exact) ** 2).sum(-1) / squares)
 
 
 def _tokens_hold(bundle: Bundle, outputs: Sequence[FloatArray], exact: Sequence[FloatArray]) -> bool:

@@ -300,5 +300,4 @@ def _length_errors(got: WideArray, want: WideArray) -> WideArray:
     else:
         lengths = np.linalg.norm(want, axis=-1)
         errors = np.linalg.norm(got, axis=-1) - lengths
-    relative: WideArray = errors / np.maximum(lengths, 1.0)
-    return relative
+    return errors / np.maximum(lengths, 1.0)

@@ -335,8 +335,7 @@ def compared_tokens(spec: InputSpec, expected: Outputs) -> npt.NDArray[np.bool_]
     mask = new_memory_name(MASK)
     if not spec.has_memory_axis or spec.fed_from == mask or mask not in expected:
         return slice(None)
-    is_there: npt.NDArray[np.bool_] = expected[mask] == 1
-    return is_there
+    return expected[mask] == 1
 
 
 def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> ReferenceProperties:

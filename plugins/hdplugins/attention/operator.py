@@ -94,8 +94,7 @@ class Operator:
     def definition(self) -> Callable[..., Any]:
         """The function of ``reference`` that defines the operator: tensors as ``inputs``, attributes by name."""
         words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", self.name)
-        function: Callable[..., Any] = getattr(self.implementation("reference"), words.lower())
-        return function
+        return getattr(self.implementation("reference"), words.lower())
 
     def check(self, **attributes: Any) -> None:
         """Raise a ValueError for attributes out of range, or that contradict each other; absent ones are ignored."""

@@ -52,8 +52,7 @@ def json_from_cells(cells: list[Any]) -> Iterable[str]:
 
 def values_from_json(column: pa.AnyArray) -> list[Any]:
     texts = ["null" if text is None else text for text in column.to_pylist()]
-    values: list[Any] = json.loads(f"[{', '.join(texts)}]")
-    return values
+    return json.loads(f"[{', '.join(texts)}]")
 
 
 def text_of_value(value: object) -> str:

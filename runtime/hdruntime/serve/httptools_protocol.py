@@ -77,8 +77,7 @@ class HttpToolsWithoutUpgrade(LimitedConnection, HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            end: int = upgrade.args[0]
-            return end
+            return upgrade.args[0]
         return None
 
     def _head_without_upgrade(self) -> bytes:

@@ -70,8 +70,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
-        exposed: bytes = self._text(self._registry)
-        return exposed
+        return self._text(self._registry)
 
 
 def _share(count: PaddingCount) -> float:

@@ -179,8 +179,7 @@ def check_names(models: Sequence[LoadedModel]) -> None:
 def _requested_name(request: Request, bodies: Sequence[Mapping[str, Any]]) -> str | None:
     """Name of the requested model, from the path or the body; None for a request without a model."""
     if "model" in request.path_params:
-        name: str = request.path_params["model"]
-        return name
+        return request.path_params["model"]
     names = [body.get("model") for body in bodies]
     if any(not isinstance(each, str | None) for each in names):
         raise InputError("model is not a text.", hint='Send the name of a model: {"model": "..."}.')

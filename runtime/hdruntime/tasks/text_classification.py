@@ -73,8 +73,7 @@ class TextClassification(TextTask):
 
     def scores(self, logits: Sequence[FloatArray]) -> FloatArray:
         """The scores of pairs, float32 [pairs], by a model of one label."""
-        scores: FloatArray = activated(_columns(logits), self.activation)[:, 0]
-        return scores
+        return activated(_columns(logits), self.activation)[:, 0]
 
 
 TASK = TextClassification

@@ -120,8 +120,7 @@ def _log_softmax(logits: FloatArray) -> WideArray:
     if not len(logits):
         return np.zeros(0)
     shifted = logits.astype(np.float64) - float(logits.max())
-    log_probabilities: WideArray = shifted - np.log(np.exp(shifted).sum())
-    return log_probabilities
+    return shifted - np.log(np.exp(shifted).sum())
 
 
 def _best_spans(

@@ -61,8 +61,7 @@ def _cls(states: FloatArray) -> FloatArray:
 
 
 def _max(states: FloatArray) -> FloatArray:
-    result: FloatArray = states.max(axis=0)
-    return result
+    return states.max(axis=0)
 
 
 def _mean(states: FloatArray) -> FloatArray:

@@ -74,8 +74,7 @@ def charts(result: BenchResult, batch: int) -> dict[str, dict[str, Any]]:
 
 def svg(spec: dict[str, Any]) -> str:
     """A chart as an SVG element; texts in it are escaped."""
-    drawn: str = vl_convert.vegalite_to_svg(spec)
-    return drawn
+    return vl_convert.vegalite_to_svg(spec)
 
 
 def write_pngs(folder: Path, result: BenchResult) -> list[Path]:

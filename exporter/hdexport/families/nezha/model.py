@@ -38,8 +38,7 @@ class NezhaEmbeddings(torch.nn.Module):
     def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor:
         """[batch, tokens, hidden_size] of ids and types, both [batch, tokens]."""
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        states: torch.Tensor = self.LayerNorm(self.word_embeddings(input_ids) + self.token_type_embeddings(types))
-        return states
+        return self.LayerNorm(self.word_embeddings(input_ids) + self.token_type_embeddings(types))
 
 
 class NezhaSelfAttention(torch.nn.Module):
@@ -153,8 +152,7 @@ class NezhaForMaskedLM(_Nezha):
 
     def get_output_embeddings(self) -> torch.nn.Module:
         """The projection to words."""
-        projection: torch.nn.Module = self.cls.predictions.decoder
-        return projection
+        return self.cls.predictions.decoder
 
     def forward(self, *given: Any, **named: Any) -> MaskedLMOutput:
         """``logits`` [batch, tokens, vocab_size]; arguments as of `NezhaModel`."""

@@ -34,8 +34,7 @@ class _Positions(torch.nn.Module):
         super().__setattr__("emb" if name == "position_embeddings" else name, value)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self.emb(rows)
-        return embedded
+        return self.emb(rows)
 
 
 class _Sinusoids(torch.nn.Module):
@@ -133,8 +132,7 @@ class _Attention(torch.nn.Module):
         else:
             directions, scale = self.fast_attention.projection_matrix, query.shape[-1] ** -0.5
             attended = favor_node(query, key, value, mask, directions, record=self.record, scale=scale)
-        result: torch.Tensor = self.to_out(attended.flatten(2))
-        return result
+        return self.to_out(attended.flatten(2))
 
 
 class _FeedForward(torch.nn.Module):
@@ -152,8 +150,7 @@ class _FeedForward(torch.nn.Module):
             hidden = self.act(gated) * gate
         else:
             hidden = self.act(hidden)
-        result: torch.Tensor = self.w2(hidden)
-        return result
+        return self.w2(hidden)
 
 
 class _Within(torch.nn.Module):
@@ -164,8 +161,7 @@ class _Within(torch.nn.Module):
         self.fn = fn
 
     def forward(self, *given: Any, **named: Any) -> torch.Tensor:
-        result: torch.Tensor = self.fn(*given, **named)
-        return result
+        return self.fn(*given, **named)
 
 
 class _PreNorm(_Within):
@@ -254,8 +250,7 @@ class PerformerModel(PreTrainedModel):
         tokens = self.token_emb(input_ids)
         states = tokens + self.pos_emb(position_ids).to(tokens.dtype)
         sinusoids = None if self.layer_pos_emb is None else self.layer_pos_emb(position_ids)
-        result: torch.Tensor = self.norm(self.performer.net(states, mask.bool(), sinusoids, compat=self.compat))
-        return result
+        return self.norm(self.performer.net(states, mask.bool(), sinusoids, compat=self.compat))
 
     def forward(
         self,

@@ -56,8 +56,7 @@ class _FeedForward(torch.nn.Module):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         if self.pre_lnorm:
             return states + self.CoreNet(self.layer_norm(states))
-        normalised: torch.Tensor = self.layer_norm(states + self.CoreNet(states))
-        return normalised
+        return self.layer_norm(states + self.CoreNet(states))
 
 
 class _Attention(torch.nn.Module):
@@ -146,8 +145,7 @@ class _Layer(torch.nn.Module):
     def forward(
         self, states: torch.Tensor, memory: torch.Tensor | None, key_kind: torch.Tensor, sinusoids: torch.Tensor
     ) -> torch.Tensor:
-        result: torch.Tensor = self.pos_ff(self.dec_attn(states, memory, key_kind, sinusoids))
-        return result
+        return self.pos_ff(self.dec_attn(states, memory, key_kind, sinusoids))
 
 
 class _TransfoXL(PreTrainedModel):
@@ -168,8 +166,7 @@ class _TransfoXL(PreTrainedModel):
         """Name of a weight -> name of the one that it is; transformers' has none where no embeddings are tied."""
         if not all_submodels:
             return dict(self._tied_weights_keys or {})
-        expanded: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels=True)
-        return expanded
+        return super().get_expanded_tied_weights_keys(all_submodels=True)
 
 
 class TransfoXLModel(_TransfoXL):
