@@ -182,10 +182,7 @@ class Session(BatchSession):
         self._check_task(SparseVectors, method="embed_sparse")
         task = SparseVectors(self.manifest, max_active_dims)
         encode_options = EncodeOptions.of(overflow=overflow, stride=stride, batch_tokens=batch_tokens)
-        vectors: list[SparseVector] = answers_of(
-            self, task, _texts(texts), encode_options, prompt=self._prompt(prompt_name, prompt)
-        )
-        return vectors
+        return answers_of(self, task, _texts(texts), encode_options, prompt=self._prompt(prompt_name, prompt))
 
     def embed_hybrid(
         self,
@@ -219,10 +216,7 @@ class Session(BatchSession):
         encode_options = EncodeOptions.of(
             overflow=overflow, stride=stride, split_pooling=split_pooling, batch_tokens=batch_tokens
         )
-        embeddings: list[HybridEmbedding] = answers_of(
-            self, task, _texts(texts), encode_options, prompt=self._prompt(prompt_name, prompt)
-        )
-        return embeddings
+        return answers_of(self, task, _texts(texts), encode_options, prompt=self._prompt(prompt_name, prompt))
 
     @overload
     def embed_chunks(  # type: ignore[overload-overlap]

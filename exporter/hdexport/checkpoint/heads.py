@@ -263,7 +263,7 @@ def _projection(path: Path, width: int, trust: Trust) -> torch.nn.Module:
     from sentence_transformers.base.modules import Dense
 
     outputs, inputs = weight.shape
-    dense: torch.nn.Module = Dense(
+    return Dense(
         inputs,
         outputs,
         bias=False,
@@ -271,7 +271,6 @@ def _projection(path: Path, width: int, trust: Trust) -> torch.nn.Module:
         init_weight=weight.float(),
         module_input_name=TOKENS,
     )
-    return dense
 
 
 def _features(tokens: torch.Tensor, mask: torch.Tensor, pooled_mask: torch.Tensor | None) -> Features:
