@@ -7,6 +7,7 @@ import itertools
 import re
 import sysconfig
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -20,98 +21,10 @@ from hdruntime.errors import InputError, Setting
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.tokenization import TextTokenizer
 
-EVERYDAY = (
-    "Who wrote this book, and when was it published?",
-    "Why is the sky blue?",
-    "What is the difference between a virus and a bacterium?",
-    "Where can I buy a ticket for the late train?",
-    "When does the museum open on Sundays?",
-    "Which of these two phones has the better camera?",
-    "How many people live in Brazil?",
-    "How much does it cost to send a parcel abroad?",
-    "Is it safe to eat raw eggs?",
-    "Are there any good restaurants near the harbour?",
-    "Can you help me with my homework?",
-    "Could you please close the window?",
-    "Did they ever find out what happened to the ship?",
-    "Do you speak English?",
-    "Does anyone know how to fix a leaking tap?",
-    "Has the meeting been moved to Thursday?",
-    "Have you ever been to Japan?",
-    "Should I repair my old car or buy a new one?",
-    "Will it rain tomorrow?",
-    "Would you rather live in a city or in the country?",
-    "What?",
-    "why not?",
-    "best way to learn piano as an adult",
-    "cheap flights london to new york december",
-    "symptoms of iron deficiency",
-    "chicken soup recipe",
-    "convert 100 fahrenheit to celsius",
-    "No.",
-    "Thanks!",
-    "Good morning, everyone!",
-    "Happy birthday, Maria! Hope you have a wonderful day :)",
-    "lol that was so funny, can't stop laughing",
-    "I love you.",
-    "Sorry, I'm running ten minutes late.",
-    "Don't forget to feed the dog!",
-    "OMG!!! We won the match 3-2!!!",
-    "Great product, works exactly as described. Five stars.",
-    "The worst hotel I have ever stayed in: dirty sheets, rude staff and no hot water.",
-    "The film was not bad, but the ending disappointed me.",
-    "She smiled, picked up her bag and walked out into the rain.",
-    '"I don\'t believe you," he said quietly.',
-    "Once upon a time there was a king who had three daughters.",
-    "Two children are playing football on a beach.",
-    "A man in a red shirt is riding a horse.",
-    "A woman is slicing an onion.",
-    "The president met the prime minister in Berlin on Monday to discuss the war in the east.",
-    "The central bank raised interest rates by a quarter of a point, to 4.75 per cent.",
-    "Shares of the company fell 8% after it warned of lower profits.",
-    "At least twelve people were killed when a bus fell into a river, police said.",
-    "The team scored twice in the last five minutes and won the championship.",
-    "Napoleon was born in Corsica in 1769.",
-    "Mount Everest, 8,849 metres high, lies on the border of Nepal and China.",
-    "Water boils at 100 degrees at sea level.",
-    "Photosynthesis turns carbon dioxide and water into sugar and oxygen.",
-    "The mitochondrion is an organelle of eukaryotic cells.",
-    "We show that the gene is expressed in the liver of mice fed a diet rich in fat.",
-    "In this paper, we propose a new method for the detection of objects in images.",
-    "Take one tablet twice a day after meals.",
-    "The tenant shall pay the rent on the first day of each month.",
-    "All rights reserved.",
-    "Mix the flour, sugar and butter, add two eggs and bake for 40 minutes.",
-    "Turn left at the church, then take the second street on the right.",
-    "To reset the device, hold the button for ten seconds until the light blinks.",
-    "Dear Sir or Madam, I am writing to apply for the position of accountant.",
-    "Call 555-0134 or write to office@example.org before 31 March 2024.",
-    "https://www.example.org/shop/items?id=4711",
-    "for (int i = 0; i < n; i++) { sum += a[i]; }",
-    "SELECT name, price FROM products WHERE price > 10 ORDER BY name;",
-    "Error 404: page not found",
-    "x^2 + y^2 = r^2",
-    "3 + 4 = 7",
-    "Monday, Tuesday, Wednesday, Thursday, Friday",
-    "red, green, blue and yellow",
-    "BREAKING NEWS",
-    "#throwback @friend",
-    "dog",
-    "New York City",
-    "iPhone 15 Pro Max 256 GB",
-    "a",
-    "Bonjour, comment allez-vous ?",
-    "¿Dónde está la estación?",
-    "Das Wetter ist heute schön.",
-    "Eu gosto de música.",
-    "Il gatto è sul tavolo.",
-    "今日は天気がいいですね。",
-    "我喜欢喝茶。",
-    "Где находится библиотека?",
-    "مرحبا بالعالم",
-)
-"""Sentences of many kinds that documentation lacks: models have channels for them, a question mark's first. English
-first, then other languages and letters, of which a vocabulary may have little more than single letters."""
+_EVERYDAY = "everyday.txt"
+"""File beside this one, with sentences of many kinds that documentation lacks: models have channels for them, a question
+mark's first. English first, then other languages and letters, of which a vocabulary may have little more than single
+letters."""
 
 _TEXTS = 64
 _TOKENS = 512
@@ -208,7 +121,7 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
     calibrated, checked = _parted(texts)
     ids = [*_long_and_short(bundle, calibrated), *_joined(bundle, calibrated)[:1]]
     rare = [
-        *_encoded(bundle, EVERYDAY),
+        *_encoded(bundle, resources.files(__package__).joinpath(_EVERYDAY).read_text("utf-8").splitlines()),
         *_encoded(bundle, docstrings(), tokens=_DOCSTRING_TOKENS),
         *random_ids(bundle.manifest, _lengths(bundle, _RARE_LENGTHS)),
     ]
