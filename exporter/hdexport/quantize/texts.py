@@ -22,7 +22,7 @@ from hdruntime.text.encoding import Overflow
 from hdruntime.text.tokenization import TextTokenizer
 
 _EVERYDAY = "everyday.txt"
-"""File beside this one, with sentences of many kinds that documentation lacks: models have channels for them, a question
+"""File beside this one, of sentences of many kinds that documentation lacks: models have channels for them, a question
 mark's first. English first, then other languages and letters, of which a vocabulary may have little more than single
 letters."""
 
