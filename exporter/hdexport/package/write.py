@@ -49,10 +49,6 @@ class Packaged:
 def package_bundle(bundle: Bundle, options: PackageOptions) -> Packaged:
     """Write a package, whole or not at all, and compare it with the bundle.
 
-    Args:
-        bundle: an opened bundle.
-        options: see `PackageOptions`.
-
     Raises:
         InputError: the system cannot run the bundle, or an option does not fit.
         OutputExistsError: the output exists and may not be replaced.

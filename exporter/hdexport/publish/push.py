@@ -71,7 +71,6 @@ def push(bundle: Bundle, options: PushOptions, *, summary: Iterable[tuple[str, s
 
     Args:
         bundle: opened, with every file checked.
-        options: where it goes.
         summary: summary of the bundle, for its model card.
 
     Raises:

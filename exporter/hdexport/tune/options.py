@@ -113,10 +113,7 @@ class TuneOptions:
         return 60 * DEFAULT_MINUTES if self.steps is None else None
 
     def longest_chunk(self, base: int) -> int:
-        """Tokens of the longest text that is run.
-
-        Args:
-            base: positions of the checkpoint.
+        """Tokens of the longest text that is run; `base` is the number of the checkpoint's positions.
 
         Raises:
             InputError: no new position would be learnt, or texts would be longer than the positions.

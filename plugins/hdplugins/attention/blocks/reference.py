@@ -41,8 +41,7 @@ def block_sparse_attention(
 
     Args:
         query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
-        key: [batch, tokens, heads, head_dim].
-        value: [batch, tokens, heads, head_dim].
+        key, value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         listed_blocks: [1 or heads, rows, listed], int32. Entries that are not blocks of the sequence list nothing, and
             neither do rows beyond the table.

@@ -32,8 +32,7 @@ def chunk_attention(
 
     Args:
         query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
-        key: [batch, tokens, heads, head_dim].
-        value: [batch, tokens, heads, head_dim].
+        key, value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         chunk: tokens of a chunk, 1 or more.
         before: number of chunks before its chunk that a query sees, 0 or more.

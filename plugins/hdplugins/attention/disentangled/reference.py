@@ -30,8 +30,7 @@ def disentangled_attention(
 
     Args:
         query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
-        key: [batch, tokens, heads, head_dim].
-        value: [batch, tokens, heads, head_dim].
+        key, value: [batch, tokens, heads, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.
         position_keys: [heads, rows, head_dim], what queries meet (the paper's c2p); zeros for nothing.
         position_queries: [heads, rows, head_dim], what meets keys (the paper's p2c); zeros for nothing.

@@ -113,9 +113,8 @@ class ClippedDistancePlugin(PluginSpec):
 
     def block_config(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> BlockConfig:
         head_dim, has_values = sizes(shapes[0]).head_dim, len(shapes) == len(OPERATOR.inputs)
-        block_config_for(
-            architecture, head_dim, dtype
-        )  # raises if no kernel supports the architecture, head_dim or dtype
+        # Raises if no kernel supports the architecture, head_dim or dtype.
+        block_config_for(architecture, head_dim, dtype)
         configs, exceptions = _TABLES[dtype == "float32", has_values]
         return exceptions.get((listed_architecture(architecture), head_dim), configs[head_dim])
 

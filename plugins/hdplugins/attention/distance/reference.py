@@ -29,8 +29,7 @@ def clipped_distance_attention(
 
     Args:
         query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
-        key: [batch, tokens, heads, head_dim].
-        value: [batch, tokens, heads, head_dim].
+        key, value: [batch, tokens, heads, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.
         scores_by_distance: [1 or batch, 1 or tokens, heads, 2 * reach + 1], added to the scaled scores.
         values_by_distance: [2 * reach + 1, head_dim], added to the values; None for none.

@@ -40,8 +40,7 @@ def local_global_attention(
 
     Args:
         query: [batch, tokens, heads, head_dim], any float dtype, which is also the shape and dtype of the output.
-        key: [batch, tokens, heads, head_dim].
-        value: [batch, tokens, heads, head_dim].
+        key, value: [batch, tokens, heads, head_dim].
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         local_bias: [heads, 2 * radius + 1], added to the scaled scores of tokens.
         side_key: [batch, sides, heads, head_dim], with ``sides = ceil(tokens / side_tokens)``; None for none.

@@ -64,9 +64,8 @@ class RelativePlugin(PluginSpec):
 
     def block_config(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> BlockConfig:
         head_dim = sizes(shapes[0]).head_dim
-        block_config_for(
-            architecture, head_dim, dtype
-        )  # raises if no kernel supports the architecture, head_dim or dtype
+        # Raises if no kernel supports the architecture, head_dim or dtype.
+        block_config_for(architecture, head_dim, dtype)
         if dtype == "float32":
             return _FLOAT32[head_dim]
         return _HALF_EXCEPTIONS.get((listed_architecture(architecture), head_dim), _HALF[head_dim])
