@@ -28,12 +28,7 @@ from hdruntime.errors import InputError
 from hdruntime.optional import require
 from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Text
-from hdruntime.tasks.text_classification import (
-    TextClassification,
-    check_classifier,
-    check_reranker,
-    ranked_documents,
-)
+from hdruntime.tasks.text_classification import TextClassification, check_classifier, check_reranker, ranked_documents
 from hdruntime.text.checks import checked_choice, plain_name, several
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import MaxSeqLength

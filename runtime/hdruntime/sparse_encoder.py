@@ -28,13 +28,7 @@ from hdruntime.bundle_model import EmbeddingModel, EncoderOptions, also_named, o
 from hdruntime.errors import InputError, Setting
 from hdruntime.optional import require
 from hdruntime.tasks.encode_options import EncodeOptions
-from hdruntime.tasks.sparse_similarity import (
-    SparseVector,
-    SparseVectors,
-    kept_active_dims,
-    sparse_vector,
-    stacked,
-)
+from hdruntime.tasks.sparse_similarity import SparseVector, SparseVectors, kept_active_dims, sparse_vector, stacked
 from hdruntime.text.checks import checked_texts
 from hdruntime.text.encoding import Overflow
 from hdruntime.text.lengths import MaxSeqLength

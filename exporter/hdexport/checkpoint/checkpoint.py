@@ -16,13 +16,7 @@ from hdexport.checkpoint.layouts import arranged, is_checkpoint
 from hdexport.checkpoint.loading import load_model
 from hdexport.checkpoint.model_code import CodeAnswers, CodeCase, ModelCode, family_of_checkpoint, model_code
 from hdexport.checkpoint.multi_vector import leaves_tokens_out
-from hdexport.checkpoint.sentence_modules import (
-    LogitScore,
-    logit_score,
-    scored_labels,
-    sentence_modules,
-    token_modules,
-)
+from hdexport.checkpoint.sentence_modules import LogitScore, logit_score, scored_labels, sentence_modules, token_modules
 from hdexport.checkpoint.sentence_settings import sentence_class
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
 from hdexport.checkpoint.tensorflow import convert, is_tensorflow_checkpoint
@@ -32,15 +26,7 @@ from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family
 from hdexport.model.family import UnsupportedReason
 from hdexport.model.limits import MAX_POSITIONS
-from hdexport.model.task import (
-    ENCODER_TASKS,
-    TASKS,
-    encoder_of,
-    infer_task,
-    model_task,
-    supported_tasks,
-    unread_head,
-)
+from hdexport.model.task import ENCODER_TASKS, TASKS, encoder_of, infer_task, model_task, supported_tasks, unread_head
 from hdexport.support.json_files import shown
 from hdruntime.bundle.manifest import Task, TokenizerSource
 from hdruntime.errors import InputError, Message, ModelError, Setting

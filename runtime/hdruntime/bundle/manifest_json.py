@@ -16,15 +16,7 @@ from hdruntime.bundle.checked_json import (
     json_from_dataclass,
     values_of_json,
 )
-from hdruntime.bundle.manifest import (
-    EngineFile,
-    Fill,
-    InputSpec,
-    Manifest,
-    Positions,
-    Role,
-    TensorSpec,
-)
+from hdruntime.bundle.manifest import EngineFile, Fill, InputSpec, Manifest, Positions, Role, TensorSpec
 from hdruntime.bundle.sentence_settings import PairTemplate, Slot, TextTemplate
 from hdruntime.bundle.task_formats import format_of
 from hdruntime.constants import FORMAT_VERSION

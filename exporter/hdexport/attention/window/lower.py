@@ -26,14 +26,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hdexport.lowering.lowering import Lowering, SharedParts
-from hdexport.lowering.nodes import (
-    attributes_of,
-    group_of,
-    heads_of,
-    replace_result,
-    states_of,
-    token_mask_of,
-)
+from hdexport.lowering.nodes import attributes_of, group_of, heads_of, replace_result, states_of, token_mask_of
 from hdexport.lowering.openvino_functions import OpenVinoLowering, call_function, call_once
 from hdexport.lowering.short_sequences import fuse_short_sequences
 from hdplugins.op_builder import OpBuilder
