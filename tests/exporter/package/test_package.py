@@ -229,7 +229,7 @@ def test_8_bit_weights_that_are_too_coarse_are_refused(
     def coarse(*files: Any, **options: Any) -> None:
         right(*files, **options | {"per_channel": False})
 
-    monkeypatch.setattr(onnxruntime.quantization, "quantize_dynamic", coarse)
+    monkeypatch.setattr("hdexport.package.int8.quantize_dynamic", coarse)
     with pytest.raises(VerificationError, match=r"int8 graph than the bundle: 1 words: cosine 0\.[789]\d+ ") as error:
         packaged(model, "onnx", tmp_path / "other", dtype="int8", max_seq_length=64)
     assert str(error.value).endswith(
