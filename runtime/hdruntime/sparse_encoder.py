@@ -65,11 +65,7 @@ class SparseEncoder(EmbeddingModel):
         if manifest.task != SparseVectors.name:
             raise InputError(
                 f"The bundle's task is {manifest.task}, which has no sparse vectors.",
-                hint=(
-                    "Build a SPLADE model with ",
-                    Setting("task", SparseVectors.name, command="build"),
-                    ".",
-                ),
+                hint=("Build a SPLADE model with ", Setting("task", SparseVectors.name, command="build"), "."),
             )
         self.max_active_dims = kept_active_dims(manifest, max_active_dims)
         self.similarity_fn_name = manifest.sentence.similarity if manifest.sentence else "dot"

@@ -24,7 +24,6 @@ stretch is a table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -71,7 +70,6 @@ def extend_table(
     scheme: Scheme = Scheme.HIERARCHICAL,
     alpha: float = DEFAULT_ALPHA,
     first_row: int = 0,
-    dtype: Any = None,
 ) -> np.ndarray:
     """The position table for `max_len` positions, one row per position.
 
@@ -82,23 +80,22 @@ def extend_table(
         alpha: weight of the coarse position in the hierarchical scheme; the others do not read it.
         first_row: the row of the first position (RoBERTa: ``padding_idx + 1``). Rows before it are kept as
             they are and take no part in the decomposition.
-        dtype: data type of the result; default the table's. New rows are computed in float64 and rounded once.
 
     Returns:
-        [first_row + max_len, width]. Its first ``first_row + min(base, max_len)`` rows are the rows of
-        ``table.astype(dtype)``, bit for bit, unless the scheme stretches them.
+        [first_row + max_len, width], of the table's type. Its first ``first_row + min(base, max_len)`` rows are the
+        table's, bit for bit, unless the scheme stretches them; new rows are computed in float64 and rounded once.
 
     Raises:
         InputError: the options do not fit, see `check_options`, or no table can hold the scheme, see `TABLES`.
         ModelError: the table cannot be a position table, or holds NaN or infinity.
-        ExportError: a row lies outside the range of `dtype`.
+        ExportError: a row lies outside the range of the table's type.
     """
     base = _check_table(table, first_row)
     check_options(scheme=scheme, alpha=alpha, max_len=max_len, base=base)
     rows = table[first_row:]
     exact = rows.astype(np.float64)
-    result = np.empty((first_row + max_len, table.shape[1]), np.dtype(dtype or table.dtype))
-    result[:first_row] = _cast(table[:first_row], result.dtype, "kept row", 0)
+    result = np.empty((first_row + max_len, table.shape[1]), table.dtype)
+    result[:first_row] = table[:first_row]
     if max_len > base and scheme not in TABLES:
         raise InputError(
             Setting("scheme", scheme),
@@ -129,20 +126,17 @@ def factor_table(
     scheme: Scheme = Scheme.HIERARCHICAL,
     alpha: float = DEFAULT_ALPHA,
     first_row: int = 0,
-    dtype: Any = None,
 ) -> FactoredTable:
-    """The same positions as `extend_table`'s, to the rounding of `dtype`, in about ``2 * base`` rows.
+    """The same positions as `extend_table`'s, to the rounding of its type, in about ``2 * base`` rows.
 
     Arguments and errors are `extend_table`'s; the scheme is hierarchical or tiling.
     """
     base = _check_table(table, first_row)
     check_options(scheme=scheme, alpha=alpha, max_len=max_len, base=base)
-    rows = table[first_row:]
-    dtype = np.dtype(dtype or table.dtype)
-    low = _cast(rows, dtype, "position", 0)
+    low, dtype = table[first_row:], table.dtype
     if scheme != Scheme.HIERARCHICAL or max_len <= base:
         return FactoredTable(low=low, high=None)
-    exact = rows.astype(np.float64)
+    exact = low.astype(np.float64)
     high = _cast(_shifts(exact[: -(-max_len // base)], exact[0], alpha), dtype, "shift", 0)
     # The graph adds in `dtype`, so the sums must fit as well; each column's extremes stand for all its rows.
     for extreme in (low.max(axis=0), low.min(axis=0)):

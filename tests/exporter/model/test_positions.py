@@ -198,14 +198,11 @@ def test_options_that_do_not_fit_are_refused_with_what_fits(options: dict[str, o
 @pytest.mark.parametrize("make", [extend_table, factor_table])
 def test_a_row_outside_float16_is_refused_by_position(make: object) -> None:
     # Of the four positions only the last, 60 000 + 2/3 * 60 000, is outside the range.
-    table = np.array([[0.0], [60_000.0]], np.float32)
+    table = np.array([[0.0], [60_000.0]], np.float16)
     for signed in (table, -table):
         with pytest.raises(ExportError, match=r"reaches 100000, outside float16's range.\nUse precision='bfloat16'"):
-            make(signed, 4, dtype=np.float16)  # type: ignore[operator]
-    assert np.isfinite(extend_table(table, 3, dtype=np.float16)).all()
-    table[1] = 7e4
-    with pytest.raises(ExportError, match=r"position 1 reaches 70000, outside float16's range"):
-        make(table, 2, dtype=np.float16)  # type: ignore[operator]
+            make(signed, 4)  # type: ignore[operator]
+    assert np.isfinite(extend_table(table, 3)).all()
 
 
 def test_a_damaged_table_is_refused_by_row() -> None:

@@ -263,10 +263,7 @@ def _memory_cache(window: Window, tokens: int, context: ConversionContext) -> Me
             recurrence,
             f" does not fit {window.global_tokens} global tokens: they are in a document's first segment, which later "
             "segments do not attend to.",
-            hint=(
-                "Leave them out: ",
-                Setting("attention", f"window:{window.tokens},right:{window.after},global:0"),
-            ),
+            hint=("Leave them out: ", Setting("attention", f"window:{window.tokens},right:{window.after},global:0")),
         )
     if context.task is Task.TEXT_CLASSIFICATION:
         raise InputError(
