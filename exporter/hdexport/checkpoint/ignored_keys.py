@@ -242,6 +242,10 @@ def _config_keys(kind: type[PreTrainedConfig]) -> set[str]:
         # The base classes of transformers have keys of many model types.
         if base.__module__.startswith(("transformers.models.", "transformers_modules.", "hdexport.")):
             names |= {*vars(base), *inspect.signature(base).parameters}
+            if init := vars(base).get("__post_init__"):
+                # Code alone names the keys of earlier versions, such as ModernBERT's global_attn_every_n_layers.
+                constants = inspect.unwrap(init).__code__.co_consts
+                names |= {each for each in constants if isinstance(each, str)}
     try:
         return names | {*vars(kind())}
     except Exception:

@@ -44,20 +44,21 @@ PUBLISHED = {
     "distilbert": "activation finetuning_task output_past qa_dropout seq_classif_dropout sinusoidal_pos_embds "
     "tie_weights_",
     "electra": "generator_hidden_size summary_activation summary_last_dropout summary_type summary_use_proj",
+    "embedding_gemma2_text": "global_head_dim num_global_key_value_heads per_layer_config sliding_window_pattern",
     "ernie": "pool_act task_type_vocab_size use_task_id",
     "esm": "classifier_dropout emb_layer_norm_before esmfold_config is_folding_model token_dropout vocab_list",
     "eurobert": "attention_bias bos_token clf_pooling eos_token hidden_dropout mask_token mlp_bias pad_token "
     "pretraining_tp rms_norm_eps rope_scaling rope_theta use_cache",
     "gemma3_text": "_sliding_window_pattern attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar "
-    "rope_local_base_freq rope_scaling rope_theta use_bidirectional_attention use_cache",
+    "rope_local_base_freq rope_scaling rope_theta sliding_window_pattern use_bidirectional_attention use_cache",
     "gte": "layer_norm_type pack_qkv rope_scaling rope_theta unpad_inputs use_memory_efficient_attention",
     "led": "attention_window classif_dropout decoder_layerdrop encoder_layerdrop output_past prefix",
     "longformer": "attention_dilation attention_mode autoregressive ignore_attention_mask onnx_export sep_token_id",
     "longt5": "encoder_attention_type global_block_size local_radius n_positions output_past",
     "luke": "bert_model_name cls_entity_prediction entity_emb_size use_entity_aware_attention",
-    "modernbert": "deterministic_flash_attn global_rope_theta gradient_checkpointing layer_norm_eps local_rope_theta "
-    "norm_eps position_embedding_type reference_compile repad_logits_with_grad sparse_pred_ignore_index "
-    "sparse_prediction",
+    "modernbert": "deterministic_flash_attn global_attn_every_n_layers global_rope_theta gradient_checkpointing "
+    "layer_norm_eps local_rope_theta norm_eps position_embedding_type reference_compile repad_logits_with_grad "
+    "sparse_pred_ignore_index sparse_prediction",
     "mpnet": "relative_attention_num_buckets",
     "nezha": "use_relative_position",
     "nomic_bert": "activation_function attn_pdrop causal dense_seq_output embd_pdrop fused_bias_fc "
