@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Library: onnx-graphsurgeon 0.6.1
 # Guess: folding constants keeps types: a `Constant` with the attribute `value_float` is float32 by ONNX's definition.
-# Happens: it becomes a float64 tensor. The valid graph x + Constant(value_float=0.5) has a float64 input of Add after
-#   import, fold_constants and export, and ONNX Runtime refuses it: a type error. A Constant with the attribute `value`, a
-#   float32 tensor, stays right.
+# Happens: onnx-graphsurgeon makes it a float64 tensor. The valid graph x + Constant(value_float=0.5) has a float64 input of
+#   Add after import, fold_constants and export, and ONNX Runtime refuses it: a type error. A Constant whose attribute is
+#   `value`, a float32 tensor, stays float32.
 # Minded: plugins/hdplugins/op_builder.py, exporter/hdexport/graph/targets/openvino/lowering.py
 # Seen: 2026-11-29
 set -euo pipefail

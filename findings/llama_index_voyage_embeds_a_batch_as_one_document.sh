@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Library: llama-index-embeddings-voyageai 0.7.0, voyageai 0.3.7
 # Guess: `VoyageEmbedding` of a contextualized model embeds each text by itself, or knows which chunks are of one document.
-# Happens: with `voyage-context-3` the texts of a batch, up to 1000 of any documents, are sent as the chunks of one
-#   document. A text's embedding then depends on the texts that share its batch, and differs from the embedding of the
-#   same text alone, as a query has it.
+# Happens: with `voyage-context-3`, `VoyageEmbedding` sends the texts of a batch, up to 1000 of any documents, as the chunks
+#   of one document. A text's embedding then depends on the texts that share its batch, and differs from the embedding that a
+#   query of equal text gets.
 # Minded: runtime/hdruntime/serve/interfaces/contextualized.py, and docs/serve_api.md says it
 # Seen: 2026-11-29
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Library: onnxruntime 1.31.1 on Linux on ARM (in QEMU 10.0)
-# Guess: a float16 MatMul is the float16 nearest to the product, as sums are float32: so do GPUs' libraries, and so does ONNX
-#   Runtime on x86-64.
+# Guess: the result of a float16 MatMul is the exact product, rounded to float16, because libraries add in float32: libraries
+#   for GPUs and ONNX Runtime on x86-64 do.
 # Happens: where the processor has float16 arithmetic (Neoverse N1) sums are float16: 4096 ones are 2048, since 2048 + 1 rounds
 #   to 2048, and 4096 times 0.1 is 256. Where it has none (Cortex-A72) both are right: the graph is computed in float32.
 # Minded: exporter/hdexport/graph/passes/upcast_to_float32.py, docs/precision.md

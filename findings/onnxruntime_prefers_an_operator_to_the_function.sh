@@ -2,9 +2,9 @@
 # Library: onnxruntime 1.31.1, onnxruntime-extensions 0.15.2 (as a library of custom operators)
 # Guess: a model that has a function of a node's domain and name means that function: a library of custom operators that is
 #   registered for other models changes nothing.
-# Happens: a registered custom operator of the name wins, without a message, and so do ONNX Runtime's own operators in
-#   com.microsoft. The model is the same, its numbers are others. For optional kernels this helps: a model runs its functions
-#   where the library is missing.
+# Happens: a registered custom operator wins over the model's function of its name, without a message. ONNX Runtime's own
+#   operators in com.microsoft win, too. An unchanged model then gives other numbers. For optional kernels this helps: a model
+#   runs its functions where the library is missing.
 # Minded: plugins/hdplugins/onnxruntime/operators.py
 # Seen: 2026-11-29
 set -euo pipefail

@@ -2,8 +2,9 @@
 # Library: onnxruntime 1.31.1
 # Guess: a session's option that does not exist, a key of its configuration or the name of an optimizer to disable, is an error or
 #   a warning.
-# Happens: both are taken in silence. With SkipLayerNormalizationFusion for SkipLayerNormFusion the optimizer goes on fusing, and
-#   `session.intra_op.allow_spining` is a key as any other, as is the one for bfloat16 products on ARM on other processors.
+# Happens: ONNX Runtime reports neither. With SkipLayerNormalizationFusion for SkipLayerNormFusion the optimizer goes on
+#   fusing. The misspelt key `session.intra_op.allow_spining` is accepted, and the key for bfloat16 products on ARM is
+#   accepted on other processors.
 # Minded: runtime/hdruntime/backends/onnxruntime/__init__.py, runtime/hdruntime/backends/onnxruntime/cpu.py
 # Seen: 2026-11-29
 set -euo pipefail

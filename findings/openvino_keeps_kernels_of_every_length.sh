@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Library: openvino 2026.4.1
-# Guess: memory of a compiled model with dynamic shapes ends at that of its largest input; and if kernels are kept for each
-#   shape, CPU_RUNTIME_CACHE_CAPACITY bounds them, so that 0 keeps least.
+# Guess: memory of a compiled model with dynamic shapes stops growing after its largest input. If OpenVINO keeps kernels for
+#   each shape, CPU_RUNTIME_CACHE_CAPACITY bounds them, and 0 keeps least.
 # Happens: every length has kernels of its own that stay: 150 MB after 600 lengths of two small layers, and still growing
 #   (5000 are kept). 256 halves that. 0 takes most, 320 MB, as oneDNN's own cache of 1024 kernels is then full of kernels that
 #   are made anew; ONEDNN_PRIMITIVE_CACHE_CAPACITY=64 bounds that one, and leaves 25 MB, in little more CPU time. The property

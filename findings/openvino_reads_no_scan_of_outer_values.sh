@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Library: openvino 2026.4.1
-# Guess: OpenVINO's ONNX frontend reads bodies of Scan as those of Loop: both may read values of the graph around them.
+# Guess: OpenVINO's ONNX frontend reads the body of a Scan as it reads the body of a Loop: both may use values of the graph
+#   around them.
 # Happens: a Loop whose body does is read and right; a Scan whose body does is not read: "Number of Scan node inputs (1) is less
 #   than required (2)", as it takes the outer value for an input of the body. ONNX Runtime 1.31.1 computes both.
 # Minded: exporter/hdexport/graph/targets/openvino/lowering.py

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Library: pyarrow 26.0.1
-# Guess: a null row of a list column has no values: `values` of the column are those of the other rows, however the column came
-#   to be.
+# Guess: a null row of a list column has no values: `values` of the column has the values of the other rows, however the
+#   column was made.
 # Happens: a cast from lists of a fixed size to lists, float to double or not, leaves the null's two values in place: `values`
 #   has 6 of 3 rows. The same column read from Parquet has 4, and so has `flatten()` of both. `values.to_numpy().reshape(-1, 2)`
 #   is another matrix before and after a file.

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Library: safetensors 0.8.0
-# Guess: the same tensors with the same metadata make the same file, byte for byte, so that its hash tells whether a model
+# Guess: equal tensors with equal metadata make equal files, byte for byte, so that a file's hash tells whether a model
 #   changed.
-# Happens: the keys of `metadata` are written in an order that changes from one call to the next: 20 calls with six keys gave
-#   20 files, as a rule. With one key, such as transformers' "format", or none the bytes are the same, whatever the order of the
-#   tensors.
+# Happens: safetensors writes the keys of `metadata` in an order that changes from one call to the next: 20 calls with six
+#   keys usually gave 20 different files. With one key, such as transformers' "format", or without metadata the bytes are
+#   equal, whatever the order of the tensors.
 # Minded: exporter/hdexport/checkpoint/extended_files.py, exporter/hdexport/checkpoint/tensorflow/converted.py (one key alone)
 # Seen: 2026-11-29
 set -euo pipefail

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Library: sentence-transformers 6.2.0
 # Guess: `encode(..., output_value="token_embeddings")` gives an array of each text's own tokens.
-# Happens: only padding after a text is removed. With a tokenizer that pads on the left, as those of decoders do, a short text
-#   has the rows of the longest text in its batch, padding first, and nothing tells how many.
+# Happens: sentence-transformers removes padding after a text only. With a tokenizer that pads on the left, as most decoders'
+#   tokenizers do, a short text has as many rows as the longest text in its batch, padding first, and nothing tells how many
+#   rows are padding.
 # Minded: tests/runtime/test_sentence_transformers.py
 # Seen: 2026-11-29
 set -euo pipefail

@@ -2,8 +2,8 @@
 # Library: sentence-transformers 6.2.0, transformers 5.23.0
 # Guess: `SentenceTransformer` of a checkpoint without sentence-transformers' files is its model and mean pooling: a text has
 #   the tokens that its tokenizer gives it.
-# Happens: if the tokenizer has a chat template, as those of most decoders have, each text is a user's message in it: another
-#   text is embedded, without a message.
+# Happens: if the tokenizer has a chat template, as most decoders' tokenizers have, sentence-transformers puts each text into
+#   the template as a user's message, without a warning: it embeds another text.
 # Minded: exporter/hdexport/checkpoint/sentence_settings.py
 # Seen: 2026-11-29
 set -euo pipefail

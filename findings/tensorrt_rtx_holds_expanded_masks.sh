@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Library: TensorRT-RTX 1.7.1
-# Guess: a mask is a mask: as the attention layer's memory is linear in tokens, it is so with a mask that is a row of keys
-#   expanded for all queries, as transformers makes them; the compiler fuses an Expand or an Add of a row and a column.
+# Guess: the attention layer's memory is linear in tokens with any mask, also with a row of keys that an Expand repeats for
+#   all queries, as transformers makes masks: the compiler fuses the Expand, or the Add of a row and a column.
 # Happens: what is expanded before the layer is memory. For 8 texts of 16384 tokens an engine plans 67 MB without a mask or with
 #   [batch, 1, 1, tokens], and 4362 MB where a node makes [batch, 1, tokens, tokens] of that; a boolean mask of all pairs, even
 #   as an input, is made additive, 4400 MB. It takes no GPU to see this.

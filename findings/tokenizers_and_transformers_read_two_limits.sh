@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Library: transformers 5.23.0, tokenizers 0.23.3
 # Guess: a checkpoint's tokenizer truncates texts at one length, whichever of the two libraries loads its files.
-# Happens: tokenizers reads the truncation in tokenizer.json, and transformers `model_max_length` in tokenizer_config.json. Of
-#   one folder, with 8 in the one and 16 in the other, tokenizers makes 8 tokens. AutoTokenizer makes 16 with `truncation=True`,
-#   and all 30 without, as the first call also switches tokenizer.json's truncation off.
+# Happens: tokenizers reads the truncation in tokenizer.json, and transformers reads `model_max_length` in
+#   tokenizer_config.json. Where the first is 8 and the second is 16, tokenizers makes 8 tokens of a long text. AutoTokenizer
+#   makes 16 with `truncation=True`, and all 30 without, because the first call also switches tokenizer.json's truncation off.
 # Minded: exporter/hdexport/package/readers.py, exporter/hdexport/checkpoint/tokenizer_files.py
 # Seen: 2026-11-29
 set -euo pipefail

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Library: tokenizers 0.23.3, transformers 5.23.0
 # Guess: a truncated text has at most `max_length` tokens, or there is an error.
-# Happens: if `max_length` is less than the number of special tokens, here 1 with [CLS] and [SEP], the text is not truncated at
-#   all, without a message: 22 tokens. With 2, only the special tokens are left. transformers' `truncation=True` does the same,
-#   since tokenizers truncates for it.
+# Happens: if `max_length` is less than the number of special tokens, here 1 with [CLS] and [SEP], the text is not truncated
+#   at all, without a message: 22 tokens. With 2, only the special tokens are left. transformers' `truncation=True` gives
+#   equal results, since tokenizers truncates for it.
 # Minded: exporter/hdexport/verify/from_text.py
 # Seen: 2026-11-29
 set -euo pipefail

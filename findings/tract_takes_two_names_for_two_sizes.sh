@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Library: tract 0.23.9
-# Guess: two names of axes may be one size: ONNX says that axes of one name are equal, not that those of two names differ.
-#   PyTorch's exporter names the inputs' axes as asked (`batch`), and leaves its own names (`s43`) in the shapes of inner values.
+# Guess: axes with two names may have one size: ONNX says that axes of one name have equal sizes, and does not say that axes
+#   of two names differ. PyTorch's exporter names the inputs' axes as asked (`batch`), and leaves its own names (`s43`) in the
+#   shapes of inner values.
 # Happens: such a graph is not loaded ("Impossible to unify Sym(s0) with Sym(batch)"). Without shapes of inner values
 #   (`value_info`), or with the inputs' names in them, it runs. ONNX Runtime 1.31.1 runs all three.
 # Minded: exporter/hdexport/package/graph.py

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Library: transformers 5.23.0
-# Guess: a tokenizer makes the same ids of a pair, whether it is called with the pair alone or with a batch of it.
+# Guess: a tokenizer makes equal ids of a pair, whether a call passes the pair alone or a batch that holds it.
 # Happens: not if the second text is empty. Alone, `tokenizer("a", "")`, it is left out, as None would be: [CLS] a [SEP]. In a
 #   batch, `tokenizer(["a"], [""])`, it is a second text with a separator of its own, as it is for tokenizers: [CLS] a [SEP]
 #   [SEP].

@@ -2,8 +2,8 @@
 # Library: transformers 5.23.0
 # Guess: a padding token of a Longformer attends to the text, as in BERT: its last hidden state depends on the text, and only
 #   a mask keeps it out of a mean.
-# Happens: the attention's output for padding is 0 in every layer, so that rows of padding are the same for all texts. A
-#   comparison with a kernel that computes them, or that leaves NaN there, has to leave these rows out.
+# Happens: the attention's output for padding is 0 in every layer, so that rows of padding are equal for all texts. A
+#   comparison with a kernel that computes these rows, or that leaves NaN in them, has to leave them out.
 # Minded: exporter/hdexport/attention/window/attention_type.py
 # Seen: 2026-11-29
 set -euo pipefail

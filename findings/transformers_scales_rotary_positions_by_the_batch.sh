@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Library: transformers 5.23.0
-# Guess: rotary positions of the type "dynamic" are those of the text's own length: beside a longer text it has the answer that
-#   it has alone.
-# Happens: they are scaled by the longest row of the batch, padding included, once that is longer than the trained positions. A
-#   text of 4 tokens gets other states beside one of 40, and beside padding to 17 in a model of 16 positions.
+# Guess: rotary positions of the type "dynamic" depend on the text's own length: beside a longer text, a text has the states
+#   that it has alone.
+# Happens: transformers scales them by the longest row of the batch, padding included, once it is longer than the trained
+#   positions. A text of 4 tokens gets other states beside a text of 40, and beside padding to 17 in a model of 16 positions.
 # Minded: exporter/hdexport/model/rotary.py
 # Seen: 2026-11-29
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Library: uvicorn 0.54.0, starlette 1.10.0
-# Guess: `--root-path /prefix` is for a proxy that forwards /prefix/x: the application sees its own route /x.
+# Guess: `--root-path /prefix` is for a proxy that forwards /prefix/x: the application gets the path /x.
 # Happens: uvicorn puts the prefix before every path, as it assumes that the proxy has removed it. A proxy that forwards
 #   /prefix/x makes /prefix/prefix/x of it, which is no route: 404. A proxy that forwards /x gets the answer.
 # Minded: runtime/hdruntime/serve/asgi.py
