@@ -122,6 +122,16 @@ def test_only_a_batch_with_padding_inside_or_of_one_token_needs_the_graph_with_m
             assert (opened._padded._request is not None) == is_needed
 
 
+def test_a_graph_that_is_read_again_is_the_one_that_was_loaded(bundle: Bundle, tmp_path: Path) -> None:
+    copy = shutil.copytree(bundle.path, tmp_path / "copy")
+    with hdruntime.load(copy, "openvino", threads=1) as session:
+        whole = session(input_ids=ids_of(1, 5))[HIDDEN]
+        os.utime(copy / "model.onnx.data", ns=(0, 0))
+        with pytest.raises(BackendError, match=r"have changed since .* openvino.onnx.*\n.*Load the bundle again"):
+            session(input_ids=ids_of(2, 5), attention_mask=mask_of("left", 2, 5))
+        np.testing.assert_array_equal(session(input_ids=ids_of(1, 5))[HIDDEN], whole)
+
+
 def test_several_threads_get_their_own_answers(session: Session, reference: Session) -> None:
     batches = [ids_of(1 + number % 3, 1 + 7 * number % 60, number) for number in range(24)]
     expected = [reference(input_ids=ids)[HIDDEN] for ids in batches]
