@@ -57,7 +57,8 @@ oneDNN's own 1024 kernels, which make the calls cheap whose kernels were dropped
 environment bounds them (findings/openvino_keeps_kernels_of_every_length.sh)."""
 
 _GROUP_CHANNELS = 128
-"""Channels of an activation that share a scale, where OpenVINO quantizes activations while it runs."""
+"""Channels of an activation that share a scale, where OpenVINO quantizes activations while it runs. Larger and smaller
+groups are slower (docs/precision.md)."""
 
 _LARGE_RUN_TOKENS = 2048
 """After a run of more tokens memory returns to the system. After 16 x 512 tokens a session of 262 MB keeps 296; else it
