@@ -1,13 +1,14 @@
 """A large embedder on a CPU: what its build takes, and what texts take in a bundle and in other programs.
 
 Usage: python -m benchmarks.cpu.large [--shape 0.6B] [--layers N] [--only build session] [--lengths 128 512]
+           [--programs "hdexport openvino bfloat16"]
            [--llama PYTHON] [--optimum PYTHON] [--folder FOLDER] [--output FILE]
 
 The model has random bfloat16 weights in the shape of Qwen3-Embedding-0.6B or -4B; --layers takes fewer layers. Each
 case is a process of its own, measured as a whole: imports, loading, the work.
 
-* build: ``hdexport build --max-len 4096 --target openvino``, with the comparison with PyTorch; build-no-verify, which
-  runs only if named, without it; int8 is ``hdexport rebuild --int8`` of the bundle.
+* build: ``hdexport build --target openvino``, for 4096 tokens or the longest text, with the comparison with PyTorch;
+  build-no-verify, which runs only if named, without it; int8 is ``hdexport rebuild --int8`` of the bundle.
 * session: the bundle by `hdruntime.load` on a backend in a precision, one text of each length.
 * sentence-transformers: the checkpoint in bfloat16, and in float32, with whose embeddings those of all others are
   compared.
@@ -57,6 +58,7 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 _VOCAB_SIZE = 151_669
 _THREADS = 2
+_MAX_LEN = 4096
 
 
 @dataclass(frozen=True)
@@ -201,13 +203,13 @@ def save_checkpoint(directory: Path, shape: str, layers: int | None = None) -> N
         SentenceTransformer(modules=modules).save_pretrained(str(directory))
 
 
-def measured_build(case: str, checkpoint: Path, bundle: Path) -> dict[str, Any]:
+def measured_build(case: str, checkpoint: Path, bundle: Path, *, max_len: int) -> dict[str, Any]:
     """The figures of a build, or of int8 graphs that are added to a bundle."""
     before = size_of(bundle)
     if case == "int8":
         command = [_WITHOUT_CALIBRATION + _HDEXPORT, "rebuild", str(bundle), "--int8"]
     else:
-        command = [_HDEXPORT, "build", str(checkpoint), "--max-len", "4096", "--target", "openvino"]
+        command = [_HDEXPORT, "build", str(checkpoint), "--max-len", str(max_len), "--target", "openvino"]
         command += ["--force", "-o", str(bundle), *_BUILDS[case]]
     figures = figures_of_process([sys.executable, "-c", *command])
     size = size_of(bundle)
@@ -277,6 +279,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--only", nargs="+", choices=CASES)
     parser.add_argument("--lengths", nargs="+", type=int, default=[128, 512])
+    parser.add_argument("--programs", nargs="+", choices=list(EMBEDDERS), default=list(EMBEDDERS))
     parser.add_argument("--llama", metavar="PYTHON", help="interpreter of an environment with llama-cpp-python")
     parser.add_argument("--optimum", metavar="PYTHON", help="interpreter of an environment with optimum-intel")
     parser.add_argument("--folder", type=Path)
@@ -303,9 +306,9 @@ def main() -> int:
         found: dict[str, dict[str, Any]] = {}
         for case in cases:
             if case in _BUILDS:
-                found[case] = measured_build(case, checkpoint, bundle)
+                found[case] = measured_build(case, checkpoint, bundle, max_len=max(_MAX_LEN, *options.lengths))
                 show(options.output, module="benchmarks.cpu.large", case=case, **about, **found[case])
-        programs = {name: each for name, each in EMBEDDERS.items() if each.case in cases}
+        programs = {name: EMBEDDERS[name] for name in options.programs if EMBEDDERS[name].case in cases}
         for name, each in programs.items():
             python = str(pythons[each.environment])
             found[name] = measured(each, checkpoint=checkpoint, folder=folder, python=python, lengths=options.lengths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_ir import Value
+from onnx_ir import DataType, Value
 
 from hdplugins.attention.function_parts import MASKED, transpose_heads_and_tokens, upcast
 from hdplugins.op_builder import OpBuilder
@@ -31,6 +31,8 @@ def attend_causally(
             keeps them until the last layer.
     """
     tokens = op.Squeeze(op.Shape(key_mask, start=1))
+    # From the mask, so that a graph whose sizes are known computes the masks of its parts, and does not hold them all.
+    zero = op.Min(op.Cast(op.Slice(op.Reshape(key_mask, [-1]), [0], [1]), to=DataType.INT64), 0)
     size = op.Max(op.Div(op.Add(tokens, _PARTS - 1), _PARTS), _MIN_QUERIES)
     queries, keys, values = (transpose_heads_and_tokens(op, state) for state in (query, key, value))
     attended = []
@@ -41,7 +43,8 @@ def attend_causally(
         part_keys, part_values = (op.Slice(states, [0], end_1d, [2]) for states in (keys, values))
         last = op.Add(end, first)
         key_positions = op.Unsqueeze(op.Range(first, last, 1), [0, 1, 2])
-        seen = op.LessOrEqual(key_positions, op.Unsqueeze(op.Range(op.Add(start, first), last, 1), [0, 1, 3]))
+        query_positions = op.Add(op.Range(op.Add(start, first), last, 1), zero)
+        seen = op.LessOrEqual(key_positions, op.Unsqueeze(query_positions, [0, 1, 3]))
         if padded:
             seen = op.And(seen, op.Unsqueeze(op.Slice(key_mask, [0], end_1d, [1]), [1, 2]))
         scores = op.Mul(op.MatMul(part, op.Transpose(part_keys, perm=[0, 1, 3, 2])), scale)
