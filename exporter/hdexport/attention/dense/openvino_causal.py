@@ -8,7 +8,8 @@ from hdplugins.attention.function_parts import MASKED, transpose_heads_and_token
 from hdplugins.op_builder import OpBuilder
 
 _PARTS = 4
-"""Parts of a text's queries. One part computes every score, four 5/8 of them, and eight 9/16."""
+"""Parts of a text's queries. One part computes every score, four 5/8 of them, and eight 9/16. Each part of each layer
+takes 1.3 MB of a session (findings/openvino_fused_attention_takes_a_megabyte_each.sh)."""
 
 _MIN_QUERIES = 256
 """Queries of a part at least, so that short texts are one part: the nodes of empty parts do nothing."""
