@@ -324,7 +324,7 @@ def _accepted(spec: InputSpec, number: int | None) -> tuple[str, str]:
     if spec.role is Role.IDS:
         return (
             f"the vocabulary has {number} ids, 0 to {number - 1}",
-            "Use session.tokenize, or the bundle's tokenizer.json.",
+            "Use the bundle's tokenizer, tokenizer.json.",
         )
     if spec.role is Role.TOKEN_TYPES:
         accepted = f"the model has {number} token types, 0 to {number - 1}"

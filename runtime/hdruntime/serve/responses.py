@@ -20,6 +20,9 @@ TRUNCATED = "X-Truncated-Inputs"
 _RANGES_CHARACTERS = 1000
 """Length after which the header counts the rest of the numbers: proxies accept 4 to 8 KB of headers in all."""
 
+_MESSAGE_CHARACTERS = 4000
+"""Maximum characters of an error's message, which quotes what a client has sent: clients write it to their logs."""
+
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 """A status -> the type of the error, as OpenAI has it; other errors are of the type ``invalid_request_error``."""
 
@@ -62,6 +65,8 @@ def error_response(
         retry_after: seconds for the header ``Retry-After``; None for no header.
         code: OpenAI's code of the error.
     """
+    if len(message) > _MESSAGE_CHARACTERS:
+        message = f"{message[:_MESSAGE_CHARACTERS]}..."
     openai = {
         "error": {"message": message, "type": _TYPES.get(status, "invalid_request_error"), "param": None, "code": code}
     }
