@@ -198,6 +198,7 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "num_hashes": 2,
     },
     "qwen3": _GROUPS | {"head_dim": 16},
+    "qwen3_moe": _GROUPS | {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40},
     "rembert": {"input_embedding_size": 16, "output_embedding_size": 24},
     "roberta": _ROBERTA,
     # Few buckets, so that distances count as one early.

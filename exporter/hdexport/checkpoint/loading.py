@@ -57,7 +57,7 @@ def load_model(
     """
     import torch
 
-    from hdexport.model.half_weights import MappedWeights, kept_in_half
+    from hdexport.model.half_weights import MappedWeights, halve_experts, kept_in_half
 
     free_of_reports()
     # The head's own weights are read with the head.
@@ -83,8 +83,11 @@ def load_model(
         not_needed=_not_needed(family, task, is_generator=is_generator),
     )
     agreement.check()
-    half = {name: weight.shape for name, weight in in_files.items() if weight.is_half and name not in converted}
-    kept = kept_in_half(half) if keeps_half else frozenset()
+    as_stored = {name: weight for name, weight in in_files.items() if name not in converted}
+    stacked = {name: weight for name, weight in stored.items() if name not in as_stored}
+    half = {name: weight.shape for name, weight in {**as_stored, **stacked}.items() if weight.is_half}
+    in_half = kept_in_half(half) if keeps_half else frozenset[str]()
+    kept = in_half & as_stored.keys()
     _check_memory(path, files, {name: weight for name, weight in in_files.items() if name not in kept})
     state = {names.name(name): weight for file in files for name, weight in read_weights(file).items()}
     weights = MappedWeights(state, kept=kept)
@@ -107,6 +110,7 @@ def load_model(
             f"The checkpoint {path} could not be loaded: {shown(error)}", hint="Download it again."
         ) from error
     weights.put_into(model)
+    halve_experts(model, {name: getattr(torch, stacked[name].dtype) for name in in_half - kept})
     _check_missing(checkpoint, task, found["missing_keys"] - brought)
     _check_finite(path, model)
     if unused := agreement.unused():

@@ -16,6 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from hdexport.model.experts import experts_of
+
 HALF = (torch.float16, torch.bfloat16)
 
 MIN_MODEL_BYTES = 256 * 2**20
@@ -39,14 +41,36 @@ _OF_MODULES = (torch.nn.Linear, torch.nn.Embedding)
 
 
 def kept_in_half(shapes: Mapping[str, Sequence[int]]) -> frozenset[str]:
-    """Names of the weights that stay in the files: large half-precision matrices, if they are large together.
+    """Names of the weights that keep half precision: large matrices, and experts' stacks of such matrices, if they are
+    large together.
 
     Args:
-        shapes: name -> shape of each half-precision weight that a model takes without a conversion.
+        shapes: name -> shape of each half-precision weight that a model takes.
     """
-    sizes = {name: _HALF_BYTES * math.prod(shape) for name, shape in shapes.items() if len(shape) == 2}
-    large = {name: size for name, size in sizes.items() if size >= _MIN_WEIGHT_BYTES}
+    sizes = {name: _HALF_BYTES * math.prod(shape) for name, shape in shapes.items() if len(shape) in (2, 3)}
+    large = {
+        name: size for name, size in sizes.items() if _HALF_BYTES * math.prod(shapes[name][-2:]) >= _MIN_WEIGHT_BYTES
+    }
     return frozenset(large) if sum(large.values()) >= MIN_MODEL_BYTES else frozenset()
+
+
+def halve_experts(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Put experts' weights back in half precision, in place, where float32 is a copy of their files' values.
+
+    transformers stacks the weights of single experts while it loads them, in float32.
+
+    Args:
+        model: the model.
+        dtypes: name -> dtype of the weights in the files.
+    """
+    for prefix, module in experts_of(model).items():
+        for name, weight in module._parameters.items():
+            dtype = dtypes.get(f"{prefix}.{name}")
+            if weight is None or dtype is None or weight.dim() != 3:
+                continue
+            half = weight.detach().to(dtype)
+            if all(torch.equal(part.float(), whole) for part, whole in zip(half, weight.detach(), strict=True)):
+                module._parameters[name] = torch.nn.Parameter(half, requires_grad=False)
 
 
 class MappedWeights:
@@ -72,8 +96,9 @@ class MappedWeights:
     def put_into(self, model: torch.nn.Module) -> None:
         """Replace the placeholders among a model's parameters and buffers by the mapped weights, in place.
 
-        Buffers, and weights of other modules than `_OF_MODULES`, become float32.
+        Buffers, and weights of other modules than `_OF_MODULES` and experts, become float32.
         """
+        experts = {*experts_of(model).values()}
         owners: dict[torch.nn.Parameter, list[tuple[torch.nn.Module, str]]] = {}
         for module in model.modules():
             for name, parameter in module._parameters.items():
@@ -84,7 +109,8 @@ class MappedWeights:
                     module._buffers[name] = self._half[buffer.data_ptr()].float()
         for parameter, places in owners.items():
             weight = self._half[parameter.data_ptr()]
-            if not all(isinstance(module, _OF_MODULES) and name == "weight" for module, name in places):
+            of_experts = weight.dim() == 3 and all(module in experts for module, _ in places)
+            if not (of_experts or all(isinstance(module, _OF_MODULES) and name == "weight" for module, name in places)):
                 weight = weight.float()
             mapped = torch.nn.Parameter(weight, requires_grad=False)
             for module, name in places:
@@ -95,8 +121,8 @@ class UpcastWeights(TorchFunctionMode):
     """Inside this context, PyTorch computes with float32 copies of half-precision tensors, one at a time.
 
     1. Rows of an embedding table are upcast after they are read.
-    2. Attributes such as shapes and transposes are those of the stored tensor; its dtype reads as float32, since
-       models cast states to the dtype of a weight.
+    2. Attributes such as shapes and transposes, and parts such as one expert's weight, are those of the stored tensor;
+       its dtype reads as float32, since models cast states to the dtype of a weight.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +132,7 @@ class UpcastWeights(TorchFunctionMode):
             return torch.float32 if dtype in HALF else dtype
         if func is torch.nn.functional.embedding:  # 1
             return _upcast(func(*args, **kwargs))
-        if getattr(func, "__name__", "") in ("__get__", "__set__"):  # 2
+        if getattr(func, "__name__", "") in ("__get__", "__set__", "__getitem__"):  # 2
             return func(*args, **kwargs)
         return func(*map(_upcast, args), **{name: _upcast(value) for name, value in kwargs.items()})
 

@@ -150,9 +150,9 @@ def graph_module(
             continue_positions(model, family, memory_cache)
         folded_positions = fold_positions(model, family)
     cast_model(model, options.precision)
+    use_chosen_experts(model)
     with UpcastWeights() if options.precision == "float32" else contextlib.nullcontext():
         fuse_gelu(model)
-        use_chosen_experts(model)
         if not any(conversion.is_native for conversion in conversions.values()):
             family.adapt(model)
         for conversion in conversions.values():

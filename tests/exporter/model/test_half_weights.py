@@ -73,6 +73,7 @@ def outputs(bundle: Path, backend: str, tokens: int) -> dict[str, np.ndarray]:
             ("modernbert", "sentence-similarity", torch.bfloat16),
             ("t5", "feature-extraction", torch.bfloat16),
             ("performer", "feature-extraction", torch.float16),
+            ("qwen3_moe", "feature-extraction", torch.bfloat16),
         )
     ],
 )
@@ -126,16 +127,19 @@ def test_a_trace_that_computes_with_values_of_weights_is_rejected(
 
 def test_half_precision_is_upcast_where_it_is_used() -> None:
     layer, table = torch.nn.Linear(8, 4).bfloat16(), torch.nn.Embedding(5, 8).bfloat16()
-    ids = torch.tensor([[1, 2]])
+    stack, ids = torch.ones(3, 4, 8).bfloat16(), torch.tensor([[1, 2]])
     with UpcastWeights(), torch.inference_mode():
         rows = table(ids)
         used = [rows, layer(rows), rows @ layer.weight.T, layer.weight + 1, torch.cat([layer.weight, layer.weight])]
+        used.append(rows @ stack[1].T)
+        part = stack[1]
         assert layer.weight.dtype is torch.float32
         assert layer.weight.shape == (4, 8)
     assert {tensor.dtype for tensor in used} == {torch.float32}
     wanted = torch.nn.functional.linear(table.weight[ids].float(), layer.weight.float(), layer.bias.float())
     assert torch.equal(used[1], wanted)
     assert layer.weight.dtype is torch.bfloat16
+    assert part.data_ptr() == stack[1].data_ptr(), "no copy of the weights of all experts"
 
 
 def test_views_of_virtual_weights_are_views_of_the_stored_ones() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from safetensors.torch import load_file, save_file
 
 import hdruntime
 from hdexport.build import build
@@ -67,6 +68,32 @@ def test_a_large_model_needs_no_calibration(tmp_path: Path, every_model_is_large
         together = session(input_ids=ids, attention_mask=np.ones_like(ids))["last_hidden_state"]
         alone = session(input_ids=ids[1:2], attention_mask=np.ones_like(ids[:1]))["last_hidden_state"]
     assert np.array_equal(together[1:2], alone)
+
+
+def test_experts_are_quantized_and_the_choice_of_experts_is_not(
+    tmp_path: Path, every_model_is_large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has each expert's weights by itself, in bfloat16, which the float graphs keep."""
+    monkeypatch.setattr("hdexport.model.half_weights.MIN_MODEL_BYTES", 1)
+    monkeypatch.setattr("hdexport.model.half_weights._MIN_WEIGHT_BYTES", 2 * 1025)
+    options = save_checkpoint(tmp_path, "qwen3_moe", max_len=100, openvino=True)
+    file = options.model / "model.safetensors"
+    save_file({name: weight.bfloat16() for name, weight in load_file(file).items()}, file, metadata={"format": "pt"})
+    build(dataclasses.replace(options, int8=Int8Options(), unverified=True))
+    of_graph = {
+        graph: {
+            name: value.dtype
+            for name, value in ir.load(options.output / f"{graph}.onnx").graph.initializers.items()
+            if ".mlp." in name and len(value.shape) > 1
+        }
+        for graph in ("model", "openvino_int8")
+    }
+    for graph, dtype in (("model", ir.DataType.BFLOAT16), ("openvino_int8", ir.DataType.UINT8)):
+        experts = [found for name, found in of_graph[graph].items() if ".experts." in name]
+        assert experts == [dtype] * (2 * 2 * 5), "two layers of five experts with two weights"
+        routers = [found for name, found in of_graph[graph].items() if ".experts." not in name]
+        assert len(routers) == 2
+        assert ir.DataType.UINT8 not in routers
 
 
 @pytest.mark.nightly
