@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import shlex
+import shutil
 import socket
+from pathlib import Path
 
 _NEXT_STEPS = {
     errno.ENOENT: "Check the path.",
@@ -19,12 +21,23 @@ _NEXT_STEPS = {
     errno.ECONNREFUSED: "Check the address, and that a program listens there.",
 }
 
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+_FULL_BYTES = 2**20
+"""A disk with less free space than this is full: one write of a file's buffer may not fit."""
+
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 
 
 def reason_of(error: OSError) -> str:
     """Why it failed, without the number of the error and without the path."""
     return error.strerror or str(error)
+
+
+def is_full_disk(error: OSError, directory: Path) -> bool:
+    """Whether a file could not be written in a directory because the disk is full."""
+    # NumPy does not say why it could write only so much.
+    return error.errno in _NO_SPACE or (error.errno is None and shutil.disk_usage(directory).free < _FULL_BYTES)
 
 
 def next_step(error: OSError) -> str | None:

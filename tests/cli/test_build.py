@@ -471,9 +471,16 @@ def test_a_build_that_is_killed_leaves_no_bundle_and_the_old_one_whole_and_the_n
     hdruntime.open_bundle(tmp_path / "out")
 
 
+def build_while_another_program_fills_the_disk(bundle: Path, arguments: list[str]) -> int:
+    """Build where there seems to be enough space at first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hdexport.pipeline.needed_space.free_disk_bytes", lambda options: 2**30)
+        return build_of_stored_graph(bundle, arguments)
+
+
 def test_a_full_disk_is_reported_and_leaves_nothing(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
     """On file systems too small for the bundle, at its beginning and further on, in a mount namespace of our own."""
-    command = functools.partial(build_of_stored_graph, bundle)
+    command = functools.partial(build_while_another_program_fills_the_disk, bundle)
     done = on_full_disks([*BUILD, checkpoint, "--no-verify"], tmp_path, command=command)
     assert re.findall("rc: .*", done.stdout) == ["rc: 1 []"] * 2
     said = r"error: The disk is full: .*\nFree some space there, or choose another place with -o\.\n"

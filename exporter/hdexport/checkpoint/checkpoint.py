@@ -23,6 +23,7 @@ from hdexport.checkpoint.tensorflow import convert, is_tensorflow_checkpoint
 from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.trust import UNTRUSTED, Trust
 from hdexport.checkpoint.weight_files import weight_files
+from hdexport.checkpoint.weight_sizes import WeightSizes, require_memory
 from hdexport.families import Family
 from hdexport.model.family import UnsupportedReason
 from hdexport.model.limits import MAX_POSITIONS
@@ -215,12 +216,15 @@ class Checkpoint:
         report: Callable[[str], None] = lambda line: None,
         runs_code: bool = True,
         keeps_half: bool = False,
+        check: Callable[[WeightSizes], None] = require_memory,
     ) -> PreTrainedModel:
         """The PyTorch model for a task, in float32 and in evaluation mode. Where the checkpoint names code of its own
         that is trusted, that code answers the same inputs first, unless `runs_code` is false.
 
         With `keeps_half`, large weights in half precision stay in the files, mapped, and the model computes with them
         within `hdexport.model.half_weights.UpcastWeights`. Weights that an adapter changes are float32.
+
+        `check` rejects weights that do not fit in memory, before they are read.
 
         `report` takes a line about weights that the task does not need, and one about the checkpoint's own code.
         Weights that are missing, damaged or of another model, and code whose answers differ, are a ModelError.
@@ -243,7 +247,9 @@ class Checkpoint:
                 answers = code.answers(self, class_task)
             else:
                 report(reason)
-        model = self._without_changes(task, report, keeps_half=keeps_half and adapter is None and answers is None)
+        model = self._without_changes(
+            task, report, keeps_half=keeps_half and adapter is None and answers is None, check=check
+        )
         if code is not None and answers is not None:
             report(code.compare(answers, model, self, class_task))
             self._compared.add(class_task)
@@ -296,7 +302,12 @@ class Checkpoint:
         return self.logit_score if task is Task.TEXT_CLASSIFICATION else None
 
     def _without_changes(
-        self, task: Task, report: Callable[[str], None], *, keeps_half: bool = False
+        self,
+        task: Task,
+        report: Callable[[str], None],
+        *,
+        keeps_half: bool = False,
+        check: Callable[[WeightSizes], None] = require_memory,
     ) -> PreTrainedModel:
         """The PyTorch model of the checkpoint's own weights, before an adapter or a score is added."""
         adapter = self._adapter_folder
@@ -308,6 +319,7 @@ class Checkpoint:
             is_generator=self._score_of(task) is not None,
             brought=frozenset() if adapter is None else saved_names(adapter, allow_pickle=self.trust.allow_pickle),
             keeps_half=keeps_half,
+            check=check,
             report=report,
         )
 

@@ -8,8 +8,7 @@ own rules are applied to names and shapes alone.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,20 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hdexport.checkpoint.agreement import Agreement, check_layers
 from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import StoredWeight, read_weights, stored_weights
+from hdexport.checkpoint.weight_sizes import WeightSizes, sizes_of
 from hdexport.families import Family
 from hdexport.model.task import model_from_config, supports_sdpa
 from hdexport.support.json_files import listing, shown
 from hdexport.support.memory import says_out_of_memory
 from hdruntime.bundle.manifest import Task
-from hdruntime.errors import Message, ModelError, OutOfMemoryError, Setting
-from hdruntime.process_limits import free_bytes
+from hdruntime.errors import Message, ModelError, Setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from hdexport.checkpoint import Checkpoint
-
-_FLOAT32_BYTES = 4
 
 _HEAD_WEIGHTS = {Task.TOKEN_SIMILARITY: (PROJECTION,)}
 """Task -> weights among the model's that belong to its head."""
@@ -45,6 +42,7 @@ def load_model(
     is_generator: bool,
     brought: Set[str],
     keeps_half: bool,
+    check: Callable[[WeightSizes], None],
     report: Callable[[str], None],
 ) -> PreTrainedModel:
     """The model for a task, all of it, in float32, from files with its weights.
@@ -53,6 +51,7 @@ def load_model(
         is_generator: load the family's generator, of which the head is made afterwards.
         brought: names of weights that an adapter brings, which the checkpoint may lack.
         keeps_half: keep large weights in the files' half precision, mapped; see `hdexport.model.half_weights`.
+        check: rejects weights that do not fit in memory, before they are read.
         report: takes a line that names the weights that the task does not need, if there are any.
     """
     import torch
@@ -86,9 +85,19 @@ def load_model(
     as_stored = {name: weight for name, weight in in_files.items() if name not in converted}
     stacked = {name: weight for name, weight in stored.items() if name not in as_stored}
     half = {name: weight.shape for name, weight in {**as_stored, **stacked}.items() if weight.is_half}
-    in_half = kept_in_half(half) if keeps_half else frozenset[str]()
+    can_be_half = kept_in_half(half)
+    in_half = can_be_half if keeps_half else frozenset[str]()
     kept = in_half & as_stored.keys()
-    _check_memory(path, files, {name: weight for name, weight in in_files.items() if name not in kept})
+    check(
+        sizes_of(
+            path,
+            _used(in_files, converted, skeleton),
+            converted=converted,
+            can_stay=can_be_half & as_stored.keys(),
+            keeps_half=keeps_half,
+            is_mapped=all(file.suffix == ".safetensors" for file in files),
+        )
+    )
     state = {names.name(name): weight for file in files for name, weight in read_weights(file).items()}
     weights = MappedWeights(state, kept=kept)
     try:
@@ -118,22 +127,16 @@ def load_model(
     return model
 
 
-def _check_memory(path: Path, files: Sequence[Path], loaded: Mapping[str, StoredWeight]) -> None:
-    """Reject weights whose float32 copies do not fit in memory, before they are read.
-
-    Args:
-        loaded: the weights that do not stay in half precision. Those in float32 stay in safetensors files, mapped.
-    """
-    is_mapped = all(file.suffix == ".safetensors" for file in files)
-    copied = [weight for weight in loaded.values() if weight.is_half or not is_mapped]
-    needed, free = sum(_FLOAT32_BYTES * math.prod(weight.shape) for weight in copied), free_bytes()
-    if free is not None and needed > free:
-        hint = "Use a machine with more memory."
-        if not is_mapped:
-            hint = "Save the checkpoint as safetensors, whose weights are mapped from the file and not copied."
-        raise OutOfMemoryError(
-            f"The weights of {path} take {needed / 1e9:.1f} GB in float32, and {free / 1e9:.1f} GB are free.", hint=hint
-        )
+def _used(
+    in_files: Mapping[str, StoredWeight], converted: Set[str], skeleton: PreTrainedModel
+) -> dict[str, StoredWeight]:
+    """The weights in files that a model takes, with or without the prefix of its encoder's names."""
+    keys, own = skeleton.state_dict().keys(), f"{skeleton.base_model_prefix}."
+    return {
+        name: weight
+        for name, weight in in_files.items()
+        if name in converted or not keys.isdisjoint({name, own + name, name.removeprefix(own)})
+    }
 
 
 def free_of_reports() -> None:

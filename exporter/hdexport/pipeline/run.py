@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 from pathlib import Path
@@ -19,6 +20,7 @@ from hdexport.families import Family
 from hdexport.graph.targets.registry import ONNX, targets_named
 from hdexport.graph.targets.target import GraphRequest
 from hdexport.model.task import TASKS
+from hdexport.pipeline.needed_space import check_space
 from hdexport.pipeline.options import BuildOptions
 from hdexport.pipeline.portable_graph import manifest_of_graph, portable_graph
 from hdexport.pipeline.prepared_model import attention_of_model, extended_positions, graph_module
@@ -159,7 +161,12 @@ def _write_graphs(
     sees_all = expansion is None or expansion.attend
     for line in ignored_keys(checkpoint, task):
         warn(logger, line)
-    model = checkpoint.load(task, report=progress.result, keeps_half=not options.fp32_weights)
+    model = checkpoint.load(
+        task,
+        report=progress.result,
+        keeps_half=not options.fp32_weights,
+        check=functools.partial(check_space, options=options),
+    )
     with UpcastWeights():
         positions = extended_positions(model, checkpoint, choice, options, progress)
         query_scale = LogScale.of_positions(positions)

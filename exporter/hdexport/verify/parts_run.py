@@ -17,6 +17,7 @@ from hdexport.graph.targets.target import Changes
 from hdexport.graph.vocabulary_head import sampled_graph
 from hdexport.support.progress import Progress
 from hdexport.verify.graph_sets import GraphSet, Opened
+from hdexport.verify.temporary_outputs import temporary_outputs
 from hdruntime.arrays import AnyArray, Inputs, Outputs
 from hdruntime.backends.cpu_runner import CpuRunner, give_memory_back
 from hdruntime.bundle.manifest import GraphFile
@@ -55,8 +56,8 @@ def opened_in_parts(
             return
         parts[graph.file] = cut(model, max_weights)
         names = [str(value.name) for value in model.graph.outputs]
-    with tempfile.TemporaryDirectory(prefix="hdexport-parts-") as directory:
-        runner = _PartsRunner(bundle, graphs, Path(directory), keeps_padding=bool(changes))
+    with temporary_outputs("hdexport-parts-") as directory:
+        runner = _PartsRunner(bundle, graphs, directory, keeps_padding=bool(changes))
         steps = [(graph, part) for graph in graphs.graphs for part in parts[graph.file]]
         for number, (graph, part) in enumerate(steps):
             progress.detail("parts of graphs", number, len(steps))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +27,7 @@ from hdexport.verify.operations import longest_within, matmul_weights, operation
 from hdexport.verify.parts_run import opened_in_parts
 from hdexport.verify.pytorch_reference import Reference
 from hdexport.verify.single_texts import ENGLISH, sample_ids
+from hdexport.verify.temporary_outputs import temporary_outputs
 from hdruntime.arrays import AnyArray, IntArray
 from hdruntime.backends.cpu_runner import give_memory_back
 from hdruntime.backends.precision import Precision
@@ -305,8 +304,8 @@ def _compare(
     samples = {case: sampled_tokens(case, manifest.positions.base) if is_sampled else None for case in cases_of_group}
     fitting = {graphs: list(_fitting(graphs, samples, manifest, outcomes, limit_bytes)) for graphs in sets}
     changes = Changes(reference.properties.discrete_outputs, is_sampled)
-    with tempfile.TemporaryDirectory(prefix="hdexport-verify-") as directory:
-        expected = StoredRows(Path(directory))
+    with temporary_outputs("hdexport-verify-") as directory:
+        expected = StoredRows(directory)
 
         def run_cases(graphs: GraphSet, those: Sequence[Case]) -> None:
             if len(graphs.graphs) > 1:

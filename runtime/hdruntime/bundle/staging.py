@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdruntime.errors import HdexportError, Message, OutputExistsError, Setting, joined
-from hdruntime.os_errors import next_step, reason_of
+from hdruntime.os_errors import is_full_disk, next_step, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,6 @@ _RENAME_EXCHANGE = 2
 
 _LONG_NAME_BYTES, _PART_OF_NAME = 200, 40
 """Siblings of a longer name have so many of its characters: a name has at most 255 bytes, and a character four."""
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-_FULL_BYTES = 2**20
-"""A disk with less free space than this is full: one write of a file's buffer may not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +65,7 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
         partial = _sibling(destination, "partial")
         try:
             _make(partial, kind)
-            with _full_disk_explained(destination, kind), locked_directory(partial, wait=False):
+            with _full_disk_explained(partial, destination, kind), locked_directory(partial, wait=False):
                 yield partial
                 assert (partial / kind.marker).is_file(), f"the staged directory has no {kind.marker}"
                 # A power cut cannot leave empty files.
@@ -131,16 +126,15 @@ def require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) 
 
 
 @contextlib.contextmanager
-def _full_disk_explained(destination: Path, kind: DirectoryKind) -> Iterator[None]:
+def _full_disk_explained(partial: Path, destination: Path, kind: DirectoryKind) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # NumPy does not say why it could write only so much.
-        unexplained = error.errno is None and shutil.disk_usage(destination.parent).free < _FULL_BYTES
-        if error.errno not in _NO_SPACE and not unexplained:
+        if not is_full_disk(error, destination.parent):
             raise
+        written = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
         raise HdexportError(
-            f"The disk is full: {error}; {destination} was not written.",
+            f"The disk is full: {error}; {destination} was not written, and needs more than {written / 1e6:.1f} MB.",
             hint=joined("Free some space there, or ", kind.other_parent or kind.other_place, "."),
         ) from error
 

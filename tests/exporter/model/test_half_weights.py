@@ -159,7 +159,7 @@ def test_copies_of_weights_that_do_not_fit_are_rejected_before_they_are_read(
     options = saved(tmp_path, "bert")
     read: list[Path] = []
     monkeypatch.setattr("hdexport.checkpoint.loading.read_weights", read.append)
-    monkeypatch.setattr("hdexport.checkpoint.loading.free_bytes", lambda: 1000)
+    monkeypatch.setattr("hdexport.checkpoint.weight_sizes.free_bytes", lambda: 1000)
     with pytest.raises(OutOfMemoryError, match=r"GB in float32, and 0\.0 GB are free"):
         find_checkpoint(options.model).load(Task.FEATURE_EXTRACTION)
     assert not read
@@ -172,7 +172,7 @@ def test_weights_that_stay_in_the_file_need_no_memory_for_copies(
 ) -> None:
     options = saved(tmp_path, "bert")
     size = 2 * (Path(options.model) / "model.safetensors").stat().st_size
-    for module in ("loading", "agreement"):
+    for module in ("weight_sizes", "agreement"):
         monkeypatch.setattr(f"hdexport.checkpoint.{module}.free_bytes", lambda: size // 2, raising=False)
     checkpoint = find_checkpoint(options.model)
     with pytest.raises(OutOfMemoryError):
