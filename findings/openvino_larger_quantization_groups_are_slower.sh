@@ -2,8 +2,8 @@
 # Library: openvino 2026.4.1
 # Guess: of activations that OpenVINO quantizes while it runs (DYNAMIC_QUANTIZATION_GROUP_SIZE), larger groups have fewer scales
 #   and so take less time, for less accuracy.
-# Happens: on a CPU with AVX-512 VNNI groups of 1024 channels are less accurate than groups of 128 and take 1.1 times their CPU time,
-#   for 128 tokens and weights of uint8 with zero points; groups of 32 take 1.2 times. Without VNNI only errors
+# Happens: on a CPU with AVX-512 VNNI groups of 1024 channels are less accurate than groups of 128 and take 1.1 times their CPU
+#   time, for 128 tokens and weights of uint8 with zero points; groups of 32 take 1.2 times. Without VNNI only errors
 #   are compared.
 # Minded: runtime/hdruntime/backends/openvino/runner.py
 # Seen: 2026-11-29
