@@ -81,9 +81,13 @@ def test_outputs_are_those_of_float32_weights(
     tmp_path: Path, every_weight_is_large: None, model_type: str, task: str, dtype: torch.dtype
 ) -> None:
     options = saved(tmp_path, model_type, task, dtype=dtype, openvino=True)
-    half = dataclasses.replace(options, output=tmp_path / "half", verify=Grid.QUICK)
+    # In bfloat16 a token near a tie goes to another expert, so a random mixture's bfloat16 is not PyTorch's float32.
+    chooses = model_type == "qwen3_moe"
+    options = dataclasses.replace(options, unverified=chooses)
+    half = dataclasses.replace(options, output=tmp_path / "half", verify=None if chooses else Grid.QUICK)
     full = dataclasses.replace(options, output=tmp_path / "full", fp32_weights=True)
-    assert build(half).verification.passed
+    verification = build(half).verification
+    assert verification is None if chooses else verification.passed
     build(full)
     stored = ir.DataType.BFLOAT16 if dtype is torch.bfloat16 else ir.DataType.FLOAT16
     types = stored_types(half.output)
