@@ -28,6 +28,7 @@ _LANE_OF_FILE: Mapping[str, str] = {
     "jobs/input": READING,
     "text/": TOKENIZING,
     "inference/": ANSWERS,
+    "packing.py": ANSWERS,
     "tasks/": ANSWERS,
     "jobs/row_inference.py": ANSWERS,
     "jobs/vectors.py": ANSWERS,

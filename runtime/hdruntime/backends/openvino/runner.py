@@ -123,11 +123,7 @@ class OpenVinoRunner(CpuRunner):
             chosen_graph(bundle, names, where="OpenVINO", precision=self.precision) for names in lowerings
         )
         self._padded = _Model(core, bundle, padded, chosen.name, options)
-        if unpadded == padded:
-            self._unpadded = self._padded
-        else:
-            self._padded.forget_graph()
-            self._unpadded = _Model(core, bundle, unpadded, chosen.name, options)
+        self._unpadded = self._padded if unpadded == padded else _Model(core, bundle, unpadded, chosen.name, options)
         self._unpadded.compile()
         where = f"{chosen.name} ({chosen.model})" + (f", {chosen_threads(threads)[1]}" if chosen.name == CPU else "")
         logger.info("openvino runs %s in %s on %s", unpadded.file, self.precision, where)
@@ -168,7 +164,8 @@ class _Model:
         self._is_closed = False
         self._states = self._file_states()
         with self._loading() as path:
-            # By path, so that OpenVINO finds and maps model.onnx.data beside it.
+            # At once, so that later changes of the file change nothing, though 28 layers of causal attention take 34 MB
+            # until they are compiled; by path, so that OpenVINO finds and maps model.onnx.data beside it.
             self._model = core.read_model(os.fspath(path))
         inputs, outputs = _interface(self._model.inputs), _interface(self._model.outputs)
         check_interface(bundle, graph, inputs=inputs, outputs=outputs)
@@ -192,10 +189,6 @@ class _Model:
         self._has_run = False
         self._release_weights()
         give_memory_back()
-
-    def forget_graph(self) -> None:
-        """Free the graph until it is compiled, which reads it again: 28 layers of causal attention take 34 MB."""
-        self._model = None
 
     def _file_states(self) -> list[tuple[int, ...]]:
         """Inode, bytes and time of change of the graph's file and of the files with weights."""
