@@ -28,19 +28,14 @@ import uvicorn
 from huggingface_hub import InferenceClient
 
 import hdruntime
-from fakes.recording_runner import RecordingRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.serve import ServeOptions, application, serve
 from hdruntime.serve.admission import OverloadedError
-from hdruntime.serve.interfaces import served_task
 from hdruntime.serve.queue import TextQueue
 from hdruntime.serve.server import bound_sockets
-from hdruntime.session import Session
-from hdruntime.tasks.encode_options import EncodeOptions
 from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
-from hdruntime.tasks.text_inference import TextInference, chunks_of
 from support.job_runs import gather_bundle
 from support.serving import PARSERS, Connection, message_of, protocol_of
 from support.splade_models import made_splade
@@ -423,8 +418,6 @@ class Inference:
         self.batches: list[list[int]] = []
         self.go, self.has_read = threading.Event(), threading.Event()
         self.in_work = self.most_in_work = 0
-        # Indices of a batch's chunks that run before it waits.
-        self.at_once: list[int] = []
         self.fails: Exception | None = None
 
     def encode(self, texts: list[Text]) -> list[Any]:
@@ -437,8 +430,7 @@ class Inference:
             for text in texts
         ]
 
-    def run_chunks(self, chunks: list[Any], on_run: Callable[[list[int]], None]) -> None:
-        on_run(self.at_once)
+    def run_chunks(self, chunks: list[Any]) -> None:
         assert self.go.wait(20)
         self.batches.append([len(chunk.encoding) for chunk in chunks])
         self.in_work -= len(chunks)
@@ -493,35 +485,6 @@ def test_clients_take_turns_and_lengths_share_no_batch_with_others() -> None:
     # are enough.
     assert batches[1] == [300, 290, 270, 310]
     assert sorted(batches[2:]) == [[320, 300], [900]]
-
-
-def test_a_text_is_answered_when_it_has_run_and_not_with_the_last_of_its_batch() -> None:
-    async def story(queue: TextQueue, inference: Inference, ask: Any) -> None:
-        first = ask("one", 300)
-        await until(lambda: inference.in_work == 1 and not queue.tokens)
-        inference.at_once = [1]
-        inference.fails = RuntimeError("broken")
-        asked = [ask(client, 310) for client in ("one", "two", "three")]
-        await until(lambda: queue.tokens == 930)
-        inference.go.set()
-        with pytest.raises(RuntimeError):
-            await first
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        assert [isinstance(each, RuntimeError) for each in found] == [True, False, True], "it is told once"
-
-    assert in_queue(story, batch_tokens=1000, max_tokens=10_000).batches == [[300], [310, 310, 310]]
-
-
-def test_texts_have_their_answers_run_by_run(new_bundle: Any) -> None:
-    bundle = open_bundle(new_bundle())
-    runner = RecordingRunner(max_padding=lambda tokens: 0)
-    inference = TextInference(Session(bundle, runner), served_task(bundle), EncodeOptions())
-    items = inference.encode([Text(text=text) for text in ("read", "read it whole", "long")])
-    told: list[tuple[list[int], list[bool]]] = []
-    inference.run_chunks(
-        chunks_of(items), lambda numbers: told.append(([*numbers], [item.answer is not None for item in items]))
-    )
-    assert told == [([1], [False, True, False]), ([0, 2], [True, True, True])]
 
 
 def test_texts_wait_a_moment_for_others_and_no_longer_when_a_batch_is_full() -> None:

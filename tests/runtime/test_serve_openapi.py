@@ -225,7 +225,5 @@ def test_ten_minutes_of_schemathesis_find_no_failure_no_hang_and_no_growth(
     assert "Traceback" not in said, said
     assert 'status="5' not in metrics
     answered = sum(map(float, re.findall(r'_requests_total{.*status="200"} (\S+)', metrics)))
-    print(f"{answered:g} answered with 200; {memory / 2**20:.0f} MiB after a minute, {grown / 2**20:+.0f} in the rest")
-    # Of some thousand requests, most of which are refused; on a busy machine they are fewer.
-    assert answered > 100
+    assert answered > 1000
     assert grown < 100 * 2**20, "bytes of the server's process, after the first minute"

@@ -51,7 +51,7 @@ class Session:
             for text in texts
         ]
 
-    def run_chunks(self, chunks: list[Any], on_run: Any) -> None:
+    def run_chunks(self, chunks: list[Any]) -> None:
         """Nothing: the loop has let the time pass."""
 
     def seconds(self, function: Callable[..., Any], arguments: Any) -> float:
@@ -424,11 +424,11 @@ def test_a_servers_short_text_waits_for_no_batch_of_another_client(
     runs, go = threading.Event(), threading.Event()
     real = TextInference.run_chunks
 
-    def run_chunks(self: TextInference, chunks: Any, on_run: Any) -> None:
+    def run_chunks(self: TextInference, chunks: Any) -> None:
         if len(chunks) > 1:
             runs.set()
             assert go.wait(30)
-        real(self, chunks, on_run)
+        real(self, chunks)
 
     monkeypatch.setattr(TextInference, "run_chunks", run_chunks)
     with command(bundle) as (client, _), ThreadPoolExecutor(1) as pool:
@@ -453,10 +453,10 @@ def test_a_server_refuses_at_once_what_it_cannot_answer_in_time_and_answers_the_
     runs, go = threading.Event(), threading.Event()
     real = TextInference.run_chunks
 
-    def run_chunks(self: TextInference, chunks: Any, on_run: Any) -> None:
+    def run_chunks(self: TextInference, chunks: Any) -> None:
         runs.set()
         assert go.wait(30)
-        real(self, chunks, on_run)
+        real(self, chunks)
 
     with command(bundle, "--timeout", "60") as (client, _), ThreadPoolExecutor(8) as pool:
 

@@ -64,7 +64,7 @@ class TextQueue:
         max_tokens: maximum tokens that wait.
         max_wait_s: maximum seconds that a text waits for others to share its batch.
         sessions: sessions of the model, equally fast; None for the session of each request's `TextInference`.
-        on_batch: called with the texts and the tokens of each batch; on a CPU, of each run of a batch.
+        on_batch: called with the texts and the tokens of each batch.
         clock: the monotonic clock.
     """
 
@@ -231,22 +231,9 @@ class TextQueue:
         inference = batch[0].inference
         if worker.session is not None:
             inference = inference.with_session(worker.session)
-        loop, left = asyncio.get_running_loop(), set(range(len(batch)))
-
-        def tell(numbers: Sequence[int], error: Exception | None = None) -> None:
-            left.difference_update(numbers)
-            if error is None and numbers:
-                self._on_batch(len(numbers), sum(batch[number].tokens for number in numbers))
-            for number in numbers:
-                batch[number].group.tell(error)
-
-        def on_run(numbers: Sequence[int]) -> None:
-            # On a CPU a batch is several runs: a text waits for its own.
-            loop.call_soon_threadsafe(tell, numbers)
-
         try:
             chunks = [each.chunk for each in batch]
-            await loop.run_in_executor(worker.thread, inference.run_chunks, chunks, on_run)
+            await asyncio.get_running_loop().run_in_executor(worker.thread, inference.run_chunks, chunks)
         except Exception as failure:
             error = failure
         finally:
@@ -261,8 +248,10 @@ class TextQueue:
             # Also where another batch ran beside it, as none may run the next time.
             seconds = self._clock() - began
             self._admission.rate.add(length, tokens=tokens_of.total(), seconds=seconds, all_busy=all_busy)
+            self._on_batch(len(batch), tokens_of.total())
         self._has_run.set()
-        tell([*left], error)
+        for each in batch:
+            each.group.tell(error)
 
     def close(self) -> None:
         """End the threads, after the batch that runs."""

@@ -260,17 +260,12 @@ class TextInference:
             check_text_lengths([len(ids)], max_tokens, longest=self._session.max_len)
         return Encoding.of_ids(ids, given_tokens=given_tokens)
 
-    def run_chunks(
-        self, chunks: Sequence[EncodedChunk], on_run: Callable[[Sequence[int]], None] = lambda numbers: None
-    ) -> None:
+    def run_chunks(self, chunks: Sequence[EncodedChunk]) -> None:
         """Run chunks, the last of which gives its text the answer; errors are raised as by `run`.
 
         The chunks of a text may run in several calls, also in several threads, and in other sessions by `with_session`.
-
-        Args:
-            on_run: called with the indices of chunks that have run, when their texts have their answers or errors.
         """
-        self._run_groups([chunks], on_run)
+        self._run_groups([chunks])
 
     def with_session(self, session: BatchSession) -> TextInference:
         """The same for another session of the bundle, loaded with the same options."""
@@ -291,13 +286,11 @@ class TextInference:
             yield chunks_of(split[group])
         yield chunks_of([item for item in items if item.encoding is not None and len(item.encoding.chunks) == 1])
 
-    def _run_groups(
-        self, groups: Iterable[Sequence[EncodedChunk]], on_run: Callable[[Sequence[int]], None] = lambda numbers: None
-    ) -> None:
+    def _run_groups(self, groups: Iterable[Sequence[EncodedChunk]]) -> None:
         failure: BackendError | None = None
         has_worked = False
         for chunks in groups:
-            for error in self._run_group(chunks, on_run):
+            for error in self._run_group(chunks):
                 if not isinstance(error, BackendError) or isinstance(error, NonFiniteOutputError):
                     has_worked = True
                 else:
@@ -305,9 +298,7 @@ class TextInference:
         if failure is not None and not has_worked:
             self._require_working_session(failure)
 
-    def _run_group(
-        self, chunks: Sequence[EncodedChunk], on_run: Callable[[Sequence[int]], None]
-    ) -> Iterator[HdexportError | None]:
+    def _run_group(self, chunks: Sequence[EncodedChunk]) -> Iterator[HdexportError | None]:
         """Run chunks, sorted by length; yields the error of each, or None, unless its text had its answer before."""
         done = {number for number, chunk in enumerate(chunks) if chunk.item.answer is not None}
         if done and self._known_good is None:
@@ -323,7 +314,6 @@ class TextInference:
                 else:
                     chunk.item.error = error
                 yield error
-            on_run(batch.rows)
             self._on_batch()
 
     def _stream(self, items: list[TextItem]) -> None:
