@@ -1,4 +1,4 @@
-"""What a model's weights take in memory and on the disk, from the headers of their files."""
+"""Sizes of a model's weights in memory and on the disk, from the headers of their files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hdruntime.process_limits import free_bytes
 FLOAT32_BYTES = 4
 
 AS_SAFETENSORS = "Save the checkpoint as safetensors, whose weights are mapped from the file and not copied."
-"""What to do about a pickle that does not fit in memory."""
+"""The hint for a pickle that does not fit in memory."""
 
 _OF_A_LAYER = re.compile(r"\.\d+\.")
 

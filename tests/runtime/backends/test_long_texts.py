@@ -1,4 +1,4 @@
-"""Texts of 32768 tokens: memory of causal models, graphs of known sizes, and outputs that are not fetched."""
+"""Texts of 32768 tokens: memory of causal models, graphs with static shapes, and outputs that are not fetched."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_large_batch_has_a_graph_of_its_sizes_and_of_what_is_fetched(
     core = WatchedCore(opened._padded._core)
     for model in (opened._padded, opened._unpadded):
         monkeypatch.setattr(model, "_core", core)
-    for name in ("_FIXED_WORK", "_FIXED_TOKENS"):
+    for name in ("_STATIC_SHAPE_WORK", "_STATIC_SHAPE_TOKENS"):
         monkeypatch.setattr(runner, name, 1)
     for batch, each in zip(batches, expected, strict=True):
         for fetched in (outputs, outputs[:1]):
@@ -137,7 +137,7 @@ def test_a_large_batch_has_a_graph_of_its_sizes_and_of_what_is_fetched(
 
 @needs_openvino
 @pytest.mark.parametrize("padded", [True, False])
-def test_no_graph_of_known_sizes_holds_the_masks_of_its_layers(
+def test_no_graph_with_static_shapes_holds_the_masks_of_its_layers(
     openvino_bundles: Callable[..., Any], padded: bool
 ) -> None:
     """They would be a byte for each query and key of each layer."""
@@ -149,7 +149,7 @@ def test_no_graph_of_known_sizes_holds_the_masks_of_its_layers(
     tokens = 1024
     model = opened._padded if padded else opened._unpadded
     shapes = {"input_ids": (1, tokens), "attention_mask": (1, tokens)}
-    model.compile(runner._Fixed(shapes, frozenset({"sentence_embedding"})))
+    model.compile(runner._StaticShapes(shapes, frozenset({"sentence_embedding"})))
     graph = model._request.get_compiled_model().get_runtime_model()
     masks = {"Const": 0, "Eltwise": 0}
     for node in graph.get_ops():

@@ -65,19 +65,20 @@ _LARGE_RUN_TOKENS = 2048
 keeps 457."""
 
 
-_FIXED_WORK = 250e9
-"""Weights of a layer times tokens of a batch from which a graph is compiled for the batch's sizes, and without outputs
-that nobody asks for. OpenVINO packs values of known sizes into one block of memory; values of other sizes share blocks,
-each as large as its largest value. Two layers of Qwen3-Embedding-0.6B's shape in bfloat16, 4096 tokens: 0.29 GB of
-memory instead of 0.49, and equal embeddings (OpenVINO 2026.4.1, two shared cores of an AMD EPYC, 2026-11-29). The limit
-is about 16,000 tokens of that shape: compiling 28 layers takes 4.5 s of CPU time, and a layer of such a text 11 s."""
+_STATIC_SHAPE_WORK = 250e9
+"""Weights of a layer times tokens of a batch from which a graph is compiled with the batch's static shapes, and without
+outputs that nobody asks for. OpenVINO packs values of static shapes into one block of memory; other values share
+blocks, each as large as its largest value (findings/openvino_packs_values_of_static_shapes_only.sh). Two layers of
+Qwen3-Embedding-0.6B's shape in bfloat16, 4096 tokens: 0.29 GB of memory instead of 0.49, and equal embeddings (OpenVINO
+2026.4.1, two shared cores of an AMD EPYC, 2026-11-29). The limit is about 16,000 tokens of that shape: compiling 28
+layers takes 4.5 s of CPU time, and a layer of such a text 11 s."""
 
-_FIXED_TOKENS = 4096
-"""Tokens of a text from which a graph is compiled for its sizes. In a graph of known sizes, parts of a text without
-tokens, as texts of less than 1024 have, end the process (OpenVINO 2026.4.1)."""
+_STATIC_SHAPE_TOKENS = 4096
+"""Tokens of a text from which its graph may have static shapes. Texts of less than 1024 tokens have parts without
+tokens, which OpenVINO (2026.4.1) cannot compile with static shapes."""
 
-_FIXED_OPERATORS = frozenset({"DenseAttention"})
-"""Operators that have no large constants in a graph whose sizes are known."""
+_STATIC_SHAPE_OPERATORS = frozenset({"DenseAttention"})
+"""Operators that have no large constants in a graph with static shapes."""
 
 _LAYOUT_MS = 50
 """Milliseconds after which the first run gives back the pages of weights that it has laid out, again and again."""
@@ -170,8 +171,8 @@ class _Model:
         inputs, outputs = _interface(self._model.inputs), _interface(self._model.outputs)
         check_interface(bundle, graph, inputs=inputs, outputs=outputs)
 
-    def compile(self, fixed: _Fixed | None = None) -> None:
-        """Make the graph ready to run all batches, or one of known sizes."""
+    def compile(self, static: _StaticShapes | None = None) -> None:
+        """Make the graph ready to run all batches, or one with static shapes."""
         start_threads(Backend.OPENVINO)
         if self._model is None and self._file_states() != self._states:
             raise BackendError(
@@ -181,8 +182,8 @@ class _Model:
             )
         with self._loading() as path:
             model, self._model = self._model or self._core.read_model(os.fspath(path)), None
-            if fixed is not None:
-                _fix(model, fixed)
+            if static is not None:
+                _make_static(model, static)
             if self._options.get("INFERENCE_PRECISION_HINT") == "bf16":
                 _keep_bfloat16_weights(model)
             self._request = self._core.compile_model(model, self._device, self._options).create_infer_request()
@@ -224,12 +225,12 @@ class _Model:
         with self._lock:
             if self._is_closed:
                 raise BackendError("The OpenVINO session is closed; load the bundle again.")
-            fixed = self._fixed_for(inputs, outputs)
-            if fixed is not None:
+            static = self._static_shapes_for(inputs, outputs)
+            if static is not None:
                 # First, since each compiled graph has its own copy of the weights.
                 self._request = self._released = None
             if self._request is None:
-                self.compile(fixed)
+                self.compile(static)
             try:
                 if self._released is not None:
                     self._infer(self._of_other_sizes(inputs, *self._released))
@@ -245,7 +246,7 @@ class _Model:
                 self._has_run = True
                 self._release_weights()
                 give_memory_back()
-            if fixed is not None:
+            if static is not None:
                 self._request = None
                 give_memory_back()
             elif math.prod(shape) > _LARGE_RUN_TOKENS:
@@ -254,15 +255,15 @@ class _Model:
                 give_memory_back()
         return results
 
-    def _fixed_for(self, inputs: Inputs, outputs: Sequence[str]) -> _Fixed | None:
-        """What the graph is compiled for; None for all batches."""
+    def _static_shapes_for(self, inputs: Inputs, outputs: Sequence[str]) -> _StaticShapes | None:
+        """The static shapes and outputs to compile the graph for; None for the graph that runs all batches."""
         manifest = self._bundle.manifest
         weights = (manifest.parameters - manifest.vocab_size * manifest.hidden_size) / manifest.num_layers
         mask = inputs[manifest.mask]
-        is_small = mask.shape[1] < _FIXED_TOKENS or weights * mask.size < _FIXED_WORK
-        if is_small or self._device != CPU or not manifest.operator_names <= _FIXED_OPERATORS:
+        is_small = mask.shape[1] < _STATIC_SHAPE_TOKENS or weights * mask.size < _STATIC_SHAPE_WORK
+        if is_small or self._device != CPU or not manifest.operator_names <= _STATIC_SHAPE_OPERATORS:
             return None
-        return _Fixed({name: array.shape for name, array in inputs.items()}, frozenset(outputs))
+        return _StaticShapes({name: array.shape for name, array in inputs.items()}, frozenset(outputs))
 
     def _infer(self, inputs: Inputs) -> None:
         # Shared: the caller's arrays, which do not change until the results are there.
@@ -297,24 +298,24 @@ class _Model:
         release_mapped_files(self._bundle.path / name for name in self._bundle.manifest.files)
 
 
-class _Fixed(NamedTuple):
-    """Sizes and outputs that a graph is compiled for.
+class _StaticShapes(NamedTuple):
+    """Static shapes and outputs that a graph is compiled for.
 
     Attributes:
-        sizes: name of an input -> its shape.
+        shapes: name of an input -> its shape.
         outputs: names of the outputs.
     """
 
-    sizes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]]
     outputs: frozenset[str]
 
 
-def _fix(model: Any, fixed: _Fixed) -> None:
-    """Give an ``openvino.Model`` fixed sizes, and take other outputs from it, in place."""
+def _make_static(model: Any, static: _StaticShapes) -> None:
+    """Give an ``openvino.Model`` static shapes, and remove its other outputs, in place."""
     for result in model.get_results():
-        if fixed.outputs.isdisjoint(result.output(0).get_names()):
+        if static.outputs.isdisjoint(result.output(0).get_names()):
             model.remove_result(result)
-    model.reshape({name: list(shape) for name, shape in fixed.sizes.items()})
+    model.reshape({name: list(shape) for name, shape in static.shapes.items()})
 
 
 def _keep_bfloat16_weights(model: Any) -> None:
