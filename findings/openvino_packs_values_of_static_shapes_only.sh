@@ -2,7 +2,7 @@
 # Library: openvino 2026.4.1
 # Guess: a model with dynamic axes takes as much memory for a text as the same model reshaped to the text's static shapes, since
 #   all shapes are known when it runs.
-# Happens: on a CPU only values of static shapes are packed into one block of memory by their lifetimes. With dynamic shapes values
+# Happens: on a CPU only values of static shapes are packed into one block of memory by lifetime. Values of dynamic shapes
 #   share blocks, each as large as its largest value: four gated layers take 225 MB for 8192 tokens, not 134.
 # Minded: runtime/hdruntime/backends/openvino/runner.py, docs/precision.md
 # Seen: 2026-11-29
