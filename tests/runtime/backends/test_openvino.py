@@ -156,7 +156,7 @@ def test_results_stay_when_the_next_batch_has_run(session: Session) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's mappings")
-def test_no_page_of_the_weights_stays_after_loading_and_the_first_batch(bundle: Bundle) -> None:
+def test_no_page_of_the_weights_stays_after_loading_and_a_larger_batch_than_before(bundle: Bundle) -> None:
     """OpenVINO maps the file, and goes on with copies in a layout of its own."""
     weights = bundle.path / "model.onnx.data"
     with hdruntime.load(bundle, "openvino", threads=1) as session:
@@ -166,6 +166,9 @@ def test_no_page_of_the_weights_stays_after_loading_and_the_first_batch(bundle: 
         # Later batches read the rows of their embeddings from the file again.
         np.testing.assert_array_equal(session(input_ids=ids_of(1, 60))[HIDDEN], first)
         assert resident_bytes_of(weights) > 0
+        # Larger batches give back what they freed.
+        session(input_ids=ids_of(1, 61))
+        assert resident_bytes_of(weights) == 0
 
 
 def test_closing_raises_in_threads_and_frees_the_graph(bundle: Bundle) -> None:

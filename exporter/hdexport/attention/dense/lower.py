@@ -34,7 +34,6 @@ a loop over blocks                              22 (2.7)
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -51,7 +50,7 @@ from hdexport.lowering.nodes import (
     states_of,
     token_mask_of,
 )
-from hdexport.lowering.openvino_functions import OpenVinoLowering, call_function
+from hdexport.lowering.openvino_functions import OpenVinoLowering
 from hdexport.lowering.packed_tokens import PackedTokens
 from hdplugins.attention.function_parts import MASKED, transpose_heads_and_tokens, upcast
 from hdplugins.op_builder import OpBuilder, cond
@@ -93,17 +92,13 @@ class _DenseLowering(Lowering, OpenVinoLowering):
         # (findings/openvino_runs_no_grouped_attention_of_unknown_heads.sh).
         repeat_key_heads(op, node)
         scale = node.attributes["scale"].as_float()
-        if is_causal(node):
-            from hdexport.attention.dense.openvino_causal import attend_causally
-
-            numbers = parts.once(attend_causally, itertools.count)
-            inputs = [*states_of(node), key_mask]
-            options = {"scale": scale, "padded": parts.padded, "first": next(numbers)}
-            (attended,) = call_function(op, parts, attend_causally, inputs, **options)
-            replace_result(node, attended)
-            return True
         states = [transpose_heads_and_tokens(op, state) for state in states_of(node)]
-        if not parts.padded:
+        if is_causal(node):
+            from hdexport.attention.dense.openvino_causal import CausalParts, attend_causally
+
+            causal = parts.once((CausalParts, key_mask), lambda: CausalParts(op, key_mask, padded=parts.padded))
+            attended = attend_causally(op, states, causal, scale=scale)
+        elif not parts.padded:
             attended = op.Attention(*states, scale=scale)
         else:
             mask = parts.once((_Mask, key_mask), lambda: _mask(op, key_mask))

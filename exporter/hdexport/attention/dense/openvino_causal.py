@@ -1,10 +1,13 @@
-"""Causal attention for OpenVINO, as a function body: parts of the queries, each with the keys up to its last query."""
+"""Causal attention for OpenVINO: parts of the queries, each with the keys up to its last query."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
 from onnx_ir import DataType, Value
 
-from hdplugins.attention.function_parts import MASKED, transpose_heads_and_tokens, upcast
+from hdplugins.attention.function_parts import MASKED, upcast
 from hdplugins.op_builder import OpBuilder
 
 _PARTS = 4
@@ -14,42 +17,87 @@ takes 1.3 MB of a session (findings/openvino_fused_attention_takes_a_megabyte_ea
 _MIN_QUERIES = 256
 """Queries of a part at least, so that short texts are one part: the nodes of empty parts do nothing."""
 
+_STEP = 1024
+"""Distance of two positions, and most attentions of a graph. OpenVINO computes equal masks once, and keeps them
+until the last layer; the queries of each layer are shifted by its number, which changes no comparison."""
 
-def attend_causally(
-    op: OpBuilder, query: Value, key: Value, value: Value, key_mask: Value, *, scale: float, padded: bool, first: int
-) -> Value:
-    """The attention of a layer, [batch, tokens, heads, head_dim].
+_PADDING = 2**31 - 1
+"""Position of keys that no query attends to."""
+
+
+class _Part(NamedTuple):
+    """Part of a text's queries, and the keys up to its last query.
+
+    Attributes:
+        start: [1], int64, number of the first query.
+        end: [1], int64, number after the last query, and number of the keys.
+        query_positions: [1, 1, queries, 1], int64, `_STEP` apart.
+        key_positions: [batch or 1, 1, 1, keys], int64, `_STEP` apart.
+    """
+
+    start: Value
+    end: Value
+    query_positions: Value
+    key_positions: Value
+
+
+class CausalParts:
+    """Parts of a text's queries, computed once for all causal attentions over the same keys.
+
+    Attributes:
+        parts: the parts, of which the last ones of a short text are empty.
+        is_token: [batch, 1, tokens, 1], float32, 0 for padding, if batches may have padding.
+        attentions: number of the attentions so far.
+    """
+
+    def __init__(self, op: OpBuilder, key_mask: Value, *, padded: bool) -> None:
+        """Add the nodes.
+
+        Args:
+            key_mask: [batch, tokens], bool.
+            padded: whether batches may have padding.
+        """
+        self.parts = list(_parts(op, key_mask, padded=padded))
+        self.is_token = upcast(op, op.Unsqueeze(key_mask, [1, 3])) if padded else None
+        self.attentions = 0
+
+
+def _parts(op: OpBuilder, key_mask: Value, *, padded: bool) -> Iterator[_Part]:
+    tokens = op.Squeeze(op.Shape(key_mask, start=1, end=2))
+    # From the mask, so that a graph whose sizes are known computes the masks of its parts, and does not hold them all.
+    zero = op.Min(op.Cast(op.Slice(op.Reshape(key_mask, [-1]), [0], [1]), to=DataType.INT64), 0)
+    positions = op.Mul(op.Range(0, tokens, 1), _STEP)
+    query_positions = op.Unsqueeze(op.Add(positions, zero), [0, 1, 3])
+    key_positions = op.Unsqueeze(positions, [0, 1, 2])
+    if padded:
+        key_positions = op.Where(op.Unsqueeze(key_mask, [1, 2]), key_positions, _PADDING)
+    size = op.Max(op.Div(op.Add(tokens, _PARTS - 1), _PARTS), _MIN_QUERIES)
+    end = [0]
+    for number in range(1, _PARTS + 1):
+        start, end = end, op.Unsqueeze(op.Min(op.Mul(size, number), tokens), [0])
+        yield _Part(start, end, op.Slice(query_positions, start, end, [2]), op.Slice(key_positions, [0], end, [3]))
+
+
+def attend_causally(op: OpBuilder, states: Sequence[Value], causal: CausalParts, *, scale: float) -> Value:
+    """The attention of a layer, [batch, heads, tokens, head_dim]; rows of padding are 0.
 
     OpenVINO fuses a part, and the mask of a part is the only value with an axis of queries and one of keys: bool,
     [queries, keys]. The standard's ``Attention`` would have a float mask of all queries and keys.
 
     Args:
-        query, key, value: [batch, tokens, heads, head_dim].
-        key_mask: [batch, tokens], bool.
+        states: query, key and value, [batch, heads, tokens, head_dim].
+        causal: the parts.
         scale: factor of the scores.
-        padded: whether batches may have padding, whose rows are 0.
-        first: number of the first position. Each layer needs one of its own: OpenVINO computes equal masks once, and
-            keeps them until the last layer.
     """
-    tokens = op.Squeeze(op.Shape(key_mask, start=1))
-    # From the mask, so that a graph whose sizes are known computes the masks of its parts, and does not hold them all.
-    zero = op.Min(op.Cast(op.Slice(op.Reshape(key_mask, [-1]), [0], [1]), to=DataType.INT64), 0)
-    size = op.Max(op.Div(op.Add(tokens, _PARTS - 1), _PARTS), _MIN_QUERIES)
-    queries, keys, values = (transpose_heads_and_tokens(op, state) for state in (query, key, value))
+    queries, keys, values = states
     attended = []
-    for number in range(_PARTS):
-        start, end = (op.Min(op.Mul(size, each), tokens) for each in (number, number + 1))
-        start_1d, end_1d = op.Unsqueeze(start, [0]), op.Unsqueeze(end, [0])
-        part = op.Slice(queries, start_1d, end_1d, [2])
-        part_keys, part_values = (op.Slice(states, [0], end_1d, [2]) for states in (keys, values))
-        last = op.Add(end, first)
-        key_positions = op.Unsqueeze(op.Range(first, last, 1), [0, 1, 2])
-        query_positions = op.Add(op.Range(op.Add(start, first), last, 1), zero)
-        seen = op.LessOrEqual(key_positions, op.Unsqueeze(query_positions, [0, 1, 3]))
-        if padded:
-            seen = op.And(seen, op.Unsqueeze(op.Slice(key_mask, [0], end_1d, [1]), [1, 2]))
-        scores = op.Mul(op.MatMul(part, op.Transpose(part_keys, perm=[0, 1, 3, 2])), scale)
+    for part in causal.parts:
+        part_keys, part_values = (op.Slice(each, [0], part.end, [2]) for each in (keys, values))
+        seen = op.LessOrEqual(part.key_positions, op.Add(part.query_positions, causal.attentions))
+        part_queries = op.Slice(queries, part.start, part.end, [2])
+        scores = op.Mul(op.MatMul(part_queries, op.Transpose(part_keys, perm=[0, 1, 3, 2])), scale)
         weights = op.Softmax(op.Where(seen, scores, MASKED), axis=-1)
         attended.append(op.MatMul(weights, part_values))
-    whole = transpose_heads_and_tokens(op, op.Concat(*attended, axis=2))
-    return op.Mul(whole, upcast(op, op.Unsqueeze(key_mask, [2, 3]))) if padded else whole
+    causal.attentions += 1
+    whole = op.Concat(*attended, axis=2)
+    return whole if causal.is_token is None else op.Mul(whole, causal.is_token)

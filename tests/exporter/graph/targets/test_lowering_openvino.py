@@ -38,7 +38,7 @@ pytestmark = needs_openvino
 
 CHAINS: dict[str, tuple[Sequence[Layer], Sequence[int]]] = {
     "dense": ((Dense(),), (1, 65)),
-    "causal": ((Dense(causal=1),), (1, 2, 300, 1100)),
+    "causal": ((Dense(causal=1), Dense(causal=1)), (1, 2, 256, 257, 1025)),
     "grouped": ((Dense(heads=6, kv_heads=2),), (1, 65, 300)),
     "causal in groups": ((Dense(heads=4, kv_heads=1, causal=1),), (1, 65, 300)),
     "window": ((Window(left=16, right=7, bound=5),), (1, 6, 17, 256, 257, 513, 600)),
