@@ -149,6 +149,13 @@ def upcast_in_forward(model: PreTrainedModel) -> None:
     model.forward = in_float32
 
 
+def use_bfloat16(model: PreTrainedModel) -> None:
+    """Make a model compute in bfloat16, in place, as one that transformers loads so: its buffers stay."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch.bfloat16)
+
+
 class VirtualWeights:
     """Float32 parameters without memory in the place of a module's half-precision weights, for a trace.
 

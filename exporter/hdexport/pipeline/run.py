@@ -236,7 +236,10 @@ def _verification_error(verification: Verification, family: Family) -> Verificat
         f"padding {first.case.padding}: max abs error {first.max_abs_error:.2e}, min cosine {first.min_cosine:.6f}, "
         f"tolerance {first.tolerance}.{'' if first.error is None else f' {first.error}'}",
         hint=joined(
-            "Please report the model and the versions that `hdexport doctor` prints; ", anyway, " writes it anyway."
+            *(verification.hints or ["Please report the model and the versions that `hdexport doctor` prints."]),
+            " ",
+            anyway,
+            " writes it anyway.",
         ),
         failed=verification.failed,
     )

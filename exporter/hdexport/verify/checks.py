@@ -6,20 +6,25 @@ import functools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from hdexport.graph.vocabulary_head import HEAD_INPUT
 from hdexport.support.check import Check, json_number
-from hdexport.verify.comparison import combined, compare_output, different, tolerance_of
+from hdexport.verify.comparison import combined, compare_output, different, rounding_loss, tolerance_of
 from hdexport.verify.expected import samples_of_row
 from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Grid
 from hdexport.verify.pytorch_reference import compared_tokens
 from hdruntime.arrays import FloatArray, IntArray
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.verification import Case, GraphVerification, Skip, Status, VerificationRecord
 from hdruntime.errors import HdexportError, Message, write
+
+Losses = Mapping[str, float]
+"""Name of an output -> `rounding_loss`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,7 @@ def compare_case(
     got: Mapping[str, FloatArray],
     samples: IntArray | None,
     wrong_decisions: Sequence[str] = (),
+    own_losses: Losses = MappingProxyType({}),
 ) -> Check:
     """Compares the real tokens of each row.
 
@@ -105,7 +111,9 @@ def compare_case(
         expected: of each row, PyTorch's outputs: name -> [real tokens or samples, ...], without the batch axis.
         got: the graph's outputs: name -> [batch, tokens or samples, ...].
         samples: the tokens of the batch whose logits were computed; None for all.
+        own_losses: of PyTorch in bfloat16, in the same case; none where the tolerances do not depend on the model.
     """
+    precision = Precision.BFLOAT16 if own_losses else graphs.precision
     has_tokens = {spec.name: "tokens" in spec.shape for spec in manifest.outputs}
     left = {spec.fed_from: spec for spec in manifest.recurrent_states}
     if samples is not None:
@@ -131,8 +139,9 @@ def compare_case(
                         name,
                         *pair,
                         half_precision=manifest.dtype != "float32",
-                        precision=graphs.precision,
+                        precision=precision,
                         of_tokens=actual.ndim > 1,
+                        own_loss=own_losses.get(name, 0.0),
                     )
                 )
         if comparisons:
@@ -146,6 +155,26 @@ def compare_case(
         samples=None if samples is None else len(samples),
         wrong_decisions=tuple(wrong_decisions),
     )
+
+
+def own_losses_of(
+    manifest: Manifest, expected: Sequence[Mapping[str, FloatArray]], rounded: Sequence[Mapping[str, FloatArray]]
+) -> Losses:
+    """What PyTorch loses in bfloat16.
+
+    Args:
+        expected: of each row, PyTorch's outputs in float32, as for `compare_case`.
+        rounded: the same in bfloat16.
+    """
+    left = {spec.fed_from: spec for spec in manifest.recurrent_states}
+    losses: dict[str, float] = {}
+    for exact, inexact in zip(expected, rounded, strict=True):
+        for name, values in exact.items():
+            is_there = compared_tokens(left[name], exact) if name in left else slice(None)
+            pair = np.atleast_2d(inexact[name][is_there]), np.atleast_2d(values[is_there])
+            if pair[0].size:
+                losses[name] = max(losses.get(name, 0.0), rounding_loss(name, *pair))
+    return losses
 
 
 def problem_of(error: Exception) -> str:

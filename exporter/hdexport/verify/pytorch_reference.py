@@ -22,6 +22,7 @@ from hdexport.model.memory_cache import MASK, memory_name, new_memory_name
 from hdexport.model.positions import DEFAULT_ALPHA
 from hdexport.support.json_files import shown
 from hdruntime.arrays import AnyArray, FloatArray, IntArray
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.graph_interface import state_at_start
 from hdruntime.bundle.manifest import InputSpec, Manifest, PositionForm, Positions, Role, Scheme, Task
 from hdruntime.bundle.reader import Bundle
@@ -62,11 +63,11 @@ class Reference:
         checkpoint: Checkpoint,
         properties: ReferenceProperties,
         positions_shift: bool,
-        load: Callable[[], GraphModule],
+        load: Callable[[Precision], GraphModule],
     ) -> None:
         self.checkpoint, self.properties, self._inputs = checkpoint, properties, manifest.inputs
         self.positions_shift = positions_shift
-        self._load, self._loaded = load, [module]
+        self._load, self._loaded, self._precision = load, [module], Precision.FLOAT32
         self.pad_token_id = max(0, checkpoint.config.get("pad_token_id") or 0)
         self.is_changed = (
             properties.replaced
@@ -85,7 +86,7 @@ class Reference:
     @property
     def _module(self) -> GraphModule:
         if not self._loaded:
-            self._loaded.append(self._load())
+            self._loaded.append(self._load(self._precision))
         return self._loaded[0]
 
     def release(self) -> None:
@@ -150,6 +151,12 @@ class Reference:
         another place, and begins and ends with the first and the last token."""
         other = copy.copy(self)
         other._written = written
+        return other
+
+    def in_bfloat16(self) -> Reference:
+        """The same model with weights and values in bfloat16, as users of PyTorch load it."""
+        other = copy.copy(self)
+        other._loaded, other._precision = [], Precision.BFLOAT16
         return other
 
     def text(self, row: int, length: int) -> IntArray:
@@ -231,15 +238,17 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint) -> Reference:
         checkpoint=checkpoint,
         properties=properties,
         positions_shift=positions.first_row == 0 and positions.form != PositionForm.BY_LENGTH,
-        load=lambda: _load(bundle, checkpoint)[0],
+        load=lambda precision: _load(bundle, checkpoint, precision)[0],
     )
 
 
-def _load(bundle: Bundle, checkpoint: Checkpoint) -> tuple[GraphModule, ReferenceProperties, Positions]:
+def _load(
+    bundle: Bundle, checkpoint: Checkpoint, precision: Precision = Precision.FLOAT32
+) -> tuple[GraphModule, ReferenceProperties, Positions]:
     """The module, the properties of its attention, and its positions."""
     from hdexport.checkpoint.heads import task_head
     from hdexport.model.graph_module import GraphModule
-    from hdexport.model.half_weights import UpcastWeights, upcast_in_forward
+    from hdexport.model.half_weights import UpcastWeights, upcast_in_forward, use_bfloat16
     from hdexport.model.rotary import use_stretched_rotary
     from hdexport.model.surgery import extend_positions
 
@@ -247,7 +256,8 @@ def _load(bundle: Bundle, checkpoint: Checkpoint) -> tuple[GraphModule, Referenc
     # A build has rejected code that differs; a verification records it (`with_code`).
     model = checkpoint.with_adapter(manifest.adapter).load(task, runs_code=False, keeps_half=True)
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, model.config.to_dict())
-    upcast_in_forward(model)
+    if precision is Precision.FLOAT32:
+        upcast_in_forward(model)
     with UpcastWeights():
         positions = extend_positions(model, checkpoint.family, max_len=max_len, scheme=scheme, alpha=alpha)
     if positions.base != manifest.positions.base:
@@ -260,6 +270,8 @@ def _load(bundle: Bundle, checkpoint: Checkpoint) -> tuple[GraphModule, Referenc
         use_stretched_rotary(model, manifest.positions.rope_factor)
     with UpcastWeights():
         properties = _use_attention(model, checkpoint.family, bundle)
+    if precision is Precision.BFLOAT16:
+        use_bfloat16(model)
     module = GraphModule(
         model,
         task,

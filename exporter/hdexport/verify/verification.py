@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,8 @@ from hdexport.model.task import TASKS
 from hdexport.support.check import Check
 from hdexport.support.progress import Progress
 from hdexport.verify.case_memory import arrays_bytes, scores_bytes
-from hdexport.verify.checks import Verification, compare_case, not_compared, problem_of
+from hdexport.verify.checks import Losses, Verification, compare_case, not_compared, own_losses_of, problem_of
+from hdexport.verify.comparison import HALF_COSINE, LEAST_COSINE
 from hdexport.verify.expected import StoredRows, expected_rows, left_padding_skip, padded_batch, sampled_tokens
 from hdexport.verify.float32_session import MAX_COPIES_BYTES
 from hdexport.verify.graph_sets import GraphSet, gpu_sets, graph_sets, opened
@@ -37,7 +39,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.task_formats import format_of
 from hdruntime.bundle.verification import Case, Skip, SkipCause
 from hdruntime.constants import PORTABLE_LOWERING
-from hdruntime.errors import BackendError, BundleError, NonFiniteOutputError
+from hdruntime.errors import BackendError, BundleError, Message, NonFiniteOutputError
 from hdruntime.process_limits import free_bytes
 
 if TYPE_CHECKING:
@@ -123,7 +125,8 @@ def verify_bundle(
         grid=grid,
         checks=tuple(outcomes.checks),
         skipped=tuple(outcomes.skipped),
-        information=tuple(_information(bundle, reference)),
+        information=(*outcomes.information, *_information(bundle, reference)),
+        hints=tuple(outcomes.hints),
     )
 
 
@@ -259,6 +262,8 @@ class _Outcomes:
         self._progress = progress
         self.checks: list[Check] = []
         self.skipped: list[Skip] = []
+        self.information: list[str] = []
+        self.hints: list[Message] = []
 
     def add(self, check: Check) -> None:
         self.checks.append(check)
@@ -307,7 +312,9 @@ def _compare(
     with temporary_outputs("hdexport-verify-") as directory:
         expected = StoredRows(directory)
 
-        def run_cases(graphs: GraphSet, those: Sequence[Case]) -> None:
+        def run_cases(
+            graphs: GraphSet, those: Iterable[Case], own_losses: Mapping[Case, Losses] = MappingProxyType({})
+        ) -> Iterator[Check]:
             if len(graphs.graphs) > 1:
                 # Batches without padding first: a session may change its graph once.
                 those = sorted(those, key=lambda case: case.padding != "none" or case.tokens == 1)
@@ -321,23 +328,73 @@ def _compare(
                 else:
                     run, parts = stack.enter_context(opened_in_parts(bundle, graphs, changes, batches, count.progress))
                 for case in those:
-                    count.step()
+                    if not own_losses:
+                        count.step()
                     if run is None:
                         needed = arrays_bytes(case, manifest)
                         outcomes.skip(_memory_skip(graphs, case, needed=needed, limit_bytes=limit_bytes))
                         continue
-                    check = _compared(graphs, run, case, reference, manifest, expected, samples[case])
-                    outcomes.add(dataclasses.replace(check, parts=parts))
+                    own = own_losses.get(case, {})
+                    check = _compared(graphs, run, case, reference, manifest, expected, samples[case], own)
+                    yield dataclasses.replace(check, parts=parts)
 
+        doubtful: dict[GraphSet, dict[Case, Check]] = {}
         if reference.properties.discrete_outputs is None:
             for case in dict.fromkeys(case for those in fitting.values() for case in those):
                 expected.write(case, expected_rows(case, reference, manifest, samples=samples[case]))
             reference.release()
         for graphs, those in fitting.items():
-            if those:
-                run_cases(graphs, those)
-                # A session is freed when nothing refers to its run.
-                give_memory_back()
+            for check in run_cases(graphs, those) if those else ():
+                if _may_be_the_models(graphs, check, manifest):
+                    doubtful.setdefault(graphs, {})[check.case] = check
+                else:
+                    outcomes.add(check)
+            # A session is freed when nothing refers to its run.
+            give_memory_back()
+        if not doubtful:
+            return
+        failed = dict.fromkeys(case for checks in doubtful.values() for case in checks)
+        own_losses = _own_losses(reference, manifest, {case: samples[case] for case in failed}, expected, outcomes)
+        for graphs, checks in doubtful.items():
+            for check in run_cases(graphs, checks, own_losses) if own_losses else checks.values():
+                outcomes.add(check)
+            give_memory_back()
+
+
+def _may_be_the_models(graphs: GraphSet, check: Check, manifest: Manifest) -> bool:
+    """Whether a check in bfloat16 failed by values that PyTorch, in bfloat16, may be as far from."""
+    is_bfloat16 = graphs.precision is Precision.BFLOAT16 or (graphs.is_on_gpu and manifest.dtype == "bfloat16")
+    return is_bfloat16 and bool(check.failed_outputs) and check.error is None and not check.wrong_decisions
+
+
+def _own_losses(
+    reference: Reference,
+    manifest: Manifest,
+    samples: Mapping[Case, IntArray | None],
+    expected: StoredRows,
+    outcomes: _Outcomes,
+) -> dict[Case, Losses]:
+    """Case -> what PyTorch loses in bfloat16; none if it does not run so."""
+    rounded = reference.in_bfloat16()
+    losses: dict[Case, Losses] = {}
+    try:
+        for case, tokens in samples.items():
+            rows = expected_rows(case, rounded, manifest, samples=tokens)
+            losses[case] = own_losses_of(manifest, expected.read(case), rows)
+    except MemoryError:
+        raise
+    except Exception as error:  # a model's code need not take bfloat16
+        outcomes.information.append(f"PyTorch does not run this model in bfloat16: {problem_of(error)}")
+        return {}
+    finally:
+        rounded.release()
+    largest = max(loss for of_case in losses.values() for loss in of_case.values())
+    outcomes.information.append(
+        f"PyTorch in bfloat16, cases beyond cosine {HALF_COSINE}: {len(losses)}, smallest cosine {1 - largest:.5f}"
+    )
+    if largest > 1 - LEAST_COSINE:
+        outcomes.hints.append("This model loses too much in bfloat16, in PyTorch as well: compute in float32.")
+    return losses
 
 
 def _fitting(
@@ -376,6 +433,7 @@ def _compared(
     manifest: Manifest,
     expected: StoredRows,
     samples: IntArray | None,
+    own_losses: Losses,
 ) -> Check:
     """Runs graphs, and PyTorch where it follows their decisions. Nothing outlives the call."""
     try:
@@ -392,7 +450,7 @@ def _compared(
         return not_compared(graphs, case, manifest, problem_of(error))
     discrete_outputs = reference.properties.discrete_outputs
     if discrete_outputs is None:
-        return compare_case(graphs, case, manifest, expected.read(case), outputs, samples)
+        return compare_case(graphs, case, manifest, expected.read(case), outputs, samples, own_losses=own_losses)
     decided = [np.asarray(values, np.int64) for name, values in outputs.items() if name.startswith(DISCRETE_OUTPUT)]
     followed = expected_rows(case, reference, manifest, samples=samples, decisions=decided)
     return compare_case(graphs, case, manifest, followed, outputs, samples, discrete_outputs.take_wrong())
