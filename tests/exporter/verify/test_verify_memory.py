@@ -60,9 +60,9 @@ def test_no_answer_outlives_its_case(tiny_bundles, monkeypatch) -> None:
         alive["pytorch"].append(from_pytorch.alive)
         return from_pytorch.add(unpadded(*args, **options))
 
-    def compared(graph, case, manifest, expected, got, samples):
+    def compared(graph, case, manifest, expected, got, samples, **options):
         alive["graphs"].append(from_graphs.alive)
-        return compare(graph, case, manifest, expected, from_graphs.add(got), samples)
+        return compare(graph, case, manifest, expected, from_graphs.add(got), samples, **options)
 
     monkeypatch.setattr(Reference, "unpadded", asked)
     monkeypatch.setattr(verification, "compare_case", compared)
