@@ -93,7 +93,7 @@ TRITONS := $(if $(filter Linux,$(shell uname -s)),3.6.0 3.9.0)
 $(VENV)/tritons/%: $(INSTALLED)
 	$(BIN)/pip --disable-pip-version-check install --quiet --no-deps --target $@ triton==$*
 
-# Versions of ONNX Runtime that our operators must run in, each in a folder, from the lower bounds in pyproject.toml on: the
+# Versions of ONNX Runtime that our operators must run in, each in a folder, from the lower bound in pyproject.toml on: the
 # installed one is that of constraints.txt. Tests skip where a version has no wheel for this Python.
 ONNXRUNTIMES := 1.24.4 1.25.1 1.26.0 1.27.0 1.28.0 1.29.0 1.30.0 1.32.0
 
