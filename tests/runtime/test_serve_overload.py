@@ -6,11 +6,11 @@ import asyncio
 import random
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -233,23 +233,41 @@ def test_a_client_is_a_host_or_a_network_that_one_host_has() -> None:
 # Admission
 
 
-@pytest.mark.parametrize(
-    ("factor", "clients", "sessions"),
-    [*((factor, clients, 1) for factor in (0.5, 1, 2, 5) for clients in (1, 4)), (2, 4, 2)],
-)
-def test_at_any_rate_of_requests_what_is_accepted_is_answered_and_that_is_what_the_sessions_can(
-    factor: float, clients: int, sessions: int
-) -> None:
-    """Requests of 1 to 30 texts of 10 to 200 tokens, at random times, for twenty times the timeout."""
-    seconds, draw = 20 * TIMEOUT / sessions, random.Random(0)
-    mean_seconds = 15.5 * (105 + (105**2 + 190**2 / 12) / 1000) / RATE
+class Asked(NamedTuple):
+    """How requests ended; the seconds of those that were answered, sorted; and what they took of what was possible."""
 
-    async def story(queue: TextQueue, session: Session, ask: Ask) -> tuple[Counter[str], float]:
+    ends: Counter[str]
+    seconds: list[float]
+    part: float
+
+
+def at_random_times(
+    factor: float,
+    weights: Sequence[int],
+    *,
+    timeouts: int,
+    texts: tuple[int, int] = (1, 30),
+    sessions: int = 1,
+    slower: float = 1.0,
+) -> Asked:
+    """Requests of texts of 10 to 200 tokens, at `factor` times the rate that sessions can answer.
+
+    Args:
+        weights: how often each client asks.
+        timeouts: the time, in timeouts.
+        texts: least and most texts of a request.
+        slower: factor by which the machine is slower in every second half of a timeout.
+    """
+    seconds, draw = timeouts * TIMEOUT, random.Random(0)
+    mean_seconds = sum(texts) / 2 * (105 + (105**2 + 190**2 / 12) / 1000) / RATE
+
+    async def story(queue: TextQueue, session: Session, ask: Ask) -> Asked:
         ends: Counter[str] = Counter()
         asked_s, done_s = [0.0], [0.0]
+        waited_s: list[float] = []
 
         async def one(tokens: list[int], client: str) -> None:
-            needed = sum(map(seconds_of, tokens))
+            needed, began = sum(map(seconds_of, tokens)), now()
             asked_s[0] += needed
             try:
                 await ask(client, *tokens)
@@ -259,21 +277,47 @@ def test_at_any_rate_of_requests_what_is_accepted_is_answered_and_that_is_what_t
                 ends["late"] += 1
             else:
                 ends["answered"] += 1
+                waited_s.append(now() - began)
                 done_s[0] += needed if now() <= seconds else 0.0
 
         asked = []
         while (at := now() + draw.expovariate(sessions * factor / mean_seconds)) < seconds:
             await asyncio.sleep(at - now())
-            tokens = [draw.randint(10, 200) for _ in range(draw.randint(1, 30))]
-            asked.append(asyncio.ensure_future(one(tokens, f"client {draw.randrange(clients)}")))
+            session.slower = slower if int(2 * at / TIMEOUT) % 2 else 1.0
+            tokens = [draw.randint(10, 200) for _ in range(draw.randint(*texts))]
+            asked.append(asyncio.ensure_future(one(tokens, f"client {draw.choices(range(len(weights)), weights)}")))
         await asyncio.gather(*asked)
-        return ends, done_s[0] / min(asked_s[0], sessions * seconds)
+        return Asked(ends, sorted(waited_s), done_s[0] / min(asked_s[0], sessions * seconds))
 
-    ends, part = in_queue(story, sessions=[None] * sessions)
-    assert ends["late"] == 0
-    assert ends["answered"] > 0
-    assert part >= 0.9
-    assert factor == 1 or bool(ends["refused"]) == (factor > 1)
+    asked: Asked = in_queue(story, sessions=[None] * sessions)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("factor", "clients", "sessions"),
+    [*((factor, clients, 1) for factor in (0.5, 1, 2, 5) for clients in (1, 4)), (2, 4, 2)],
+)
+def test_at_any_rate_of_requests_what_is_accepted_is_answered_and_that_is_what_the_sessions_can(
+    factor: float, clients: int, sessions: int
+) -> None:
+    asked = at_random_times(factor, [1] * clients, timeouts=20 // sessions, sessions=sessions)
+    assert asked.ends["late"] == 0
+    assert asked.ends["answered"] > 0
+    assert asked.part >= 0.9
+    assert factor == 1 or bool(asked.ends["refused"]) == (factor > 1)
+
+
+def test_requests_of_one_size_are_answered_within_the_time_that_admission_has_estimated() -> None:
+    asked = at_random_times(2, [1], timeouts=10, texts=(8, 8))
+    assert asked.ends["refused"] > 0
+    assert asked.seconds[int(0.9 * len(asked.seconds))] <= 0.65 * TIMEOUT
+    assert asked.part >= 0.9
+
+
+def test_on_a_machine_that_is_slower_at_times_accepted_requests_of_clients_that_ask_more_are_not_late() -> None:
+    asked = at_random_times(5, [8, 2, 1, 1], timeouts=10, texts=(2, 2), slower=1.6)
+    assert asked.ends["refused"] > asked.ends["answered"] > 0
+    assert asked.ends["late"] == 0
 
 
 def test_a_request_of_one_long_text_is_no_faster_with_more_sessions() -> None:

@@ -13,7 +13,7 @@ from hdruntime.serve.fair_queue import AcceptedRequest, length_class
 _MAX_LOAD = 0.6
 """A request is accepted if all accepted requests can be answered within this share of the new request's time."""
 
-_LATE = 0.8
+_LATE = 0.7
 """A request that needs this share of its remaining time, including the requests before it, ends the turns: the oldest
 request runs first. The difference to `_MAX_LOAD` is for turns of later clients, and the rest for a machine that becomes
 slower."""

@@ -1,4 +1,4 @@
-"""A fair queue of the chunks that wait for a session: clients take turns, and so do the requests of a client."""
+"""A fair queue of the chunks that wait for a session: clients take turns, and small requests of a client go first."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class AcceptedRequest:
         deadline: the time of the monotonic clock by which the request is answered.
         work: length class -> tokens that have no outputs yet.
         waiting: chunks that wait, by the class of their batch.
-        turn: tokens after which it is this request's turn among those of its client.
+        turn: tokens of its client, in all, after which it would be answered if the requests of the client took turns;
+            the request with the smallest number runs first.
     """
 
     client: str
@@ -99,10 +100,9 @@ class Entry:
 
 @dataclass(eq=False)
 class _Client:
-    """A client's requests with chunks that wait; `turn` as of a request, `now` the turn of the last request."""
+    """A client's requests with chunks that wait; `turn` are the tokens that the client has had."""
 
     turn: float
-    now: float = 0.0
     tokens: int = 0
     requests: dict[AcceptedRequest, None] = field(default_factory=dict)
 
@@ -134,9 +134,14 @@ class _TurnQueue(Generic[Item]):
 class FairQueue:
     """The chunks that wait, in the order of start-time fair queueing (Goyal, Vin and Cheng, 1996).
 
-    Clients take turns, and so do the requests of a client. Turns are counted in tokens: of two clients that always have
-    chunks waiting, each gets the same number of tokens, whatever the number of their requests and the length of their
-    texts. A new client gets the next turn, and so does a new request of a client.
+    Clients take turns. Turns are counted in tokens: of two clients that always have chunks waiting, each gets the same
+    number of tokens, whatever the number of their requests and the length of their texts. A new client gets the next
+    turn.
+
+    The requests of a client run one after the other, in about the order in which they would be answered if they took
+    turns (the Fair Sojourn Protocol, Friedman and Henderson, 2003). Small requests overtake large ones, as in turns.
+    Requests of one size run in the order of their arrival: in turns, later ones would delay each until about twice the
+    time of all the work that was there before it.
     """
 
     def __init__(self) -> None:
@@ -165,7 +170,7 @@ class FairQueue:
             client = self._clients[request.client] = _Client(self._now)
         if request not in client.requests:
             client.requests[request] = None
-            request.turn = client.now
+            request.turn = client.turn + request.work.total() * len(client.requests)
         entry.order = next(self._orders)
         request.waiting.setdefault(entry.batch_class, deque()).append(entry)
         self._tokens[entry.batch_class] += entry.tokens
@@ -267,10 +272,8 @@ class FairQueue:
             del request.waiting[batch_class]
         self._tokens[batch_class] -= entry.tokens
         client = self._clients[request.client]
-        client.now = max(client.now, request.turn)
         client.tokens -= entry.tokens
         client.turn += entry.tokens
-        request.turn += entry.tokens
         self._forget(request)
 
     def _forget(self, request: AcceptedRequest) -> None:

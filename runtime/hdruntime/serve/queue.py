@@ -164,6 +164,7 @@ class TextQueue:
         self, chunks: Sequence[EncodedChunk], inference: TextInference, task: TextTask, request: AcceptedRequest
     ) -> EntryGroup:
         group = EntryGroup(asyncio.get_running_loop().create_future(), len(chunks))
+        self._admission.add(request, work_of(len(chunk.encoding) for chunk in chunks))
         now = self._clock()
         for chunk in chunks:
             tokens = len(chunk.encoding)
@@ -172,7 +173,6 @@ class TextQueue:
                 batch_class=(task, length_class(tokens)),
             )  # fmt: skip
             self._waiting.add(entry)
-        self._admission.add(request, work_of(len(chunk.encoding) for chunk in chunks))
         if self._filling is None or self._waiting.tokens_of(self._filling) >= self._batch_tokens:
             self._changed.set()
         self._has_short.set()
