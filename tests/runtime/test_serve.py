@@ -138,11 +138,13 @@ def test_a_reranker_answers_as_cohere_jina_and_text_embeddings_inference(reranke
         expected = session.rank("w1 w2", documents, overflow="truncate")
         places, scores = ([each[key] for each in expected] for key in ("corpus_id", "score"))
         for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-            body = {"query": "w1 w2", "documents": [documents[0], {"text": documents[1]}, documents[2]]}
+            objects = [{"text": text} for text in documents]
+            objects[1]["title"] = "a title"
+            body = {"query": "w1 w2", "documents": [documents[0], objects[1], documents[2]]}
             found = client.post(path, json=body | {"return_documents": True}).json()
             assert [each["index"] for each in found["results"]] == places
             np.testing.assert_allclose([each["relevance_score"] for each in found["results"]], scores, atol=1e-6)
-            assert [each["document"]["text"] for each in found["results"]] == [documents[place] for place in places]
+            assert [each["document"] for each in found["results"]] == [objects[place] for place in places]
             assert len(client.post(path, json=body | {"top_n": 1}).json()["results"]) == 1
         listed = client.post("/rerank", json={"query": "w1 w2", "texts": documents, "return_text": True}).json()
         assert [(each["index"], each["text"]) for each in listed] == [(place, documents[place]) for place in places]

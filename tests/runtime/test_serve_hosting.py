@@ -187,12 +187,16 @@ def test_vertex_may_name_a_route_that_is_there(new_bundle: Any, monkeypatch: pyt
 
 def test_parameters_are_keys_of_a_body_or_of_a_pipeline(classes: Any) -> None:
     body = {"instances": TEXTS, "parameters": {"top_k": 1, "raw_scores": True}}
-    found, expected, pairs, of_pairs = classes(
+    of_one = {"inputs": TEXTS[0], "parameters": {"function_to_apply": "none"}}
+    found, expected, pairs, of_pairs, merged, of_both = classes(
         ("/vertex", body),
         ("/predict", {"inputs": TEXTS, "raw_scores": True, "parameters": {"top_k": 1}}),
         ("/vertex", {"instances": [TEXTS]}),
         ("/predict", {"inputs": [TEXTS]}),
+        ("/vertex", {"instances": [of_one], "parameters": {"top_k": 1, "function_to_apply": "softmax"}}),
+        ("/predict", of_one | {"parameters": {"function_to_apply": "none", "top_k": 1}}),
     )
+    assert merged.json()["predictions"] == [of_both.json()], "the instance's own parameters come first"
     assert [len(each) for each in found.json()["predictions"]] == [1, 1]
     assert found.json()["predictions"] == expected.json()
     assert pairs.json()["predictions"] == of_pairs.json()
@@ -251,6 +255,11 @@ def test_strings_become_rows_of_floats(embedder: Any) -> None:
         ({"outputs": [{"name": "scores"}]}, "There is no such output; the model has embedding"),
         ({"parameters": {"binary_data_output": True}}, "binary_data_output asks for the binary extension"),
         ({"parameters": {"overflow": "end"}}, "unknown field `overflow`"),
+        (
+            {"inputs": [tensor("TEXT", ["a"], parameters={"truncate": "end"})]},
+            'The tensor TEXT has the parameter truncate: "end"',
+        ),
+        ({"outputs": [{"name": "embedding", "parameters": {"classification": 3}}]}, "the parameter classification: 3"),
         ({"parameters": {"prompt_name": "nobody"}}, "prompt_name"),
         ({"model_name": "other"}, "model_name is 'other', and the path names 'tiny'"),
         ({"inputs": [tensor("TEXT", [LONG])]}, 'send "truncate": "end"'),

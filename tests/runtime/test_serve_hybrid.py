@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import pkgutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 import hdruntime
 from hdruntime import HybridEmbedding
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.serve import ServeOptions, application
+from hdruntime.serve import ServeOptions, application, embedding_types
 from hdruntime.session import Session
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
 from support.bge_m3_models import TOKEN_WIDTH, WIDTH, made_bge_m3
@@ -139,10 +141,45 @@ def test_types_and_truncation_are_those_of_other_embeddings(
     assert data_of(ask("/v1/embeddings", input=ids, **ALL)) == data_of(ask("/v1/embeddings", input=TEXTS, **ALL))
 
 
+@pytest.mark.parametrize(
+    ("made_by", "route", "body"),
+    [
+        ("openai._lexical_weights", "/v1/embeddings", {"input": TEXTS, "return_sparse": True}),
+        ("tei.json_sparse", "/embed_sparse", {"inputs": TEXTS}),
+        (
+            "kserve.KServeInterface._output_of",
+            "/v2/models/{model}/infer",
+            {"inputs": [{"name": "TEXT", "shape": [len(TEXTS)], "datatype": "BYTES", "data": TEXTS}]},
+        ),
+    ],
+)
+def test_the_json_of_many_values_is_made_in_another_thread(
+    made_by: str, route: str, body: dict[str, Any], ask: Ask, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, route = set[int](), route.format(model=session.manifest.name)
+    name = f"hdruntime.serve.interfaces.{made_by}"
+    make = pkgutil.resolve_name(name)
+
+    def noted(*given: Any) -> Any:
+        threads.add(threading.get_ident())
+        return make(*given)
+
+    monkeypatch.setattr(name, noted)
+    status, expected = ask(route, **body)
+    assert (status, threads) == (200, {threading.get_ident()})
+    threads.clear()
+    monkeypatch.setattr(embedding_types, "_MANY_VALUES", 0)
+    assert ask(route, **body) == (200, expected)
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no kind": ({"return_dense": False}, "names no kind of embeddings"),
     "dimensions": ({"return_sparse": True, "dimensions": 4}, "dimensions are of dense embeddings"),
     "chunks": ({"return_sparse": True, "late_chunking": True}, "late_chunking and dimensions"),
+    "length of none": ({"return_dense": False, "return_sparse": True, "normalize": True}, "normalize is of dense"),
+    "bits of none": ({"return_dense": False, "return_sparse": True, "output_dtype": "ubinary"}, "weights are numbers"),
     "int8 tokens": ({"return_colbert_vecs": True, "output_dtype": "int8"}, "return_colbert_vecs gives no int8"),
     "int8": ({"return_sparse": True, "output_dtype": "int8"}, "--ranges FILE"),
 }

@@ -191,7 +191,6 @@ CHANGES: dict[str, Any] = {
     "chunk_overlap": 1,
     "top_n": 1,
     "return_documents": True,
-    "return_text": "yes",
     "raw_scores": True,
     "use_activation": False,
     "task": "token_embed",
@@ -270,9 +269,20 @@ def test_keys_that_contradict_each_other_are_refused(embedding: Ask, reranking: 
         ({"input": "read", "truncate_prompt_tokens": 2}, "Give 3 or more, or -1"),
         ({"input": "read", "truncate_prompt_tokens": -2}, "Give 3 or more, or -1"),
         ({"input": "read", "late_chunking": True, "truncate_prompt_tokens": 5}, "late_chunking reads texts in full"),
+        ({"input": LONG, "late_chunking": True, "truncate": "error"}, "The text has"),
+        ({"input": [CLS, 5, SEP], "prompt_name": "nobody"}, "prompt_name"),
     ):
         status, said = embedding("/v1/embeddings", body)
         assert (status, message in message_of(said)) == (400, True), said
+    for path, body in (
+        ("/v2/embed", {"texts": ["read"], "max_tokens": 5, "truncate_prompt_tokens": 6}),
+        ("/rerank", REQUESTS["/rerank"] | {"raw_scores": True, "use_activation": True}),
+        ("/predict", REQUESTS["/predict"] | {"raw_scores": True, "parameters": {"function_to_apply": "softmax"}}),
+    ):
+        status, said = (embedding if "embed" in path else reranking[0])(path, body)
+        assert (status, "contradict each other" in message_of(said)) == (400, True)
+    status, said = embedding("/score", {"text_1": "read", "text_2": "long", "use_activation": True})
+    assert (status, "use_activation is of classifiers" in message_of(said)) == (400, True)
     status, said = reranking[0]("/rerank", REQUESTS["/rerank"] | {"max_tokens_per_doc": -1})
     assert (status, "1 or more" in message_of(said)) == (400, True)
 

@@ -139,6 +139,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no text": ({"input": []}, "There are 0 texts"),
     "a side": ({"input": "a", "input_type": "passage"}, "input_type"),
     "ids": ({"input": [5, 6]}, "The body is not valid"),
+    "an object with more": ({"input": [{"text": "a", "image": "b"}]}, "unknown field `image`"),
     "an object without text": ({"input": [{"id": "1"}]}, "The body is not valid"),
     "dimensions": ({"input": "a", "dimensions": WIDTH + 1}, f"these have {WIDTH}"),
 }

@@ -175,7 +175,7 @@ def test_no_body_fails_the_server(models: list[LoadedModel]) -> None:
         assert found.status_code in (200, 400, 422), found.text
 
     ask()
-    assert statuses[200] > 10, statuses
+    assert statuses[200] > 5, statuses
 
 
 @pytest.mark.nightly

@@ -111,6 +111,16 @@ def test_ids_are_decoded_as_the_tokenizers_library_decodes_them(embedder: Any) -
             {"inputs": {"source_sentence": "a", "sentences": ["a"]}, "parameters": {"truncate": "middle"}},
             "Invalid enum value",
         ),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": ["a"]}, "parameters": {"inputs": ["b"]}},
+            "unknown field `inputs`",
+        ),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": ["a"]}, "parameters": {"normalize": False}},
+            "unknown field `normalize`",
+        ),
         ("/decode", {"ids": [[5], [10**6]]}, "ids[1]: 1000000 is no id"),
         ("/decode", {"ids": [-1]}, "ids[0]: -1 is no id"),
         ("/decode", {"ids": [[5], 6]}, "neither a list of ids nor"),
@@ -147,6 +157,10 @@ def test_similarities_are_cosines_with_the_source(embedder: Any) -> None:
     ):
         found = client.post(path, json={"inputs": inputs} | more).json()
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+    short = client.post("/embed", json={"inputs": [source, *others], "dimensions": 8}).json()
+    found = client.post("/similarity", json={"inputs": inputs, "parameters": {"dimensions": 8}}).json()
+    np.testing.assert_allclose(found, np.array(short[1:]) @ np.array(short[0]), rtol=1e-5)
+    assert not np.allclose(found, expected, rtol=1e-2)
     by_client = InferenceClient(str(client.base_url)).sentence_similarity(source, other_sentences=others)
     np.testing.assert_allclose(by_client, expected, rtol=1e-5)
     long = {"inputs": {"source_sentence": source, "sentences": ["a word " * 5000, source]}}

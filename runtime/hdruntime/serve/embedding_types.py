@@ -82,6 +82,11 @@ class EmbeddingTypes:
             }
 
     @property
+    def is_float(self) -> bool:
+        """Whether all formats are of float32."""
+        return all(precision is EmbeddingPrecision.FLOAT32 for precision, _ in self._types.values())
+
+    @property
     def value_bytes(self) -> float:
         """Bytes of a value in all formats together, and at least those of the float32 that it is made of."""
         written = 0.0

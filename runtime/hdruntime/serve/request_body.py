@@ -29,6 +29,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "encoding_type": "encoding_format",
     "normalized": "normalize",
     "output_dimension": "dimensions",
+    "return_text": "return_documents",
     "top_k": "top_n",
     "truncation_direction": "truncation_side",
 }
@@ -36,13 +37,13 @@ OTHER_NAMES: Mapping[str, str] = {
 
 WITHOUT_EFFECT: Mapping[str, tuple[object, ...] | None] = {
     "model": None,
-    "priority": None,
     "request_id": None,
     "user": None,
     "add_special_tokens": (True,),
     "embed_dtype": ("float32",),
     "endianness": ("little", "native"),
     "modality": ("text",),
+    "priority": (0,),
     "rank_fields": (["text"],),
     "return_multivector": (False,),
 }

@@ -172,8 +172,16 @@ class RunningModel:
         """
         overflow = body.overflow if overflow is None else overflow
         _check_splits(task or self._task, overflow)
-        has_prompt = (task or self._task).prompts and texts[0].input_ids is None
-        prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None) if has_prompt else ""
+        prompt = ""
+        if (task or self._task).prompts:
+            prompt = chosen_prompt(*prompts_of(self._manifest), name=prompt_name, prompt=None)
+        if texts[0].input_ids is not None:
+            if prompt and prompt_name is not None:
+                raise InputError(
+                    f"prompt_name or input_type asks for the prompt {prompt_name!r}, and the input is ids.",
+                    hint="Send texts, or ids that begin with the prompt's, without these keys.",
+                )
+            prompt = ""
         is_pair = texts[0].text_pair is not None
         whole = self._tokenizer_of((task or self._task).role)
         tokenizer = self._request_tokenizer(whole, body, overflow, max_tokens_each, is_pair=is_pair)

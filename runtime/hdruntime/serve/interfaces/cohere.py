@@ -59,6 +59,8 @@ class CohereEmbedBody(PromptedBody, kw_only=True):
         """See `RequestBody.token_limit`; `max_tokens` alone does not say that texts are truncated."""
         if self.max_tokens is None:
             return super().token_limit(tokenizer, is_pair=is_pair)
+        if self.truncate_prompt_tokens not in (None, self.max_tokens):
+            raise InputError("max_tokens and truncate_prompt_tokens contradict each other.", hint="Give one of them.")
         return limit_of("max_tokens", self.max_tokens, tokenizer, is_pair=is_pair)
 
 

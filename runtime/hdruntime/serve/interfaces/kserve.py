@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from hdruntime.errors import InputError
-from hdruntime.serve.embedding_types import FLOAT_VALUE_BYTES
+from hdruntime.serve.embedding_types import FLOAT_VALUE_BYTES, made_beside_the_loop
 from hdruntime.serve.interface import Interface, Route, ServedModel, ServeRequest
-from hdruntime.serve.interfaces.pipelines import shown_answers
+from hdruntime.serve.interfaces.pipelines import arrays_of, shown_answer
 from hdruntime.serve.request_body import PromptedBody
 from hdruntime.serve.row_tensors import TEXT, TEXT_PAIR, row_of, row_tensor
 from hdruntime.tasks.embedding import Embedding
@@ -32,6 +32,9 @@ _ANSWER = "answer"
 
 _BINARY = ("binary_data", "binary_data_output", "binary_data_size")
 """Parameters of the binary extension."""
+
+_CONTENT = ("content_type", "str")
+"""The parameter of a tensor of texts that clients of MLServer send, and its value."""
 
 
 class InputTensor(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -168,7 +171,7 @@ class KServeInterface(Interface):
             raise InputError(
                 f"model_name is {body.model_name!r}, and the path names {of_path!r}.", hint="Send one name."
             )
-        _check_binary(body)
+        _check_parameters(body)
         if any(output.name != self._output for output in body.outputs):
             raise InputError(f"There is no such output; the model has {self._output}.", hint="Leave out outputs.")
         texts = self._texts(request, body.inputs)
@@ -181,7 +184,9 @@ class KServeInterface(Interface):
             of_side = self._sides[prompt_name]
             self.model.check_size_of_tokens(request, parameters, texts, of_side.dimensions, FLOAT_VALUE_BYTES)
         answers = await request.answers(parameters, texts, task=of_side, prompt_name=prompt_name)
-        output = await self._output_of(texts, answers.answers, parameters)
+        output = await made_beside_the_loop(
+            lambda: self._output_of(texts, answers.answers, parameters), arrays_of(answers.answers)
+        )
         response: dict[str, object] = {"model_name": name, "outputs": [output]}
         if body.id is not None:
             response["id"] = body.id
@@ -210,20 +215,23 @@ class KServeInterface(Interface):
             raise InputError(f"{TEXT} has {len(texts)} values and {TEXT_PAIR} has {len(seconds)}.", hint="Send pairs.")
         return [Text(text=text, text_pair=second) for text, second in zip(texts, seconds, strict=True)]
 
-    async def _output_of(
+    def _output_of(
         self, texts: Sequence[Text], answers: Sequence[Any], parameters: TextParameters
     ) -> dict[str, object]:
+        """The output tensor; its data are JSON already."""
         task, tensor = self.model.task, self._tensor
         if tensor is None:
-            shown = await shown_answers(task, texts, answers)
-            return self._described([len(texts)]) | {"data": [msgspec.json.encode(each).decode() for each in shown]}
+            shown = [shown_answer(task, text, answer) for text, answer in zip(texts, answers, strict=True)]
+            strings = [msgspec.json.encode(each).decode() for each in shown]
+            return self._described([len(texts)]) | {"data": msgspec.Raw(msgspec.json.encode(strings))}
         is_raw = isinstance(parameters, ScoreParameters) and parameters.raw_scores
         rows = np.array([answer if is_raw else row_of(task, answer) for answer in answers], np.float32)
         if isinstance(task, Embedding) and isinstance(parameters, EmbeddingParameters):
             rows = task.truncated(rows, parameters.dimensions)
             rows = normalized(rows) if parameters.normalize else rows
         rows = rows.reshape(len(texts), -1)
-        return self._described([len(texts)]) | {"shape": list(rows.shape), "data": rows.ravel().tolist()}
+        data = msgspec.Raw(msgspec.json.encode(rows.ravel().tolist()))
+        return self._described([len(texts)]) | {"shape": list(rows.shape), "data": data}
 
 
 INTERFACE = KServeInterface
@@ -233,14 +241,20 @@ def _error(status: int, message: str) -> object:
     return {"error": message}
 
 
-def _check_binary(body: InferBody) -> None:
-    """Reject requests of the binary extension, whose answers are no JSON."""
-    of_inputs = [each.parameters for each in body.inputs]
-    of_outputs = [each.parameters for each in body.outputs]
-    for parameters in (body.parameters, *of_inputs, *of_outputs):
+def _check_parameters(body: InferBody) -> None:
+    """Reject requests of the binary extension, whose answers are no JSON, and parameters of tensors."""
+    tensors: list[InputTensor | RequestedOutput] = [*body.inputs, *body.outputs]
+    for parameters in (body.parameters, *(each.parameters for each in tensors)):
         for name in _BINARY:
             if parameters.pop(name, None):
                 raise InputError(
                     f"The parameter {name} asks for the binary extension, which the server does not have.",
                     hint="Send and ask for JSON: binary_data=False for each input and each output.",
+                )
+    for tensor in tensors:
+        for name, value in tensor.parameters.items():
+            if value is not None and (name, value) != _CONTENT:
+                raise InputError(
+                    f"The tensor {tensor.name} has the parameter {name}: {msgspec.json.encode(value).decode():.100}.",
+                    hint="Leave it out; parameters of the request have the keys for texts.",
                 )

@@ -16,7 +16,7 @@ from hdruntime.tasks.token_similarity import Side, TokenVectors
 from hdruntime.text.encoding import Overflow
 
 
-class TextObject(msgspec.Struct, kw_only=True):
+class TextObject(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A text with an id, which is ignored, as Jina accepts them."""
 
     text: str

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hdruntime.errors import InputError, joined
-from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, OutputDtype
+from hdruntime.serve.embedding_types import EmbeddingTypes, EncodingFormat, OutputDtype, made_beside_the_loop
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
+from hdruntime.serve.interfaces.pipelines import arrays_of
 from hdruntime.serve.request_body import PromptedBody
 from hdruntime.tasks.embedding import ChunkEmbeddings, Embedding
 from hdruntime.tasks.hybrid_similarity import (
@@ -126,6 +128,13 @@ class OpenAIInterface(Interface):
                 "late_chunking and dimensions are of dense embeddings.",
                 hint="Leave them out, or leave out return_dense, return_sparse and return_colbert_vecs.",
             )
+        if EmbeddingKind.DENSE not in kinds and body.normalize:
+            raise InputError("normalize is of dense embeddings.", hint="Leave it out, or leave out return_dense.")
+        if kinds == (EmbeddingKind.SPARSE,) and not types.is_float:
+            raise InputError(
+                "encoding_format and output_dtype are of dense embeddings and of those of tokens.",
+                hint="Leave them out: lexical weights are numbers.",
+            )
         task = self._hybrids.get(kinds) or self._hybrids.setdefault(kinds, HybridEmbeddings(dense.manifest, kinds))
         if EmbeddingKind.COLBERT in kinds:
             types.check_ranges_are_not_needed("return_colbert_vecs")
@@ -144,32 +153,38 @@ class OpenAIInterface(Interface):
             tokens = await types.lists([each.colbert for each in of_texts if each.colbert is not None], None)
             for each, rows in zip(data, tokens, strict=True):
                 each["colbert_vecs"] = rows
-        for index, (each, embedding) in enumerate(zip(data, of_texts, strict=True)):
-            if embedding.sparse is not None:
-                each["lexical_weights"] = _lexical_weights(embedding.sparse)
+        if EmbeddingKind.SPARSE in kinds:
+            sparse = [each.sparse for each in of_texts if each.sparse is not None]
+            weights = await made_beside_the_loop(lambda: list(map(_lexical_weights, sparse)), arrays_of(sparse))
+            for each, of_text in zip(data, weights, strict=True):
+                each["lexical_weights"] = of_text
+        for index, each in enumerate(data):
             each |= answers.truncation(index)
         return {"object": "list", "data": data, "model": self.model.name, "usage": answers.usage}
 
     async def _chunk_answers(self, request: ServeRequest, chunks: list[str], body: EmbeddingsBody) -> Answers:
-        """The answer to the inputs as chunks of one text."""
+        """The answer to the inputs as chunks of one text, which runs in windows unless a long one is rejected."""
         if any(not isinstance(chunk, str) or not chunk for chunk in chunks):
             raise InputError("late_chunking reads texts that are not empty.", hint="Give the chunks of one document.")
         self._chunks = self._chunks or ChunkEmbeddings(self.model.session.manifest, None)
         document, spans = joined_chunks(chunks)
         text = Text(text=document, spans=spans)
-        stride = overlap_of(None, request.tokenizer.max_len)
+        is_rejected = body.says_overflow and body.overflow is Overflow.ERROR
+        overflow = Overflow.ERROR if is_rejected else Overflow.SPLIT
+        stride = 0 if is_rejected else overlap_of(None, request.tokenizer.max_len)
         prompt_name = body.chosen_prompt_name(self.model.session.manifest)
         return await request.answers(
-            body, [text], task=self._chunks, overflow=Overflow.SPLIT, stride=stride, prompt_name=prompt_name
+            body, [text], task=self._chunks, overflow=overflow, stride=stride, prompt_name=prompt_name
         )
 
 
 INTERFACE = OpenAIInterface
 
 
-def _lexical_weights(vector: SparseVector) -> dict[str, float]:
-    """A sparse vector as FlagEmbedding has it: id of a token -> its weight."""
-    return {str(index): value for index, value in zip(vector.indices.tolist(), vector.values.tolist(), strict=True)}
+def _lexical_weights(vector: SparseVector) -> msgspec.Raw:
+    """The JSON of a sparse vector as FlagEmbedding has it: id of a token -> its weight."""
+    weights = dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True))
+    return msgspec.Raw(msgspec.json.encode(weights))
 
 
 async def texts_of_input(request: ServeRequest, value: object) -> list[Text]:

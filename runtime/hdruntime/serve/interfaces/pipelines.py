@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from hdruntime.arrays import AnyArray
 from hdruntime.errors import InputError
 from hdruntime.serve.embedding_types import FLOAT_VALUE_BYTES, json_rows, made_beside_the_loop
 from hdruntime.serve.interface import Interface, Route, ServedModel, ServeRequest
@@ -181,7 +183,14 @@ async def shown_answers(task: TextTask, texts: Sequence[Text], answers: Sequence
     def shown() -> list[Any]:
         return [shown_answer(task, text, answer) for text, answer in zip(texts, answers, strict=True)]
 
-    return await made_beside_the_loop(shown, answers if isinstance(task, TokenVectors) else ())
+    return await made_beside_the_loop(shown, arrays_of(answers))
+
+
+def arrays_of(answers: Sequence[Any]) -> list[AnyArray]:
+    """The arrays of answers whose JSON may be large."""
+    vectors = [each for each in answers if isinstance(each, np.ndarray)]
+    sparse = [each for each in answers if isinstance(each, SparseVector)]
+    return [*vectors, *(each.indices for each in sparse), *(each.values for each in sparse)]
 
 
 def shown_answer(task: TextTask, text: Text, answer: Any) -> Any:
@@ -211,16 +220,16 @@ def shown_answer(task: TextTask, text: Text, answer: Any) -> Any:
         values = task.values(answer)
         return values.get("answers", values)
     if isinstance(task, SparseVectors):
-        return shown_sparse(answer)
+        return json_sparse(answer)
     if isinstance(task, TokenVectors):
         return json_rows(answer)
     return task.values(answer)
 
 
-def shown_sparse(vector: SparseVector) -> list[dict[str, Any]]:
-    """A sparse vector as text-embeddings-inference gives it."""
+def json_sparse(vector: SparseVector) -> msgspec.Raw:
+    """The JSON of a sparse vector, as text-embeddings-inference gives it."""
     pairs = zip(vector.indices.tolist(), vector.values.tolist(), strict=True)
-    return [{"index": index, "value": value} for index, value in pairs]
+    return msgspec.Raw(msgspec.json.encode([{"index": index, "value": value} for index, value in pairs]))
 
 
 def _without(entities: list[dict[str, Any]], labels: Sequence[str]) -> list[dict[str, Any]]:

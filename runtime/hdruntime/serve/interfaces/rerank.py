@@ -29,7 +29,6 @@ class RerankBody(RequestBody, kw_only=True):
     texts: list[str] | None = None
     top_n: int | None = None
     return_documents: bool = False
-    return_text: bool = False
     raw_scores: bool = False
     use_activation: bool | None = None
     max_tokens_per_doc: int | None = None
@@ -39,7 +38,7 @@ class RerankBody(RequestBody, kw_only=True):
         """The documents; a body without documents, or with both lists, is rejected."""
         if self.texts is not None and self.documents is not None:
             raise InputError("texts and documents are both there.", hint="Send the list as one of them.")
-        documents = [_document(item) for item in (self.texts if self.documents is None else self.documents) or ()]
+        documents = [_text_of(item) for item in (self.texts if self.documents is None else self.documents) or ()]
         if not documents:
             raise InputError("There are no documents.", hint="Give a list of them: documents (or texts).")
         return documents
@@ -65,18 +64,20 @@ class RerankInterface(Interface):
         answers = await request.answers(body, pairs, max_tokens_each=max_tokens_each)
         task = self.model.task
         assert isinstance(task, TextClassification), "the route is there for scores alone"
+        if body.raw_scores and body.use_activation:
+            raise InputError("raw_scores and use_activation contradict each other.", hint="Give one of them.")
         use_activation = False if body.raw_scores else body.use_activation
         scores = scores_of(task, answers, use_activation=use_activation)[:, 0]
         order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
         if body.documents is None:
-            texts = {index: {"text": documents[index]} if body.return_text else {} for index in order}
+            texts = {index: {"text": documents[index]} if body.return_documents else {} for index in order}
             return [
                 {"index": index, "score": float(scores[index]), **texts[index], **answers.truncation(index)}
                 for index in order
             ]
         results = [
             {"index": index, "relevance_score": float(scores[index])}
-            | ({"document": {"text": documents[index]}} if body.return_documents else {})
+            | ({"document": _object_of(body.documents[index])} if body.return_documents else {})
             | answers.truncation(index)
             for index in order
         ]
@@ -115,7 +116,12 @@ def served_activation(task: TextClassification, *, raw_scores: bool, function: s
     return Activation.SIGMOID if len(task.labels) == 1 else task.activation
 
 
-def _document(value: str | dict[str, Any]) -> str:
+def _object_of(document: str | dict[str, Any]) -> dict[str, Any]:
+    """A document as the response has it: an object as it was sent."""
+    return {"text": document} if isinstance(document, str) else document
+
+
+def _text_of(value: str | dict[str, Any]) -> str:
     text = value if isinstance(value, str) else value.get("text")
     if not isinstance(text, str):
         raise InputError('A document is a text, or an object with one: {"text": "..."}.', hint="Send one of these.")

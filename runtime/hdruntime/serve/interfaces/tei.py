@@ -16,7 +16,7 @@ from hdruntime.errors import InputError
 from hdruntime.serve.embedding_types import FLOAT_VALUE_BYTES, json_rows, made_beside_the_loop
 from hdruntime.serve.interface import Answers, Interface, Route, ServedModel, ServeRequest
 from hdruntime.serve.interfaces.openai import texts_of_input
-from hdruntime.serve.interfaces.pipelines import shown_sparse
+from hdruntime.serve.interfaces.pipelines import arrays_of, json_sparse
 from hdruntime.serve.interfaces.rerank import RerankInterface, served_activation
 from hdruntime.serve.queue import TOKENIZER_THREADS
 from hdruntime.serve.request_body import PromptedBody, RequestBody
@@ -78,8 +78,14 @@ class SimilarityInputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     sentences: list[str]
 
 
+class SimilarityParameters(PromptedBody, kw_only=True):
+    """`parameters` of ``POST /similarity``."""
+
+    dimensions: int | None = None
+
+
 class SimilarityBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """``POST /similarity``; `parameters` are keys of ``/embed``."""
+    """``POST /similarity``."""
 
     inputs: SimilarityInputs
     parameters: dict[str, Any] = {}
@@ -162,14 +168,14 @@ class TeiInterface(Interface):
 
     async def _similarity(self, request: ServeRequest, body: SimilarityBody) -> object:
         task = self.model.task
-        texts = [body.inputs.source_sentence, *body.inputs.sentences]
-        embed = request.body(body.parameters | {"inputs": texts}, EmbedBody)
-        if len(texts) == 1:
+        assert isinstance(task, Embedding), "the route is there for embeddings alone"
+        parameters = request.body(body.parameters, SimilarityParameters)
+        if not body.inputs.sentences:
             raise InputError("inputs.sentences has no text.", hint="Send one or more to compare the source with.")
-        answers = await request.answers(
-            embed, await embed.texts(request), prompt_name=embed.chosen_prompt_name(task.manifest)
-        )
-        return similarities("cosine", answers.answers[0], np.array(answers.answers[1:]))[0].tolist()
+        texts = [Text(text=text) for text in (body.inputs.source_sentence, *body.inputs.sentences)]
+        answers = await request.answers(parameters, texts, prompt_name=parameters.chosen_prompt_name(task.manifest))
+        vectors = task.truncated(np.array(answers.answers), parameters.dimensions)
+        return similarities("cosine", vectors[0], vectors[1:])[0].tolist()
 
     async def _embed_or_compare(self, request: ServeRequest, values: dict[str, Any]) -> object:
         """``POST /``: ``/embed``, or, as ``inputs`` is an object, ``/similarity``."""
@@ -186,7 +192,8 @@ class TeiInterface(Interface):
     async def _embed_sparse(self, request: ServeRequest, body: TextsBody) -> object:
         prompt_name = body.chosen_prompt_name(self.model.session.manifest)
         answers = await request.answers(body, await body.texts(request), task=self._sparse, prompt_name=prompt_name)
-        return list(map(shown_sparse, answers.answers))
+        vectors = answers.answers
+        return await made_beside_the_loop(lambda: list(map(json_sparse, vectors)), arrays_of(vectors))
 
     async def _predict(self, request: ServeRequest, body: PredictBody) -> object:
         task = self.model.task
@@ -197,6 +204,8 @@ class TeiInterface(Interface):
         parameters = body.parameters or PredictParameters()
         if parameters.top_k is not None and parameters.top_k < 1:
             raise InputError(parameter="top_k", value=parameters.top_k, accepted="1 or more")
+        if body.raw_scores and parameters.function_to_apply not in (None, "none"):
+            raise InputError("raw_scores and function_to_apply contradict each other.", hint="Give one of them.")
         activation = served_activation(task, raw_scores=body.raw_scores, function=parameters.function_to_apply)
         answers = await request.answers(body, texts)
         classes = [best_classes(task, logits, activation)[: parameters.top_k] for logits in answers.answers]

@@ -79,7 +79,7 @@ class VertexInterface(Interface):
         return {"predictions": await roots.answer(request, self._with({INPUTS: inputs}, parameters))}
 
     def _with(self, values: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """A body with the parameters of all: its own keys first, then keys of a body, then keys of its `parameters`."""
+        """A body with the parameters of all, which are keys of it or of its `parameters`; its own keys come first."""
         fields = fields_of(self._roots.of(values))
         inside = {
             key: value
@@ -87,7 +87,9 @@ class VertexInterface(Interface):
             if "parameters" in fields and key not in WITHOUT_EFFECT and field_of(key, fields) not in fields
         }
         outside = {key: value for key, value in parameters.items() if key not in inside} | dict(values)
-        return outside | ({"parameters": inside} if inside and "parameters" not in values else {})
+        own = values.get("parameters")
+        # Not of an object: its error is the route's.
+        return outside | ({"parameters": inside | (own or {})} if inside and isinstance(own, dict | None) else {})
 
 
 INTERFACE = VertexInterface

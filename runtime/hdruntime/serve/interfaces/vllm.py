@@ -108,6 +108,8 @@ class VllmInterface(Interface):
             scores = scores_of(task, answers, use_activation=body.use_activation)[:, 0]
             truncations = [answers.truncation(index) for index in range(len(pairs))]
         else:
+            if body.use_activation is not None:
+                raise InputError("use_activation is of classifiers' scores.", hint="Leave it out: scores are cosines.")
             # Each text runs once.
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
             answers = await request.answers(body, [Text(text=text) for text in texts])
