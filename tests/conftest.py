@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 
+import hypothesis
 import pytest
 
 import hdruntime  # noqa: F401 - before any test imports ONNX Runtime, whose telemetry it switches off
@@ -26,6 +27,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # child inherits that. Tests press Ctrl-C on children, which have it from us as from a terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The time of an example, or of making its inputs, is that of the machine.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 # Before any test imports TensorRT-RTX, whose parser cannot use plugins otherwise.
 provide_library_link()

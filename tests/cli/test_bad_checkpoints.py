@@ -236,9 +236,7 @@ def test_whatever_a_config_says_it_is_taken_or_refused(fuzzed: tuple[Path, dict[
     path, original = fuzzed
     keys = st.sampled_from([*sorted(original), "num_labels", "is_decoder", "quantization_config", "auto_map", "dtype"])
 
-    @settings(
-        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(changes=st.dictionaries(keys, VALUES, min_size=1, max_size=2))
     def check(changes: dict[str, Any]) -> None:
         (path / "config.json").write_text(json.dumps(original | changes))

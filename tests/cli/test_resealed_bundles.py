@@ -351,9 +351,7 @@ def mutated(manifest: dict[str, Any], mutations: list[tuple[str, int, int]]) -> 
 
 @pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_a_manifest_of_anything_is_refused_or_works(bundles: dict[str, Path], hdexport: Command, examples: int) -> None:
-    @settings(
-        max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
-    )
+    @settings(max_examples=examples, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     @given(name=st.sampled_from(["engine", "blocks", "pairs"]), mutations=MUTATIONS)
     def check(name: str, mutations: list[tuple[str, int, int]]) -> None:
         path = bundles[name]

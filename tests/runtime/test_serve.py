@@ -33,6 +33,7 @@ from hdruntime.errors import HdexportError, InputError
 from hdruntime.serve import ServeOptions, application, serve
 from hdruntime.serve.admission import OverloadedError
 from hdruntime.serve.queue import TextQueue
+from hdruntime.serve.request_body import LARGE_BYTES
 from hdruntime.serve.server import bound_sockets
 from hdruntime.tasks.task import Pairs, Text
 from hdruntime.tasks.text_classification import TextClassification
@@ -211,7 +212,15 @@ def test_classes_and_sparse_vectors_are_those_of_a_session(
 
 BAD: dict[str, tuple[str, Any, int, str]] = {
     "no JSON": ("/v1/embeddings", b"{", 400, "not valid"),
-    "not UTF-8": ("/v1/embeddings", b'{"input": "\xff"}', 400, "not valid"),
+    "not UTF-8": ("/v1/embeddings", b'{"input": "\xff"}', 400, "it has the byte 0xff at byte 11.\nEncode the JSON"),
+    "half a character": ("/v1/embeddings", rb'{"input": "\\ud800 \ud800"}', 400, r"has \ud800 at byte 19: half of a"),
+    "half a character in a large body": (
+        "/v1/embeddings",
+        b'{"input": ["' + b"a" * LARGE_BYTES + rb'", "\ud83d\ude00 \uDC00"]}',
+        400,
+        rf"has \uDC00 at byte {LARGE_BYTES + 29}: half of a",
+    ),
+    "half an escape": ("/v1/embeddings", rb'{"input": "\ud8', 400, "The body is not valid"),
     "no input": ("/v1/embeddings", {}, 400, "required field `input`"),
     "a number": ("/v1/embeddings", {"input": 5}, 400, "neither a text"),
     "nothing": ("/v1/embeddings", {"input": []}, 400, "neither a text"),

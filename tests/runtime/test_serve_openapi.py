@@ -164,7 +164,7 @@ def test_no_body_fails_the_server(models: list[LoadedModel]) -> None:
             asked[full] = mostly(values_of(body_schema(description, path), schemas))
     statuses: Counter[int] = Counter()
 
-    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck])
+    @settings(max_examples=60, derandomize=True, suppress_health_check=[*HealthCheck])
     @given(data=st.data())
     def ask(data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(sorted(asked)))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 import hdruntime
 from fakes.recording_runner import RecordingRunner
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.serve import ServeOptions, application
+from hdruntime.serve import LoadedModel, ServeOptions, application, application_of_models
 from hdruntime.session import Session
 from support.bge_m3_models import made_bge_m3
 from support.serving import answers_of
@@ -85,3 +87,35 @@ def test_every_route_says_what_was_truncated(
             rows = content.get("data") or content["results"]
             (row,) = (row for row in rows if row.get("truncated"))
             assert (row["index"], row["tokens_used"]) == (1, session.max_seq_length), path
+
+
+def test_several_sessions_count_what_one_counts(tmp_path: Path) -> None:
+    """Twelve requests at the same time, each of three texts, of which the second is truncated in three of four."""
+    bundle = open_bundle(make_bundle(tmp_path / "bundle"))
+    bodies = [
+        {"input": [SHORT, f"{LONG} {number}" if number % 4 else SHORT, SHORT], "truncate_prompt_tokens": 5 + number % 4}
+        for number in range(12)
+    ]
+
+    async def told(runners: list[RecordingRunner]) -> tuple[list[Any], list[str]]:
+        sessions = [Session(bundle, runner) for runner in runners]
+        app = application_of_models([LoadedModel(bundle=bundle, sessions=sessions)], ServeOptions())
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://server") as client:
+            found = await asyncio.gather(*(client.post("/v1/embeddings", json=body) for body in bodies))
+            metrics = (await client.get("/metrics")).text
+        answers = [(each.headers.get("x-truncated-inputs"), each.json()) for each in found]
+        return answers, re.findall(r"^hdexport_(?:truncated_texts|tokens|requests)_total.*", metrics, re.MULTILINE)
+
+    expected, counters = asyncio.run(told([RecordingRunner()]))
+    usages = [answer["usage"] for _, answer in expected]
+    assert [usage.get("truncated_inputs", 0) for usage in usages] == [0, 1, 1, 1] * 3
+    assert [usage["prompt_tokens"] for usage in usages] == [9, 12, 13, 14] * 3
+    assert [header for header, _ in expected] == [None, "1", "1", "1"] * 3
+    truncated = next(line for line in counters if "truncated" in line)
+    assert truncated.endswith('{model="tiny",route="/v1/embeddings"} 9.0')
+    assert any(line.endswith('hdexport_tokens_total{model="tiny"} 144.0') for line in counters)
+    for number in (2, 3):
+        # A batch is a text or two, so that each session has some.
+        runners = [RecordingRunner(batch_tokens=8) for _ in range(number)]
+        assert asyncio.run(told(runners)) == (expected, counters)
+        assert all(runner.shapes for runner in runners)

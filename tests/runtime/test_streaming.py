@@ -144,7 +144,7 @@ def test_memories_of_a_fixed_size_are_carried(tmp_path: Path) -> None:
 # Interleaved documents
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=9),
     rows=st.integers(1, 5),

@@ -141,7 +141,7 @@ def read_values(content: bytes | bytearray) -> dict[str, Any]:
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
     except _NOT_VALID as error:
-        raise _not_valid(error) from None
+        raise _no_text(content) or _not_valid(error) from None
 
 
 def read_large_values(content: bytes | bytearray, *, max_texts: int, max_ids: int) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def read_large_values(content: bytes | bytearray, *, max_texts: int, max_ids: in
     try:
         return _object(bytes(content), max_texts=max_texts, max_ids=max_ids)
     except _NOT_VALID as error:
-        raise _not_valid(error) from None
+        raise _no_text(content) or _not_valid(error) from None
 
 
 def body_of(values: Mapping[str, Any], kind: type[Content]) -> Content:
@@ -203,6 +203,31 @@ _NOT_VALID = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 def _not_valid(error: Exception) -> InputError:
     return InputError(f"The body is not valid: {error}.")
+
+
+_HEX = rb"[0-9a-fA-F]{2}"
+_ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB]" + _HEX + rb"\\u[dD][c-fC-F]" + _HEX + rb"|(u[dD][89a-fA-F]" + _HEX + rb")|.)", re.DOTALL
+)
+"""Escapes in JSON: a surrogate pair, half of one, which is the group, or any other."""
+
+
+def _no_text(content: bytes | bytearray) -> InputError | None:
+    """The error of a body that is no Unicode; None for another body."""
+    half = next((match for match in _ESCAPES.finditer(content) if match[1]), None)
+    if half is not None:
+        return InputError(
+            f"The body has {half[0].decode()} at byte {half.start()}: half of a surrogate pair, which is no character.",
+            hint="Texts must be Unicode: remove it, or send \\ufffd in its place.",
+        )
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return InputError(
+            f"The body is no UTF-8: it has the byte 0x{content[error.start]:02x} at byte {error.start}.",
+            hint="Encode the JSON as UTF-8.",
+        )
+    return None
 
 
 def too_many_texts(texts: int | str, max_texts: int) -> InputError:

@@ -50,7 +50,7 @@ def assert_sorted(numbers: np.ndarray, most: int) -> None:
     np.testing.assert_array_equal(rank, expected.argsort(axis=1))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(data=st.data(), most=st.sampled_from([2, 3, 8, 48, 512]), rows=st.integers(1, 3), tokens=st.integers(1, 300))
 def test_any_numbers_are_sorted_and_equal_ones_stay_in_order(
     data: st.DataObject, most: int, rows: int, tokens: int

@@ -33,7 +33,7 @@ def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Oper
                 assert counted == layer.looked_at(tokens, global_tokens), (str(layer), tokens)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     tokens=st.integers(1, 40),
     left=st.integers(0, 45),
@@ -62,7 +62,7 @@ def test_a_window_is_linear_in_tokens_once_it_is_full() -> None:
     assert window_pairs(layer.node_attributes, tokens=4096, heads=12) == 12 * (513 * 4096 - 256 * 257)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     tokens=st.integers(1, 40),
     first_global=st.integers(0, 3),

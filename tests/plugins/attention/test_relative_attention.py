@@ -46,7 +46,7 @@ def test_the_definition_is_a_softmax_over_the_keys_in_view(node: Relative) -> No
             assert_close(got[batch, i, head], expected, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tokens=st.integers(1, 12), memory=st.integers(0, 9), causal=st.integers(0, 1), reach=st.integers(0, 25))
 def test_the_count_of_pairs_includes_those_with_a_memory(tokens: int, memory: int, causal: int, reach: int) -> None:
     node = Relative(causal=causal, reach=reach)

@@ -253,7 +253,7 @@ def block_layers(draw: st.DrawFn) -> Blocks:
     )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(layer=block_layers(), tokens=st.integers(1, 45), variant=st.sampled_from(BodyVariant), data=st.data())
 def test_any_body_of_blocks_matches_the_definition_under_any_mask(
     layer: Blocks, tokens: int, variant: BodyVariant, data: st.DataObject

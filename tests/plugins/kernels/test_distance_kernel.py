@@ -178,7 +178,7 @@ def test_queries_of_padding_leave_the_others_alone(interpreter: Interpreter) -> 
     assert_as_accurate(actual[real], right[real], pytorch[real])
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     row=st.lists(st.sampled_from([0, 1, 1, 1]), min_size=1, max_size=70),
     node=st.builds(Clipped, heads=st.just(1), reach=st.integers(1, 50), by_query=st.booleans(), values=st.booleans()),
@@ -195,7 +195,7 @@ def test_any_reach_and_any_mask_give_the_right_answer(
     assert_as_accurate(answer_of(interpreter, node, inputs, block_config), right, (right + usual_error).float())
 
 
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     # Fewer tokens have too few values to show what rounding does.
     kinds=st.lists(st.sampled_from([0, 1, 1, 2, 3]), min_size=24, max_size=80).filter(

@@ -103,7 +103,7 @@ def test_keys_that_no_query_sees_are_not_loaded(
     assert torch.isnan(actual[:, seen_from:]).all()
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     row=st.lists(st.sampled_from([-1, 0, 1, 1, 1, 1, 1, 1, 2]), min_size=1, max_size=90),
     left=st.integers(0, 90),
@@ -117,7 +117,7 @@ def test_any_window_over_any_mixture_of_kinds_gives_the_right_answer(
     check(interpreter, layer, torch.tensor([row], dtype=torch.int32))
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(row=st.lists(st.sampled_from([0, 1, 1, 1]), min_size=1, max_size=90), causal=st.integers(0, 1))
 def test_dense_attention_under_any_mask_gives_the_right_answer(
     row: list[int], causal: int, interpreter: Interpreter
@@ -135,7 +135,7 @@ def test_dense_attention_loads_no_padding_at_the_ends_of_a_text(causal: int, int
     assert_as_accurate(answer_of(interpreter, layer, inputs), right, pytorch)
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     row=st.lists(st.sampled_from([0, 1, 1, 1]), min_size=1, max_size=90),
     layer=st.builds(
@@ -156,7 +156,7 @@ def test_any_blocks_under_any_mask_give_the_right_answer(
     check(interpreter, layer, torch.tensor([row], dtype=torch.int32))
 
 
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     # PyTorch's answers to shorter texts have too few values to show what rounding does.
     row=st.lists(st.sampled_from([0, 1, 1, 1]), min_size=16, max_size=50),

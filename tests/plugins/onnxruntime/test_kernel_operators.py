@@ -714,7 +714,7 @@ def is_well_formed(words: Sequence[int], inputs: int = 4, outputs: int = 2) -> b
     return not left
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=300)
 @given(
     places=st.lists(
         st.tuples(
