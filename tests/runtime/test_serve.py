@@ -41,6 +41,7 @@ from support.job_runs import gather_bundle
 from support.serving import PARSERS, Connection, message_of, protocol_of
 from support.splade_models import made_splade
 from support.tiny_bundle import WORDS
+from support.waiting import wait_until
 
 TEXTS = ["What is read, and by whom?", "Museums! " * 40, "a", "Nobody reads twice; " * 5]
 KEY = "a secret key"
@@ -633,7 +634,7 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(
 ) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n")
     command = ["serve", sample_bundle, "--port", 0, "--backend", "onnxruntime", "--api-key-file", tmp_path / "key"]
-    arguments = [Path(sys.executable).with_name("hdexport"), *command, "--threads", 1, "--max-wait-ms", 1500]
+    arguments = [Path(sys.executable).with_name("hdexport"), *command, "--threads", 1, "--max-wait-ms", 3000]
     with subprocess.Popen([*map(str, arguments)], stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
         try:
             assert process.stderr is not None
@@ -654,7 +655,8 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(
                     answer = pool.submit(
                         client.post, "/v1/embeddings", json={"input": "a text of a client"}, timeout=30
                     )
-                    time.sleep(0.3)
+                    waits = re.compile(r"^hdexport_queue_tokens\S* [1-9]", re.MULTILINE)
+                    wait_until(lambda: waits.search(client.get("/metrics").text) is not None)
                     process.send_signal(stop)
                     assert answer.result().status_code == 200
             assert b"body has not arrived" in half.answer().body
