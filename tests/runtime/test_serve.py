@@ -635,7 +635,11 @@ def test_the_command_serves_until_it_is_stopped_and_answers_what_runs(
     (tmp_path / "key").write_text(f"{KEY}\n")
     command = ["serve", sample_bundle, "--port", 0, "--backend", "onnxruntime", "--api-key-file", tmp_path / "key"]
     arguments = [Path(sys.executable).with_name("hdexport"), *command, "--threads", 1, "--max-wait-ms", 3000]
-    with subprocess.Popen([*map(str, arguments)], stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
+    # A server ignores SIGHUP if it was ignored before, as in a suite that nohup runs.
+    before = signal.signal(stop, signal.SIG_DFL)
+    process = subprocess.Popen([*map(str, arguments)], stderr=subprocess.PIPE, text=True, env={**os.environ})
+    signal.signal(stop, before)
+    with process:
         try:
             assert process.stderr is not None
             url = re.search(r"http://127\.0\.0\.1:\d+", process.stderr.readline())
