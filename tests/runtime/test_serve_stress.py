@@ -157,10 +157,10 @@ def test_clients_that_hold_connections_make_nobody_wait(
 
 def test_clients_that_make_others_wait_would_be_seen(sample_bundle: Path) -> None:
     def same_client(client: httpx2.Client, opened: contextlib.ExitStack) -> None:
-        """Many long texts of the address that the measured client says it has."""
+        """Long texts for some seconds, of the address that the measured client says it has."""
         head = HEAD.replace(b"Host: a", b"Host: a\r\nX-Forwarded-For: 192.0.2.1")
         body = b'{"truncate": "end", "input": [%b"read"]}' % (b'"%b", ' % (b"read " * 400) * 15)
-        for _ in range(2):
+        for _ in range(20):
             opened.enter_context(Connection(client)).send(head % len(body) + body)
 
     assert longer_waits(sample_bundle, same_client) > 0.1
