@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -164,13 +165,19 @@ def test_a_bundle_in_a_store_is_copied_once_and_served(
         opened_in_store(url, cache=copy.parent)
 
 
-def test_what_is_no_bundle_in_a_store_is_said(stored: tuple[Path, str], tmp_path: Path) -> None:
+def test_what_is_no_bundle_in_a_store_is_said(
+    stored: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BundleNotFoundError, match=r"no bundle at memory://models: it has no manifest\.json"):
         opened_in_store("memory://models", cache=tmp_path / "cache")
     with pytest.raises(MissingDependencyError, match="needs the package 'gcsfs'"):
         opened_in_store("gs://bucket/bundle", cache=tmp_path / "cache")
-    with pytest.raises(InputError, match="is not understood"):
+    with pytest.raises(InputError, match=r"is not understood: .*\nName a path, or a URL"):
         opened_in_store("nothing://bucket/bundle", cache=tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(fsspec.filesystem("memory"), "cat_file", Mock(side_effect=OSError("The store is away.")))
+        with pytest.raises(InputError, match=r"memory://models cannot be read: The store is away\.\nCheck the URL"):
+            opened_in_store("memory://models", cache=tmp_path / "cache")
 
 
 def test_the_services_of_packages_are_those_of_their_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,9 @@ _STORAGE = "AIP_STORAGE_URI"
 _OF_PLATFORMS = {"port": ("AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT")}
 """Variables that Vertex AI and SageMaker set; docs/hosting.md says where they come from."""
 
+_MAX_SESSIONS = 1024
+"""Maximum of --sessions: sessions load one after the other, and a slip of the finger would load them for hours."""
+
 _MAX_KEY_BYTES = 2**16
 
 
@@ -87,8 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sessions",
         metavar="N",
         help="number of sessions that run batches at the same time; they share the CPU threads, and each holds the "
-        "weights. More than 1 for short texts (default: 1)",
-        **_of_bundle(whole_number),
+        f"weights. More than 1 for short texts; at most {_MAX_SESSIONS} (default: 1)",
+        **_of_bundle(partial(whole_number, maximum=_MAX_SESSIONS)),
     )
     backend.add_argument(
         "--threads",

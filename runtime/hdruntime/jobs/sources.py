@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from hdruntime.errors import HdexportError, InputError, MissingDependencyError
 from hdruntime.folders import HIDDEN, special_kind
+from hdruntime.os_errors import next_step, reason_of
 
 if TYPE_CHECKING:
     from hdruntime.jobs.arriving import ArrivingInput
@@ -32,6 +33,8 @@ _OTHER_COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz", ".lzma", ".lz4", ".br", ".s
 
 _BUFFER_BYTES = 2**20
 """Read at a time from a store or from the standard input."""
+
+_CHECK_STORE = "Check the URL, the connection, and the credentials of the store."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,12 +227,15 @@ def read_errors_explained(name: str) -> Iterator[None]:
     except HdexportError:
         raise
     except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or error}.") from error
+        # The errors of a store's client have numbers of this machine's files, without being about one.
+        step = _CHECK_STORE if "://" in name else next_step(error) or "Copy it here again, or write it again."
+        raise InputError(f"{name} cannot be read: {reason_of(error).rstrip('.')}.", hint=step) from error
     except Exception as error:
         if "://" not in name:
             raise
         # Clients of stores have their own exceptions, without a common base.
-        raise InputError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise InputError(f"{name} cannot be read: {reason}.", hint=_CHECK_STORE) from error
 
 
 def _require_file(path: Path, status: os.stat_result) -> None:
@@ -338,7 +344,7 @@ def _remote_files(url: str, known: Known) -> tuple[Sequence[RemoteFile | LocalFi
     else:
         keys = _keys_below(filesystem, key, known) if filesystem.exists(key) else []
     if not keys:
-        raise InputError(f"There is no file or directory {url}.")
+        raise InputError(f"There is no file or directory {url}.", hint="Check the URL.")
     return [RemoteFile(filesystem, key) for key in sorted(keys, key=lambda key: PurePosixPath(key).parts)], False
 
 
@@ -407,4 +413,7 @@ def filesystem_of(url: str) -> tuple[Any, str]:
             hint=f"Install it with: pip install {package}",
         ) from None
     except ValueError as error:
-        raise InputError(f"{url} is not understood: {error}.") from None
+        raise InputError(
+            f"{url} is not understood: {error}.",
+            hint="Name a path, or a URL that fsspec reads, such as s3://bucket/folder.",
+        ) from None
