@@ -92,13 +92,14 @@ class _DenseLowering(Lowering, OpenVinoLowering):
         # (findings/openvino_runs_no_grouped_attention_of_unknown_heads.sh).
         repeat_key_heads(op, node)
         scale = node.attributes["scale"].as_float()
-        states = [transpose_heads_and_tokens(op, state) for state in states_of(node)]
         if is_causal(node):
             from hdexport.attention.dense.openvino_causal import CausalParts, attend_causally
 
             causal = parts.once((CausalParts, key_mask), lambda: CausalParts(op, key_mask, padded=parts.padded))
-            attended = attend_causally(op, states, causal, scale=scale)
-        elif not parts.padded:
+            replace_result(node, attend_causally(op, states_of(node), causal, scale=scale))
+            return True
+        states = [transpose_heads_and_tokens(op, state) for state in states_of(node)]
+        if not parts.padded:
             attended = op.Attention(*states, scale=scale)
         else:
             mask = parts.once((_Mask, key_mask), lambda: _mask(op, key_mask))

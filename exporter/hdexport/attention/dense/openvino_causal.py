@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from onnx_ir import DataType, Value
 
-from hdplugins.attention.function_parts import MASKED, upcast
+from hdplugins.attention.function_parts import MASKED, transpose_heads_and_tokens, upcast
 from hdplugins.op_builder import OpBuilder
 
 _PARTS = 4
@@ -15,7 +15,7 @@ _PARTS = 4
 takes 1.3 MB of a session (findings/openvino_fused_attention_takes_a_megabyte_each.sh)."""
 
 _MIN_QUERIES = 256
-"""Queries of a part at least, so that short texts are one part: the nodes of empty parts do nothing."""
+"""Queries of a part at least, so that short texts are one part: empty parts have no keys either, and do nothing."""
 
 _STEP = 1024
 """Distance of two positions, and most attentions of a graph. OpenVINO computes equal masks once, and keeps them
@@ -30,13 +30,15 @@ class _Part(NamedTuple):
 
     Attributes:
         start: [1], int64, number of the first query.
-        end: [1], int64, number after the last query, and number of the keys.
+        end: [1], int64, number after the last query.
+        keys: [1], int64, number of the keys, 0 for a part without queries.
         query_positions: [1, 1, queries, 1], int64, `_STEP` apart.
         key_positions: [batch or 1, 1, 1, keys], int64, `_STEP` apart.
     """
 
     start: Value
     end: Value
+    keys: Value
     query_positions: Value
     key_positions: Value
 
@@ -46,7 +48,7 @@ class CausalParts:
 
     Attributes:
         parts: the parts, of which the last ones of a short text are empty.
-        is_token: [batch, 1, tokens, 1], float32, 0 for padding, if batches may have padding.
+        is_token: [batch, tokens, 1, 1], float32, 0 for padding, if batches may have padding.
         attentions: number of the attentions so far.
     """
 
@@ -58,7 +60,7 @@ class CausalParts:
             padded: whether batches may have padding.
         """
         self.parts = list(_parts(op, key_mask, padded=padded))
-        self.is_token = upcast(op, op.Unsqueeze(key_mask, [1, 3])) if padded else None
+        self.is_token = upcast(op, op.Unsqueeze(key_mask, [2, 3])) if padded else None
         self.attentions = 0
 
 
@@ -72,32 +74,37 @@ def _parts(op: OpBuilder, key_mask: Value, *, padded: bool) -> Iterator[_Part]:
     if padded:
         key_positions = op.Where(op.Unsqueeze(key_mask, [1, 2]), key_positions, _PADDING)
     size = op.Max(op.Div(op.Add(tokens, _PARTS - 1), _PARTS), _MIN_QUERIES)
-    end = [0]
+    end = op.Mul(size, [0])
     for number in range(1, _PARTS + 1):
-        start, end = end, op.Unsqueeze(op.Min(op.Mul(size, number), tokens), [0])
-        yield _Part(start, end, op.Slice(query_positions, start, end, [2]), op.Slice(key_positions, [0], end, [3]))
+        start, end = end, op.Min(op.Mul(size, [number]), tokens)
+        keys = op.Mul(end, op.Min(op.Sub(end, start), 1))
+        part_queries, part_keys = op.Slice(query_positions, start, end, [2]), op.Slice(key_positions, [0], keys, [3])
+        yield _Part(start, end, keys, part_queries, part_keys)
 
 
 def attend_causally(op: OpBuilder, states: Sequence[Value], causal: CausalParts, *, scale: float) -> Value:
-    """The attention of a layer, [batch, heads, tokens, head_dim]; rows of padding are 0.
+    """The attention of a layer, [batch, tokens, heads, head_dim]; rows of padding are 0.
 
-    OpenVINO fuses a part, and the mask of a part is the only value with an axis of queries and one of keys: bool,
-    [queries, keys]. The standard's ``Attention`` would have a float mask of all queries and keys.
+    OpenVINO fuses a part and the transposes of its queries and values, not of keys and results. The mask of a part is
+    the only value with an axis of queries and one of keys: bool, [queries, keys]. The standard's ``Attention`` would
+    have a float mask of all queries and keys.
 
     Args:
-        states: query, key and value, [batch, heads, tokens, head_dim].
+        states: query, key and value, [batch, tokens, heads, head_dim].
         causal: the parts.
         scale: factor of the scores.
     """
     queries, keys, values = states
+    keys = transpose_heads_and_tokens(op, keys)
     attended = []
     for part in causal.parts:
-        part_keys, part_values = (op.Slice(each, [0], part.end, [2]) for each in (keys, values))
+        part_queries = transpose_heads_and_tokens(op, op.Slice(queries, part.start, part.end, [1]))
+        part_values = transpose_heads_and_tokens(op, op.Slice(values, [0], part.keys, [1]))
+        part_keys = op.Transpose(op.Slice(keys, [0], part.keys, [2]), perm=[0, 1, 3, 2])
         seen = op.LessOrEqual(part.key_positions, op.Add(part.query_positions, causal.attentions))
-        part_queries = op.Slice(queries, part.start, part.end, [2])
-        scores = op.Mul(op.MatMul(part_queries, op.Transpose(part_keys, perm=[0, 1, 3, 2])), scale)
-        weights = op.Softmax(op.Where(seen, scores, MASKED), axis=-1)
-        attended.append(op.MatMul(weights, part_values))
+        # Scaled last: OpenVINO moves the factor of a product to the keys, to a node of its own.
+        scores = op.Mul(op.Where(seen, op.MatMul(part_queries, part_keys), MASKED), scale)
+        attended.append(op.MatMul(op.Softmax(scores, axis=-1), part_values))
     causal.attentions += 1
-    whole = op.Concat(*attended, axis=2)
+    whole = transpose_heads_and_tokens(op, op.Concat(*attended, axis=2))
     return whole if causal.is_token is None else op.Mul(whole, causal.is_token)
