@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from hdexport.verify.comparison import (
     compare_output,
     compare_scores,
     compare_vectors,
+    rounding_loss,
+    tolerance_of,
 )
 from hdruntime.backends.precision import Precision
 from support.comparators import (
@@ -316,6 +319,43 @@ def test_undecided_and_single_scores_are_held_to_their_values(rounding: Rounding
     assert compare_scores(wanted + 7 * rounding.scores, wanted, rounding=rounding).passed
     assert not compare_scores(wanted + 9 * rounding.scores, wanted, rounding=rounding).passed
     assert not compare_scores(-wanted, wanted, rounding=rounding).passed
+
+
+def test_scores_of_half_precision_are_held_to_their_spread_and_no_cosine() -> None:
+    """Two undecided logits have a cosine of -1 with those that differ by little."""
+    undecided, decided = np.array([[0.003, -0.001]]), np.array([[4.0, -4.0]])
+    given: dict[str, Any] = {"half_precision": True, "precision": Precision.FLOAT32, "of_tokens": False}
+    for wanted in (undecided, decided):
+        for error, passes in ((0.02, True), (0.4, False)):
+            found = compare_output("logits", wanted + np.array([-error, error]), wanted, **given)
+            assert found.passed == passes
+            assert found.tolerance == tolerance_of("logits", **given)
+        assert not compare_output("embedding", wanted + np.array([-0.4, 0.4]), wanted, **given).passed
+    assert not compare_output("logits", -decided, decided, **given).passed
+
+
+@pytest.mark.parametrize("name", ["logits", "last_hidden_state"])
+def test_what_pytorch_loses_widens_the_tolerance_of_bfloat16_and_never_narrows_it(name: str) -> None:
+    generator = np.random.default_rng(5)
+    wanted, noise = (4 * generator.normal(size=(3, 40, 64)), generator.normal(size=(3, 40, 64)))
+    given: dict[str, Any] = {"half_precision": True, "precision": Precision.BFLOAT16, "of_tokens": True}
+    # Noise of PyTorch's that is beyond the usual tolerance.
+    part = 0.26 if name == "logits" else 0.24
+    loss = rounding_loss(name, wanted + part * noise, wanted)
+    assert 0.001 < loss < 0.0033
+
+    def passes(factor: float, own_loss: float) -> bool:
+        actual = wanted - factor * part * noise
+        return compare_output(name, actual, wanted, **given, own_loss=own_loss).passed
+
+    assert not passes(1, 0)
+    assert passes(1, loss)
+    assert not passes(1.3, loss)
+    assert passes(0.5, 0)
+    assert passes(0.5, 1e-6)
+    assert not passes(3, 1)
+    # A NaN of PyTorch's allows nothing.
+    assert not passes(1, rounding_loss(name, wanted * np.nan, wanted))
 
 
 def test_a_case_that_fails_fails_by_its_name() -> None:

@@ -126,10 +126,17 @@ def different(tolerance: Tolerance) -> Comparison:
 
 def tolerance_of(name: str, *, half_precision: bool, precision: Precision, of_tokens: bool) -> Tolerance:
     """Limits of one output; see `compare_output` for the arguments."""
-    rounding = ROUNDING.get(precision)
+    rounding = _rounding_of(precision, half_precision=half_precision)
     if rounding is None:
-        return _tolerance_of_vectors(_HALF, of_tokens=False) if half_precision else _tolerance_of_float32(name in SUMS)
-    return _tolerance_of_scores(rounding) if name in SCORES else _tolerance_of_vectors(rounding, of_tokens=of_tokens)
+        return _tolerance_of_float32(name in SUMS)
+    if name in SCORES:
+        return _tolerance_of_scores(rounding)
+    return _tolerance_of_vectors(rounding, of_tokens=of_tokens and rounding is not _HALF)
+
+
+def _rounding_of(precision: Precision, *, half_precision: bool) -> Rounding | None:
+    """The tolerances of a precision, or of weights in half precision; None for float32."""
+    return ROUNDING.get(precision, _HALF if half_precision else None)
 
 
 def _tolerance_of_float32(may_be_sums: bool) -> Tolerance:
@@ -179,8 +186,8 @@ def compare_output(
         of_tokens: see `compare_vectors`.
         own_loss: `rounding_loss` of PyTorch in bfloat16.
     """
-    rounding = ROUNDING.get(precision)
-    if rounding is None:
+    rounding = _rounding_of(precision, half_precision=half_precision)
+    if rounding is None or (rounding is _HALF and name not in SCORES):
         return compare(actual, expected, half_precision=half_precision, may_be_sums=name in SUMS)
     rounding = rounding.allowing(own_loss)
     if name in SCORES:
@@ -211,10 +218,16 @@ def compare_scores(actual: FloatingArray, expected: FloatingArray, *, rounding: 
 
 def rounding_loss(name: str, rounded: FloatingArray, expected: FloatingArray) -> float:
     """What an output, [..., features], loses of the cosine by rounding: 1 less the smallest cosine of a vector; of
-    scores, what such vectors lose that the largest error belongs to (`Rounding.scores`)."""
-    if name not in SCORES:
-        return 1 - min(_min_cosine(*pair) for pair in _slices(rounded, expected))
-    return max(float(_score_errors(*pair).max(initial=0.0)) for pair in _slices(rounded, expected)) ** 2 / 2
+    scores, what such vectors lose that the largest error belongs to (`Rounding.scores`). 0, which allows nothing, where
+    a value is not finite."""
+    losses = [0.0]
+    for got, want in _slices(rounded, expected):
+        if not _finite(got, want):
+            return 0.0
+        losses.append(
+            float(_score_errors(got, want).max(initial=0.0)) ** 2 / 2 if name in SCORES else 1 - _min_cosine(got, want)
+        )
+    return max(losses)
 
 
 def _compare_slices(
