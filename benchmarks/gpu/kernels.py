@@ -356,8 +356,8 @@ def _time_tiles(job: Job, case: Case, ceilings: Ceilings) -> None:
     table = plugin_spec_of(case.OPERATOR).block_config(
         shapes, case.attributes, dtype=case.dtype, architecture=architecture_of(job.device)
     )
-    heads = {table.head, 1 << (case.head_dim.bit_length() - 1)}
-    others = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), heads, (1, 3))
+    block_ds = {table.block_d, 1 << (case.head_dim.bit_length() - 1)}
+    others = itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), block_ds, (1, 3))
     candidates = dict.fromkeys([table, *itertools.starmap(BlockConfig, others)])
     for block_config in itertools.islice(candidates, _REHEARSED_BLOCK_CONFIGS if job.rehearsal else None):
         try:

@@ -152,7 +152,7 @@ def test_the_picture_has_every_line_of_the_committed_results() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "cases"),
-    [("window", 6), ("blocks --tune", 2), ("chunks", 4), ("lsh", 3), ("distances", 5), ("relative", 4)],
+    [("window", 8), ("blocks --tune", 2), ("chunks", 4), ("lsh", 3), ("distances", 5), ("relative", 4)],
     ids=["window", "blocks", "chunks", "lsh", "distances", "relative"],
 )
 def test_the_kernels_of_one_operator_can_be_requested(options: str, cases: int, tmp_path: Path) -> None:
