@@ -44,7 +44,7 @@ def test_another_product_is_measured_in_processes_of_its_own(measured: tuple[Any
     assert result["command"].startswith("python -m benchmarks.lengths bundle --model ")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_result_is_held_to_the_roofline_of_the_machine(measured: tuple[Any, Path]) -> None:
     bundle, folder = measured
     done = run("roofline", bundle.path, folder)
