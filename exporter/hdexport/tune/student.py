@@ -183,8 +183,14 @@ def _tuned_rows(
 ) -> tuple[Positions, TunedRows]:
     """Puts the trained table into the model; the first rows are the checkpoint's, in any scheme."""
     family = checkpoint.family
-    embeddings = family.embeddings(model)
-    before = embeddings.position_embeddings.weight.detach().clone()
+    # By the checkpoint's name, whose beginning an encoder taken from a larger model lacks: some families put the table
+    # where it can be replaced only when positions are extended.
+    table_name = family.position_table
+    before = next(
+        weight.detach().clone()
+        for name, weight in model.named_parameters()
+        if name.endswith(table_name) or table_name.endswith(name)
+    )
     # The library pads the texts of some families, and looks up positions for the padding.
     rows = family.padded_tokens(model.config, options.max_len)
     positions = extend_positions(model, family, max_len=rows, scheme=choice.scheme, alpha=choice.alpha, itemsize=0)
@@ -193,7 +199,7 @@ def _tuned_rows(
     )
     table[: len(before)] = before
     tuned = TunedRows(table, first=len(before), all_rows=options.train is Trained.ALL)
-    embeddings.position_embeddings = tuned
+    family.embeddings(model).position_embeddings = tuned
     return dataclasses.replace(positions, rows=options.max_len), tuned
 
 
