@@ -322,7 +322,7 @@ def test_undecided_and_single_scores_are_held_to_their_values(rounding: Rounding
 
 
 def test_scores_of_half_precision_are_held_to_their_spread_and_no_cosine() -> None:
-    """Two undecided logits have a cosine of -1 with those that differ by little."""
+    """Undecided logits and logits that differ from them by little may have a cosine of -1."""
     undecided, decided = np.array([[0.003, -0.001]]), np.array([[4.0, -4.0]])
     given: dict[str, Any] = {"half_precision": True, "precision": Precision.FLOAT32, "of_tokens": False}
     for wanted in (undecided, decided):

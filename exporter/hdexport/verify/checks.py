@@ -160,7 +160,7 @@ def compare_case(
 def own_losses_of(
     manifest: Manifest, expected: Sequence[Mapping[str, FloatArray]], rounded: Sequence[Mapping[str, FloatArray]]
 ) -> Losses:
-    """What PyTorch loses in bfloat16.
+    """The cosine that PyTorch's outputs lose when it computes in bfloat16.
 
     Args:
         expected: of each row, PyTorch's outputs in float32, as for `compare_case`.

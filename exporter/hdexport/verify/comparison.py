@@ -217,9 +217,11 @@ def compare_scores(actual: FloatingArray, expected: FloatingArray, *, rounding: 
 
 
 def rounding_loss(name: str, rounded: FloatingArray, expected: FloatingArray) -> float:
-    """What an output, [..., features], loses of the cosine by rounding: 1 less the smallest cosine of a vector; of
-    scores, what such vectors lose that the largest error belongs to (`Rounding.scores`). 0, which allows nothing, where
-    a value is not finite."""
+    """The cosine that an output, [..., features], loses by rounding: 1 less the smallest cosine of a vector.
+
+    The loss of scores is that of vectors whose scores have the largest error (`Rounding.scores`). An output with a
+    value that is not finite has the loss 0, which widens no tolerance.
+    """
     losses = [0.0]
     for got, want in _slices(rounded, expected):
         if not _finite(got, want):

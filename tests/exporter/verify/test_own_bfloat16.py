@@ -169,6 +169,26 @@ def test_bfloat16_that_is_of_no_use_is_refused_with_what_to_do(tmp_path: Path) -
     assert not (tmp_path / "bundle").exists()
 
 
+@needs_bfloat16
+@pytest.mark.nightly
+def test_a_graph_that_is_wrong_in_float32_is_not_explained_by_bfloat16(tmp_path: Path) -> None:
+    built = Built(tmp_path / "checkpoint", tmp_path / "bundle")
+    save_sharp_model(built.checkpoint, 6)
+    build(dataclasses.replace(options(built.checkpoint, built.path), precision="float32", verify=None))
+
+    def verified(path: Path) -> Verification:
+        precisions = {Precision.FLOAT32, Precision.BFLOAT16}
+        return verify_bundle(open_bundle(path), built.reference, grid=Grid.QUICK, precisions=precisions)
+
+    found = verified(built.path)
+    assert {check.precision for check in found.failed} == {Precision.BFLOAT16}
+    assert found.hints
+    wrong = tampered(built, tmp_path / "wrong", multiplied_by(np.full(64, 1.05, np.float32)), "openvino.onnx")
+    found = verified(wrong)
+    assert Precision.FLOAT32 in {check.precision for check in found.failed}
+    assert not found.hints
+
+
 def test_an_engine_in_bfloat16_is_held_to_the_same_tolerance(sharp: Built) -> None:
     engine = EngineFile(
         file="e.engine", metadata="e.json", variant="tensorrt", version="1", precision="bfloat16",
